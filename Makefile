@@ -1,0 +1,48 @@
+# The daily verbs. CI calls the same ones. Every target prepares what it needs.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+EXTRAS := gateway,engine,demo,train,dev
+
+.PHONY: setup demo up test fmt check bench proto lock
+.DEFAULT_GOAL := setup
+
+setup: $(VENV)/.installed
+
+# torch comes first and exactly: a range would take the newest build with gigabytes of CUDA packages.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+demo: setup
+	$(BIN)/penstock demo
+
+up: setup
+	$(BIN)/penstock up
+
+test: setup
+	$(BIN)/pytest
+
+fmt: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy libs services loadtest
+	$(BIN)/lint-imports
+	proto/check
+
+bench: setup
+	$(BIN)/penstock bench all
+
+proto: setup
+	proto/generate
+
+# Writes constraints.txt anew from what is installed.
+lock: setup
+	$(BIN)/pip freeze --exclude-editable | sed 's/^torch==\([0-9.]*\).*/torch==\1/' | sort -f > constraints.txt

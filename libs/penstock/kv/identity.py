@@ -1,0 +1,86 @@
+"""The name of a KV block.
+
+A block holds the keys and values of `block_size` consecutive tokens. Its name is a hash chain::
+
+    key_i  = sha256(key_{i-1} || token ids of block i, 4 bytes each, little-endian)
+    key_-1 = root = sha256 over the tagged, length-prefixed fields of the KvSpec, the adapter and the namespace
+
+so that two processes agree on a name exactly when they agree on the model's weights, the tokenizer, the layout,
+the tenant's namespace and every token from the first one on. The name depends on nothing else: not on the
+process, the language or the order of a dictionary. `tests/libs/kv/test_identity.py` publishes vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+KEY_BYTES = 32
+_ROOT_TAG = b"penstock block chain v1"
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpec:
+    """What must agree before two processes may exchange KV."""
+
+    model: str
+    """sha256 of the weights and the configuration, hex."""
+    tokenizer: str
+    """sha256 of tokenizer.json, hex."""
+    layout: str
+    """How the bytes of one block are ordered."""
+    dtype: str
+    block_size: int
+    """Tokens per block."""
+    block_bytes: int
+
+    def difference(self, other: KvSpec) -> str | None:
+        """The first field in which the two differ, as a sentence, or None when they agree."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine != theirs:
+                return f"{field.name} is {mine!r} here and {theirs!r} there"
+        return None
+
+
+def namespace(server_key: bytes, tenant: str) -> bytes:
+    """The tenant's part of every key: 32 bytes that nobody without `server_key` can produce."""
+    return hmac.digest(server_key, tenant.encode(), "sha256")
+
+
+def root_key(spec: KvSpec, namespace: bytes, adapter: str = "") -> bytes:
+    """key_{-1} of every chain of one tenant on one model."""
+    digest = hashlib.sha256(_ROOT_TAG)
+    parts = [(field.name, str(getattr(spec, field.name)).encode()) for field in fields(spec)]
+    for name, value in [*parts, ("adapter", adapter.encode()), ("namespace", namespace)]:
+        for piece in (name.encode(), value):
+            digest.update(len(piece).to_bytes(4, "little"))
+            digest.update(piece)
+    return digest.digest()
+
+
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of the block that holds `tokens` and follows the block named `parent`."""
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return hashlib.sha256(parent + ids.tobytes()).digest()
+
+
+def block_keys(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """The keys of all full blocks of `tokens`, in order."""
+    return extend_keys(root, [], tokens, block_size)
+
+
+def extend_keys(root: bytes, known: Sequence[bytes], tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """`block_keys`, given the keys of the first blocks: the cost is that of the new tokens alone."""
+    keys = list(known)
+    parent = keys[-1] if keys else root
+    for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = block_key(parent, tokens[start : start + block_size])
+        keys.append(parent)
+    return keys

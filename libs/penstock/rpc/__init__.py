@@ -1,0 +1,1 @@
+"""One place each for serving, channels, error mapping, and what travels beside a call."""

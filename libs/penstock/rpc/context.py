@@ -1,0 +1,42 @@
+"""What travels beside every call: the request id and the W3C trace context.
+
+Outgoing calls pass `metadata=outgoing()`; incoming ones are read by the server's interceptor. An explicit
+argument rather than a client interceptor: grpc.aio puts an extra generator around every intercepted stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from opentelemetry import propagate
+from opentelemetry.context import Context
+
+from penstock.runtime.context import current_request_id
+
+REQUEST_ID = "x-request-id"
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+def outgoing(*more: tuple[str, str]) -> Metadata:
+    """Metadata for a call made on behalf of the current request."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    pairs: list[tuple[str, str | bytes]] = [*carrier.items(), *more]
+    request_id = current_request_id()
+    if request_id:
+        pairs.append((REQUEST_ID, request_id))
+    return tuple(pairs)
+
+
+def safe_request_id(text: str | None) -> str | None:
+    """`text` when it may be used as an id in logs and metadata, else None."""
+    return text if text and _SAFE_ID.fullmatch(text) else None
+
+
+def read_trace(pairs: Iterable[tuple[str, str | bytes]]) -> Context:
+    """The caller's trace context; malformed or absent starts a new trace, never an error."""
+    carrier = {key: value for key, value in pairs if isinstance(value, str)}
+    return propagate.extract(carrier)

@@ -1,0 +1,126 @@
+"""The server's one interceptor: request scope, span, error mapping, and a count of handlers in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import structlog
+from opentelemetry import trace
+from opentelemetry.trace import SpanKind, StatusCode
+
+from penstock.rpc.context import REQUEST_ID, read_trace, safe_request_id
+from penstock.rpc.errors import Internal, PenstockError, to_trailers
+from penstock.runtime.context import request_scope
+
+_QUIET = ("/grpc.health.", "/grpc.reflection.")
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class InFlight:
+    """How many handlers run. `grpc.aio.Server.stop` may return before handlers have cleaned up; this does not."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Counts one handler for the length of the block."""
+        self.count += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.count -= 1
+            if self.count == 0:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no handler runs."""
+        await self._idle.wait()
+
+
+class ServerInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler but those of health and reflection."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._log = structlog.get_logger("penstock.rpc")
+        self._tracer = trace.get_tracer("penstock")
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Replaces the method's behaviour by the wrapped one."""
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None or method.startswith(_QUIET):
+            return handler
+        metadata = tuple(handler_call_details.invocation_metadata or ())
+        found: Any = handler
+        if found.response_streaming:
+            behaviour = found.stream_stream if found.request_streaming else found.unary_stream
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if found.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            wrapped: Any = self._stream(method, metadata, behaviour)
+        else:
+            behaviour = found.stream_unary if found.request_streaming else found.unary_unary
+            make = (
+                grpc.stream_unary_rpc_method_handler if found.request_streaming else grpc.unary_unary_rpc_method_handler
+            )
+            wrapped = self._unary(method, metadata, behaviour)
+        made: Handler = make(wrapped, found.request_deserializer, found.response_serializer)
+        return made
+
+    def _unary(self, method: str, metadata: tuple[Any, ...], behaviour: Any) -> Any:
+        async def call(request: Any, context: Any) -> Any:
+            with self._in_flight.one(), self._scope(method, metadata):
+                try:
+                    return await behaviour(request, context)
+                except Exception as error:
+                    await self._abort(method, error, context)
+
+        return call
+
+    def _stream(self, method: str, metadata: tuple[Any, ...], behaviour: Any) -> Any:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            with self._in_flight.one(), self._scope(method, metadata):
+                replies = behaviour(request, context)
+                try:
+                    async for reply in replies:
+                        yield reply
+                except Exception as error:
+                    await self._abort(method, error, context)
+                finally:
+                    await replies.aclose()
+
+        return call
+
+    @contextmanager
+    def _scope(self, method: str, metadata: tuple[Any, ...]) -> Iterator[None]:
+        request_id = safe_request_id(next((value for key, value in metadata if key == REQUEST_ID), None))
+        with request_scope(request_id or ""):
+            with self._tracer.start_as_current_span(
+                method.removeprefix("/penstock.v1."), read_trace(metadata), SpanKind.SERVER, record_exception=False
+            ):
+                yield
+
+    async def _abort(self, method: str, error: Exception, context: Any) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if not isinstance(error, PenstockError):
+            self._log.exception("handler failed", method=method)
+            error = Internal("internal error")
+        trace.get_current_span().set_status(StatusCode.ERROR, error.message)
+        await context.abort(error.grpc_code, error.message, to_trailers(error))

@@ -1,0 +1,83 @@
+"""Serving: one listener with health, reflection, an admission limit and an ordered drain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from penstock.rpc.interceptors import InFlight, ServerInterceptor
+
+MAX_MESSAGE = 4 * 1024 * 1024
+"""grpc's own default. Bulk bytes travel in chunks of at most 1 MiB, so it is never raised."""
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class RpcServer:
+    """A bound, running server. Made by `serve`."""
+
+    def __init__(self, server: grpc.aio.Server, health: health_aio.HealthServicer, names: Sequence[str]) -> None:
+        self._server = server
+        self._health = health
+        self._names = ("", *names)
+        self.port = 0
+        self.in_flight = InFlight()
+
+    async def set_serving(self, serving: bool) -> None:
+        """What `grpc.health.v1` answers, for the server as a whole and for each of its services."""
+        for name in self._names:
+            await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+
+@asynccontextmanager
+async def serve(
+    address: str,
+    register: Callable[[grpc.aio.Server], None],
+    names: Sequence[str],
+    *,
+    max_calls: int = 1024,
+    grace: float = 5.0,
+) -> AsyncIterator[RpcServer]:
+    """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
+
+    `register` adds the servicers; `names` are their full names, for health and reflection. Calls beyond
+    `max_calls` are answered with RESOURCE_EXHAUSTED at once. Leaving the block answers NOT_SERVING first,
+    gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
+    """
+    in_flight = InFlight()
+    server = grpc.aio.server(
+        interceptors=[ServerInterceptor(in_flight)],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=max_calls,
+    )
+    health = health_aio.HealthServicer()
+    running = RpcServer(server, health, names)
+    running.in_flight = in_flight
+    register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection([*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server)
+    running.port = server.add_insecure_port(address)
+    await running.set_serving(False)
+    await server.start()
+    try:
+        yield running
+    finally:
+        await health.enter_graceful_shutdown()
+        await server.stop(grace)
+        await in_flight.idle()

@@ -1,0 +1,1 @@
+"""What every process of the mesh needs: configuration, telemetry, metrics, a start and an end."""

@@ -1,0 +1,88 @@
+"""Every metric name of the mesh, in one module.
+
+Each class belongs to one process of its kind and owns its registry, so that two of them in one process do
+not meet. Where a name exists that dashboards for vLLM look for, that name is used.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """A registry and its text form."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+    def text(self) -> bytes:
+        """The Prometheus exposition format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(name, what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(name, what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
+        return Histogram(name, what, labels, registry=self.registry, buckets=_SECONDS)
+
+
+class GatewayMetrics(Metrics):
+    """Requests as the client sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = self._counter("penstock_requests", "Requests ended, by outcome", "outcome")
+        self.live = self._gauge("penstock_requests_live", "Requests between first and last byte")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens sent to clients")
+        self.prompt_by_source = self._counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source"
+        )
+        self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft service")
+        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right")
+        self.ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out")
+        self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a stream")
+        self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "First byte in to last byte out")
+
+
+class WorkerMetrics(Metrics):
+    """A prefill or decode worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self._gauge("vllm:num_requests_running", "Sequences in the batch")
+        self.waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait for a place")
+        self.kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Used part of the page pool, 0 to 1")
+        self.preemptions = self._counter("vllm:num_preemptions", "Sequences that gave their pages back")
+        self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
+        self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
+        self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
+        self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
+        self.draft_faults = self._counter("penstock_draft_faults", "Draft calls that became plain decoding", "what")
+
+
+class RouterMetrics(Metrics):
+    """Decisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = self._gauge("penstock_members", "Joined members", "role")
+        self.plans = self._counter("penstock_plans", "Plans made", "prefill")
+        self.refused = self._counter("penstock_plans_refused", "Plans refused", "reason")
+        self.indexed = self._gauge("penstock_indexed_blocks", "Blocks in the index")
+        self.decision = self._histogram("penstock_plan_seconds", "Time to decide")
+
+
+class DraftMetrics(Metrics):
+    """Proposals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proposals = self._counter("penstock_draft_proposals", "Asks answered")
+        self.tokens = self._counter("penstock_draft_tokens", "Tokens proposed")

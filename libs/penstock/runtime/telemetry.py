@@ -1,0 +1,74 @@
+"""Structured logs that carry request and trace id, and OpenTelemetry spans.
+
+Logs go to standard error: lines for people on a terminal, JSON elsewhere. Spans always exist, so that every
+line has a trace id; they are exported by OTLP only when `OTEL_EXPORTER_OTLP_ENDPOINT` is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from penstock.runtime.context import add_trace_id
+
+
+@contextmanager
+def telemetry(service: str, log_level: str = "info") -> Iterator[None]:
+    """Configures logs and spans of this process for the length of the block; spans are flushed at its end."""
+    _configure_logs(service, log_level)
+    provider = TracerProvider(resource=Resource.create({"service.name": f"penstock-{service}"}), shutdown_on_exit=False)
+    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        _export(provider)
+    trace.set_tracer_provider(provider)
+    try:
+        yield
+    finally:
+        provider.shutdown()
+
+
+def _export(provider: TracerProvider) -> None:
+    # Imported here: it costs start-up time that only those who export should pay.
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+
+
+def _configure_logs(service: str, level: str) -> None:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"log level {level!r}: use debug, info, warning or error")
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            add_trace_id,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _add_service(service),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _add_service(service: str) -> structlog.typing.Processor:
+    def add(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event["service"] = service
+        return event
+
+    return add
