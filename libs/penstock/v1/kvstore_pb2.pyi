@@ -32,7 +32,7 @@ class AttachRequest(_message.Message):
     """a name for logs"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec:
-        """refused with the exact difference when the store already holds another layout"""
+        """refused with the exact difference while other clients use another one"""
 
     def __init__(
         self,
@@ -57,6 +57,10 @@ class AttachResponse(_message.Message):
     ARENA_PATH_FIELD_NUMBER: _builtins.int
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    ARENA_ID_FIELD_NUMBER: _builtins.int
+    EPOCHS_AT_FIELD_NUMBER: _builtins.int
+    SLOTS_AT_FIELD_NUMBER: _builtins.int
+    SLOT_STRIDE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """goes with every later call; unguessable"""
     host_id: _builtins.str
@@ -65,6 +69,13 @@ class AttachResponse(_message.Message):
     arena_bytes: _builtins.int
     lease_s: _builtins.float
     """longest lease"""
+    arena_id: _builtins.bytes
+    """16 bytes, also at offset 8 of the arena: proof that the path led to the right file"""
+    epochs_at: _builtins.int
+    """a table of u64 in the arena: the epoch of the slot's holder, 0 while nobody's"""
+    slots_at: _builtins.int
+    """slot i begins at slots_at + i * slot_stride, and its epoch is entry i"""
+    slot_stride: _builtins.int
     def __init__(
         self,
         *,
@@ -73,10 +84,14 @@ class AttachResponse(_message.Message):
         arena_path: _builtins.str = ...,
         arena_bytes: _builtins.int = ...,
         lease_s: _builtins.float = ...,
+        arena_id: _builtins.bytes = ...,
+        epochs_at: _builtins.int = ...,
+        slots_at: _builtins.int = ...,
+        slot_stride: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_path", b"arena_path", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id", "slot_stride", b"slot_stride", "slots_at", b"slots_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,18 +230,19 @@ class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
-    LEASE_ID_FIELD_NUMBER: _builtins.int
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    lease_id: _builtins.int
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
-        lease_id: _builtins.int = ...,
+        lease_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,12 +253,14 @@ class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
-    released: _builtins.bool
-    """false: it had expired, what was read must be checked again"""
+    @_builtins.property
+    def released(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """one per lease; false: it had expired, what was read must be checked again"""
+
     def __init__(
         self,
         *,
-        released: _builtins.bool = ...,
+        released: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -253,27 +271,55 @@ class ReleaseResponse(_message.Message):
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
 
 @_typing.final
+class ReserveBlock(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    parent: _builtins.bytes
+    """key of the block before; the root for the first. It is not evicted before this one"""
+    first_token: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        parent: _builtins.bytes = ...,
+        first_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "key", b"key", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveBlock: _TypeAlias = ReserveBlock  # noqa: Y015
+
+@_typing.final
 class ReserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
-    KEYS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     length: _builtins.int
     """of each block"""
     @_builtins.property
-    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReserveBlock]:
+        """parents before their children"""
+
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
-        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        blocks: _abc.Iterable[Global___ReserveBlock] | None = ...,
         length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "length", b"length", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "length", b"length", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,30 +404,23 @@ class CommitBlock(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
-    PARENT_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
-    parent: _builtins.bytes
-    """key of the block before; the root for the first"""
     epoch: _builtins.int
     """from the reservation; a late commit is refused"""
     checksum: _builtins.bytes
     """empty: give the reservation back"""
-    first_token: _builtins.int
     def __init__(
         self,
         *,
         key: _builtins.bytes = ...,
-        parent: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         checksum: _builtins.bytes = ...,
-        first_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "epoch", b"epoch", "first_token", b"first_token", "key", b"key", "parent", b"parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "epoch", b"epoch", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,7 +545,7 @@ Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 
 @_typing.final
 class BlockChunk(_message.Message):
-    """At most 1 MiB of one block."""
+    """At most 1 MiB of one block. The chunks of a block follow each other in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,7 +562,9 @@ class BlockChunk(_message.Message):
     session_id: _builtins.str
     """Write: in the first chunk of a block, as is `block`"""
     @_builtins.property
-    def block(self) -> Global___CommitBlock: ...
+    def block(self) -> Global___CommitBlock:
+        """its checksum is verified before it is committed"""
+
     def __init__(
         self,
         *,
@@ -589,6 +630,10 @@ class StatsResponse(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     REFUSED_COMMITS_FIELD_NUMBER: _builtins.int
     EXPIRED_LEASES_FIELD_NUMBER: _builtins.int
+    EXPIRED_RESERVATIONS_FIELD_NUMBER: _builtins.int
+    COOLING_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    RESYNCHRONISED_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
@@ -608,6 +653,12 @@ class StatsResponse(_message.Message):
     quarantined: _builtins.int
     refused_commits: _builtins.int
     expired_leases: _builtins.int
+    expired_reservations: _builtins.int
+    cooling: _builtins.int
+    """slots that rest because a late write into them can't be excluded"""
+    slots: _builtins.int
+    resynchronised: _builtins.int
+    """event subscribers that were too slow and got a new snapshot"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -627,11 +678,15 @@ class StatsResponse(_message.Message):
         quarantined: _builtins.int = ...,
         refused_commits: _builtins.int = ...,
         expired_leases: _builtins.int = ...,
+        expired_reservations: _builtins.int = ...,
+        cooling: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        resynchronised: _builtins.int = ...,
         spec: _common_pb2.KvSpec | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "evictions", b"evictions", "expired_leases", b"expired_leases", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "sessions", b"sessions", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "cooling", b"cooling", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
