@@ -246,7 +246,9 @@ class PlanAsk(_message.Message):
 
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """member ids that failed this request"""
+        """Members that failed this request by a fault of transport or of their own, never by refusing its content: not
+        used for it while there is another way, and less wanted by other requests for a few seconds.
+        """
 
     def __init__(
         self,
@@ -279,7 +281,7 @@ class PlanProgress(_message.Message):
     GENERATED_FIELD_NUMBER: _builtins.int
     prefill_done: _builtins.bool
     generated: _builtins.int
-    """output tokens so far"""
+    """output tokens so far; what it was last teaches the router how long answers are"""
     def __init__(
         self,
         *,
@@ -405,10 +407,16 @@ class ServedModel(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    PREFILL_WORKERS_FIELD_NUMBER: _builtins.int
+    DECODE_WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     ready: _builtins.bool
     """enough workers are joined to serve a request"""
+    prefill_workers: _builtins.int
+    """joined and not draining"""
+    decode_workers: _builtins.int
+    """likewise; those of ROLE_BOTH count here alone"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -418,10 +426,12 @@ class ServedModel(_message.Message):
         spec: _common_pb2.KvSpec | None = ...,
         max_model_len: _builtins.int = ...,
         ready: _builtins.bool = ...,
+        prefill_workers: _builtins.int = ...,
+        decode_workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "name", b"name", "ready", b"ready", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_workers", b"decode_workers", "max_model_len", b"max_model_len", "name", b"name", "prefill_workers", b"prefill_workers", "ready", b"ready", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,8 @@ class RouterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """One stream per worker or store for its whole life. Its end takes the member out of rotation.
+        """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
+        a worker that has sent no load for some seconds gets no work until it does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

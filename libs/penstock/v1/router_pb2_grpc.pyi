@@ -32,7 +32,9 @@ class RouterStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterAsyncStub: ...
     Join: _grpc.StreamStreamMultiCallable[_router_pb2.JoinRequest, _router_pb2.JoinResponse]
-    """One stream per worker or store for its whole life. Its end takes the member out of rotation."""
+    """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
+    a worker that has sent no load for some seconds gets no work until it does.
+    """
     Plan: _grpc.StreamStreamMultiCallable[_router_pb2.PlanRequest, _router_pb2.PlanResponse]
     """One stream per request. The plan's charges live exactly as long as the stream: when it ends, for
     whatever reason, they are released. A further `ask` on the same stream replaces the earlier plan.
@@ -44,7 +46,9 @@ class RouterStub:
 class RouterAsyncStub(RouterStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.StreamStreamMultiCallable[_router_pb2.JoinRequest, _router_pb2.JoinResponse]  # type: ignore[assignment]
-    """One stream per worker or store for its whole life. Its end takes the member out of rotation."""
+    """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
+    a worker that has sent no load for some seconds gets no work until it does.
+    """
     Plan: _aio.StreamStreamMultiCallable[_router_pb2.PlanRequest, _router_pb2.PlanResponse]  # type: ignore[assignment]
     """One stream per request. The plan's charges live exactly as long as the stream: when it ends, for
     whatever reason, they are released. A further `ask` on the same stream replaces the earlier plan.
@@ -59,7 +63,9 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_router_pb2.JoinRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.JoinResponse], _abc.AsyncIterator[_router_pb2.JoinResponse]]:
-        """One stream per worker or store for its whole life. Its end takes the member out of rotation."""
+        """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
+        a worker that has sent no load for some seconds gets no work until it does.
+        """
 
     @_abc_1.abstractmethod
     def Plan(
