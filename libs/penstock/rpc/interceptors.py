@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import structlog
@@ -18,7 +18,7 @@ from penstock.runtime.context import request_scope
 
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class InFlight:

@@ -1,0 +1,51 @@
+"""The `__main__` of every service: settings, telemetry, and a life from ready to stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeVar
+
+from cyclopts import App
+
+from penstock.runtime.config import service_app
+from penstock.runtime.lifecycle import Lifecycle, run
+from penstock.runtime.telemetry import telemetry
+
+
+class ServiceConfig(Protocol):
+    """What the settings of every service have."""
+
+    @property
+    def log_level(self) -> str: ...
+
+
+class Served(Protocol):
+    """What every open service has."""
+
+    @property
+    def address(self) -> str: ...
+
+
+Config = TypeVar("Config", bound=ServiceConfig)
+
+
+def service_main(
+    name: str,
+    what: str,
+    config_type: Callable[..., Config],
+    open_service: Callable[[Config], AbstractAsyncContextManager[Served]],
+) -> App:
+    """The command line of the service `name`; `what` is its help text."""
+
+    def serve(config: Config) -> None:
+        async def main(lifecycle: Lifecycle) -> None:
+            async with open_service(config) as served:
+                lifecycle.ready(address=served.address)
+                await lifecycle.stopped()
+
+        with telemetry(name, config.log_level):
+            run(main)
+
+    serve.__doc__ = what
+    return service_app(name, serve, config_type)

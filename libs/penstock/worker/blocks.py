@@ -1,0 +1,219 @@
+"""Blocks between the engine's pages and the KV store.
+
+The store is an optimisation, never an authority: whatever goes wrong here is counted, logged, and becomes a
+recompute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from penstock.engine.hooks import LoadResult, PageRef, PageWriter
+from penstock.kv.client import BlockPut, StoreClient, StoreFault
+from penstock.kv.identity import extend_keys
+from penstock.runtime.metrics import WorkerMetrics
+
+_LEASE_BLOCKS = 512
+_LOG = structlog.get_logger("penstock.worker")
+
+
+@dataclass
+class Fetcher:
+    """Loads the stored prefix of one sequence, in one go or as it appears.
+
+    `tiers` counts the tokens loaded, by where they were.
+    """
+
+    store: StoreClient
+    metrics: WorkerMetrics
+    keys: Sequence[bytes]
+    block_size: int
+    blocks: int = 0
+    """Leading blocks that are in the pages."""
+    tiers: Counter[str] = field(default_factory=Counter)
+
+    async def upto(self, count: int, pages: PageWriter) -> bool:
+        """Loads blocks until the first `count` are in the pages; False when the store could not give them all."""
+        while self.blocks < count:
+            wanted = self.keys[self.blocks : min(count, self.blocks + _LEASE_BLOCKS)]
+            try:
+                got = await self._some(wanted, pages)
+            except StoreFault as fault:
+                self.metrics.store_faults.labels("fetch").inc()
+                _LOG.warning("fetch became a recompute", reason=str(fault))
+                return False
+            if got < len(wanted):
+                return False
+        return True
+
+    async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> int:
+        async with self.store.lease(keys) as leased:
+            written = await pages.write(self.blocks, leased.blocks) if leased.blocks else 0
+            if not leased.still_valid():
+                raise StoreFault("the lease ended before the copy did")
+            tiers = leased.tiers[:written]
+        self.blocks += written
+        self.tiers.update({tier: tiers.count(tier) * self.block_size for tier in set(tiers)})
+        self.metrics.fetched.inc(written)
+        return written
+
+
+class StoredPrefix:
+    """KvSource: the longest prefix that the store holds."""
+
+    def __init__(self, fetcher: Fetcher, loaded: Callable[[int], None]) -> None:
+        """`loaded` is told how many leading blocks came from the store."""
+        self.fetcher = fetcher
+        self._loaded = loaded
+
+    async def load(self, pages: PageWriter) -> LoadResult:
+        """Asks once for all blocks; what is missing is computed."""
+        await self.fetcher.upto(len(self.fetcher.keys), pages)
+        self._loaded(self.fetcher.blocks)
+        valid = self.fetcher.blocks * self.fetcher.block_size
+        return LoadResult(valid_tokens=valid, cached_tokens=valid)
+
+
+@dataclass
+class _Batch:
+    blocks: list[BlockPut]
+    pages: Sequence[PageRef]
+    done: Callable[[int], None]
+
+
+class Publisher:
+    """Stores filled pages, in order, from one queue; made by `open_publisher`.
+
+    Pages stay referenced until their bytes are in the store. A queue longer than `max_pages` drops new pages
+    instead of holding memory that sequences need.
+    """
+
+    def __init__(self, store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._max_pages = max_pages
+        self._queued = 0
+        self._batches: deque[_Batch] = deque()
+        self._wake = asyncio.Event()
+
+    @property
+    def queued_pages(self) -> int:
+        """Pages that wait for the store."""
+        return self._queued
+
+    def publish(self, blocks: list[BlockPut], pages: Sequence[PageRef], done: Callable[[int], None]) -> None:
+        """Queues pages; `done` is called with how many leading blocks are findable afterwards."""
+        if not self._store.connected or self._queued + len(pages) > self._max_pages:
+            self._metrics.store_faults.labels("publish").inc()
+            _release(pages)
+            done(0)
+            return
+        self._queued += len(pages)
+        self._batches.append(_Batch(blocks, pages, done))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Works until cancelled; then lets go of every page."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._batches:
+                    await self._store_one(self._batches.popleft())
+        finally:
+            while self._batches:
+                _release(self._batches.popleft().pages)
+
+    async def _store_one(self, batch: _Batch) -> None:
+        stored = 0
+        try:
+            self._metrics.published.inc(await self._store.put(batch.blocks))
+            stored = len(batch.blocks)
+        except StoreFault as fault:
+            self._metrics.store_faults.labels("publish").inc()
+            _LOG.warning("blocks were not published", blocks=len(batch.blocks), reason=str(fault))
+        finally:
+            self._queued -= len(batch.pages)
+            _release(batch.pages)
+            batch.done(stored)
+
+
+@asynccontextmanager
+async def open_publisher(store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> AsyncIterator[Publisher]:
+    """A publisher that works for the length of the block."""
+    publisher = Publisher(store, metrics, max_pages)
+    async with asyncio.TaskGroup() as tasks:
+        worker = tasks.create_task(publisher.run())
+        try:
+            yield publisher
+        finally:
+            worker.cancel()
+
+
+class BlockSink:
+    """KvSink: publishes each full block of one sequence, and keeps count for the hand-off."""
+
+    def __init__(self, publisher: Publisher, root: bytes, keys: Sequence[bytes], block_size: int) -> None:
+        """`keys` are those known so far, from block 0."""
+        self._publisher = publisher
+        self._root = root
+        self._keys = list(keys)
+        self._block_size = block_size
+        self._pending = 0
+        self.stored: int | None = None
+        """Leading blocks known to be stored; None until the first report. A gap ends the count."""
+        self.changed = asyncio.Event()
+        self.tail: bytes = b""
+        self.valid_tokens: int | None = None
+        """Set when the sequence has ended normally."""
+
+    def loaded(self, blocks: int) -> None:
+        """The first `blocks` blocks came from the store."""
+        self.stored = max(self.stored or 0, blocks)
+        self.changed.set()
+
+    def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
+        """See KvSink."""
+        size, end = self._block_size, first_block + len(pages)
+        self._keys = extend_keys(self._root, self._keys, tokens[: end * size], size)
+        blocks = [
+            BlockPut(
+                key=self._keys[index],
+                parent=self._keys[index - 1] if index else self._root,
+                first_token=index * size,
+                data=page.view(),
+            )
+            for index, page in enumerate(pages, first_block)
+        ]
+        self._pending += 1
+        self._publisher.publish(blocks, pages, lambda stored: self._published(first_block, stored))
+
+    def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
+        """See KvSink."""
+        if tail is not None:
+            self.tail = bytes(tail.view())
+            tail.release()
+        self.valid_tokens = valid_tokens
+        self.changed.set()
+
+    @property
+    def settled(self) -> bool:
+        """The sequence has ended and everything it published is stored or given up."""
+        return self.valid_tokens is not None and self._pending == 0
+
+    def _published(self, first_block: int, stored: int) -> None:
+        self._pending -= 1
+        if (self.stored or 0) == first_block:
+            self.stored = first_block + stored
+        self.changed.set()
+
+
+def _release(pages: Sequence[PageRef]) -> None:
+    for page in pages:
+        page.release()

@@ -1,0 +1,83 @@
+"""Settings that every worker has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.config import EngineConfig
+from penstock.runtime.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """A worker's settings. `model` is the only one without a default."""
+
+    model: Path
+    """A Hugging Face model directory."""
+    model_name: str = ""
+    """The name clients ask for; the directory's name when empty."""
+    address: str = "127.0.0.1:0"
+    """Where to listen; port 0 picks one."""
+    router: str = ""
+    """The router's address; empty: join none."""
+    kvstore: str = ""
+    """This host's kvstore; empty: compute everything."""
+    host_id: str = ""
+    """Members with one host id share memory; the host's name when empty."""
+    dtype: str = "float32"
+    """float32 or bfloat16."""
+    threads: int = 0
+    """Threads of one model step; 0: all cores."""
+    kv_pool_tokens: int = 32768
+    """Room for the KV of live sequences, in tokens."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    max_batch_tokens: int = 512
+    """Tokens of one step; longer prompts are computed in chunks."""
+    max_running: int = 64
+    """Sequences in one batch."""
+    max_waiting: int = 256
+    """Sequences that may wait; more are refused."""
+    store_timeout_s: float = 2.0
+    """A store call that takes longer counts as a miss."""
+    drain_s: float = 5.0
+    """Seconds that running requests get when the worker stops."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threads <= 1024:
+            raise ConfigError("threads", self.threads, "use 0 for all cores, or 1 to 1024")
+        if self.store_timeout_s <= 0:
+            raise ConfigError("store_timeout_s", self.store_timeout_s, "must be positive")
+
+    @property
+    def served_name(self) -> str:
+        """The name clients ask for."""
+        return self.model_name or self.model.name
+
+    @property
+    def host(self) -> str:
+        """The host id."""
+        return self.host_id or socket.gethostname()
+
+    def engine(self, **more: Any) -> EngineConfig:
+        """The engine's part; `more` are further fields of EngineConfig."""
+        try:
+            return EngineConfig(
+                model=self.model,
+                dtype=self.dtype,
+                block_size=self.block_size,
+                kv_pool_tokens=self.kv_pool_tokens,
+                max_batch_tokens=self.max_batch_tokens,
+                max_running=self.max_running,
+                max_waiting=self.max_waiting,
+                threads=self.threads or os.cpu_count(),
+                **more,
+            )
+        except ValueError as error:
+            raise ConfigError("engine", str(self.model), str(error)) from error

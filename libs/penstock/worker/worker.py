@@ -1,0 +1,175 @@
+"""A worker: one engine, the store it reads and feeds, and its place in the router's registry."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from penstock.engine.engine import Engine
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
+from penstock.engine.hooks import Drafter, KvSource
+from penstock.engine.request import Request, Update
+from penstock.kv.client import StoreClient, open_store
+from penstock.kv.identity import block_keys
+from penstock.rpc.channels import Channels, open_channels
+from penstock.rpc.convert import spec_to_message
+from penstock.rpc.errors import Internal, InvalidRequest, Overloaded, Unavailable
+from penstock.rpc.join import stay_joined
+from penstock.rpc.server import RpcServer, serve
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.v1 import common_pb2, router_pb2
+from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
+from penstock.worker.config import WorkerConfig
+
+_PUBLISH_SHARE = 4
+"""At most a quarter of the page pool may wait to be published."""
+
+
+@dataclass
+class Work:
+    """What one request brings along: where its KV comes from and where it goes."""
+
+    fetcher: Fetcher
+    sink: BlockSink
+
+    def cache_use(self, update: Update) -> common_pb2.CacheUse:
+        """Where the KV of the given tokens came from, each token counted once."""
+        return common_pb2.CacheUse(computed=update.computed_tokens, **self.fetcher.tiers)
+
+
+class Worker:
+    """What a worker's servicer works with; made by `open_worker`."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        engine: Engine,
+        store: StoreClient,
+        publisher: Publisher,
+        channels: Channels,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.store = store
+        self.publisher = publisher
+        self.channels = channels
+        self.metrics = metrics
+
+    def work(self, message: common_pb2.Request) -> Work:
+        """The hooks of one request. Its last token is never fetched: somebody has to compute logits from it."""
+        tokens = [*message.prompt_ids, *message.output_ids]
+        size = self.engine.spec.block_size
+        keys = block_keys(message.cache_root, tokens, size)
+        fetchable = (len(tokens) - 1) // size
+        fetcher = Fetcher(self.store, self.metrics, keys[:fetchable], size)
+        return Work(fetcher, BlockSink(self.publisher, message.cache_root, keys, size))
+
+    async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
+        """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""
+        origin = source or StoredPrefix(work.fetcher, work.sink.loaded)
+        try:
+            async with aclosing(self.engine.generate(request, source=origin, sink=work.sink)) as updates:
+                async for update in updates:
+                    yield update
+        except RequestRefused as error:
+            raise InvalidRequest(str(error), field="prompt") from error
+        except EngineBusy as error:
+            raise Overloaded(str(error), retry_after=1.0) from error
+        except EngineClosed as error:
+            raise Unavailable(str(error)) from error
+        except EngineError as error:
+            raise Internal("the model step failed") from error
+
+    def load(self) -> router_pb2.Load:
+        """What the router should know now."""
+        stats = self.engine.stats()
+        self._export(stats.running, stats.waiting, 1 - stats.free_pages / stats.total_pages)
+        return router_pb2.Load(
+            running=stats.running,
+            waiting=stats.waiting,
+            queued_prefill_tokens=stats.queued_prefill_tokens,
+            free_kv_tokens=stats.free_pages * self.engine.spec.block_size,
+            prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            decode_step_s=stats.decode_step_s,
+        )
+
+    def _export(self, running: int, waiting: int, kv_usage: float) -> None:
+        self.metrics.running.set(running)
+        self.metrics.waiting.set(waiting)
+        self.metrics.kv_usage.set(kv_usage)
+
+
+@dataclass(frozen=True)
+class ServedWorker:
+    """A worker that serves."""
+
+    address: str
+    worker: Worker
+
+
+@asynccontextmanager
+async def open_worker(
+    config: WorkerConfig,
+    role: router_pb2.Role.ValueType,
+    register: Callable[[grpc.aio.Server, Worker], None],
+    service: str,
+    drafter: Drafter | None = None,
+    **engine_settings: Any,
+) -> AsyncIterator[ServedWorker]:
+    """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
+    metrics = WorkerMetrics()
+    async with (
+        open_channels() as channels,
+        Engine.open(config.engine(**engine_settings), drafter=drafter) as engine,
+        open_store(
+            channels.to(config.kvstore) if config.kvstore else None,
+            f"{service}-{os.getpid()}",
+            engine.spec,
+            config.host,
+            timeout_s=config.store_timeout_s,
+        ) as store,
+        open_publisher(store, metrics, engine.stats().total_pages // _PUBLISH_SHARE + 1) as publisher,
+    ):
+        worker = Worker(config, engine, store, publisher, channels, metrics)
+        async with serve(
+            config.address, lambda server: register(server, worker), [service], grace=config.drain_s
+        ) as server:
+            address = f"{config.address.rsplit(':', 1)[0]}:{server.port}"
+            async with _joined(worker, role, address, server):
+                yield ServedWorker(address, worker)
+
+
+@asynccontextmanager
+async def _joined(
+    worker: Worker, role: router_pb2.Role.ValueType, address: str, server: RpcServer
+) -> AsyncIterator[None]:
+    """Serving, and in the router's rotation when a router is configured."""
+    hello = router_pb2.Hello(
+        member_id=uuid.uuid4().hex,
+        role=role,
+        address=address,
+        host_id=worker.config.host,
+        model_name=worker.config.served_name,
+        spec=spec_to_message(worker.engine.spec),
+        max_model_len=worker.engine.max_model_len,
+        max_running=worker.config.max_running,
+        kv_capacity_tokens=worker.engine.stats().total_pages * worker.engine.spec.block_size,
+    )
+    await server.set_serving(True)
+    if not worker.config.router:
+        yield
+        return
+    async with asyncio.TaskGroup() as tasks:
+        joined = tasks.create_task(stay_joined(worker.channels.to(worker.config.router), hello, worker.load))
+        try:
+            yield
+        finally:
+            joined.cancel()

@@ -1,0 +1,142 @@
+"""What every bench shares: interleaved rounds, medians with min and max, a table, one JSON object.
+
+A bench names its subjects (what is measured, and what it is measured against). Every round measures each subject
+once, in an order that alternates, so that a slow minute of a shared machine falls on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+Sample = TypeVar("Sample")
+Measure = Callable[[int], Awaitable[Sample]]
+"""Measures one subject in the round of that number."""
+
+_PACKAGES = ("penstock", "torch", "grpcio", "uvloop", "uvicorn", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One result. `value` is the median over the rounds."""
+
+    id: str
+    value: float
+    unit: str
+    min: float
+    max: float
+    against: str
+    """What the value is a ratio to, or was measured beside."""
+    goal: float | None = None
+    met: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All results of one bench."""
+
+    bench: str
+    figures: Sequence[Figure]
+
+    def json(self) -> str:
+        """One object, for programs."""
+        return json.dumps(
+            {
+                "bench": self.bench,
+                "host": describe_host(),
+                "versions": versions(),
+                "figures": [asdict(figure) for figure in self.figures],
+            }
+        )
+
+    def table(self) -> Table:
+        """For people."""
+        table = Table(title=f"penstock bench {self.bench}", title_justify="left")
+        for column in ("figure", "median", "min", "max", "unit", "against", "goal", "met"):
+            table.add_column(column, justify="right" if column in ("median", "min", "max", "goal") else "left")
+        for figure in self.figures:
+            table.add_row(*_cells(figure))
+        return table
+
+
+def figure(
+    id: str,
+    samples: Sequence[float],
+    unit: str,
+    against: str,
+    goal: float | None = None,
+    *,
+    lower_is_better: bool = False,
+) -> Figure:
+    """A figure from one sample per round."""
+    value = statistics.median(samples)
+    met = None if goal is None else (value <= goal if lower_is_better else value >= goal)
+    return Figure(id, value, unit, min(samples), max(samples), against, goal, met)
+
+
+async def interleave(
+    subjects: Mapping[str, Measure[Sample]], rounds: int, progress: bool = True
+) -> dict[str, list[Sample]]:
+    """`rounds` samples of each subject. One more round at the start warms up and is thrown away."""
+    samples: dict[str, list[Sample]] = {name: [] for name in subjects}
+    names = list(subjects)
+    with Progress(console=Console(stderr=True), disable=not (progress and sys.stderr.isatty())) as bar:
+        task = bar.add_task("warm-up", total=(rounds + 1) * len(names))
+        for number in range(rounds + 1):
+            for name in names if number % 2 else reversed(names):
+                bar.update(task, description=f"round {number} of {rounds}: {name}")
+                sample = await subjects[name](number)
+                if number:
+                    samples[name].append(sample)
+                bar.advance(task)
+    return samples
+
+
+def show(report: Report, as_json: bool) -> None:
+    """Prints the report to standard output."""
+    if as_json:
+        print(report.json())
+    else:
+        Console().print(report.table())
+
+
+def describe_host() -> dict[str, object]:
+    """The machine that a figure was measured on."""
+    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that the figures depend on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _cells(figure: Figure) -> list[str]:
+    goal = "" if figure.goal is None else f"{figure.goal:g}"
+    met = {None: "", True: "yes", False: "no"}[figure.met]
+    numbers = [f"{number:.4g}" for number in (figure.value, figure.min, figure.max)]
+    return [figure.id, *numbers, figure.unit, figure.against, goal, met]

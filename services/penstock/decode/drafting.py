@@ -1,0 +1,161 @@
+"""The decode side of drafting: one stream to the draft service, and plain decoding whenever it is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from penstock.checkpoint import tokenizer_fingerprint
+from penstock.decode.config import DecodeConfig
+from penstock.engine.hooks import DraftAsk
+from penstock.rpc.channels import open_channels
+from penstock.v1 import draft_pb2, draft_pb2_grpc
+
+_LOG = structlog.get_logger("penstock.decode")
+_RETRY_S = (0.05, 2.0)
+_DESCRIBE_S = 5.0
+_Call = grpc.aio.StreamStreamCall[draft_pb2.DraftAsk, draft_pb2.DraftProposal]
+
+
+@dataclass
+class _Known:
+    """What this stream has said of one sequence."""
+
+    number: int
+    tokens: int = 0
+
+
+class DraftClient:
+    """Drafter over gRPC. Sequences are sent as differences; a proposal that comes too late is dropped."""
+
+    def __init__(self, channel: grpc.aio.Channel, tokenizer: str) -> None:
+        """`tokenizer` is the fingerprint of the target's; a draft model with another one is not used."""
+        self._stub = draft_pb2_grpc.DraftStub(channel)
+        self._tokenizer = tokenizer
+        self._call: _Call | None = None
+        self._known: dict[str, _Known] = {}
+        self._ids = itertools.count(1)
+        self._asks = itertools.count(1)
+        self._gone: list[int] = []
+        self._waiting: tuple[int, asyncio.Future[draft_pb2.DraftProposal]] | None = None
+
+    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
+        """Nothing at once when the service is away; the engine bounds the wait for an answer."""
+        if self._call is None:
+            return {}
+        message = self._message(asks)
+        answer: asyncio.Future[draft_pb2.DraftProposal] = asyncio.get_running_loop().create_future()
+        self._waiting = (message.number, answer)
+        try:
+            await self._call.write(message)
+            proposal = await answer
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return {}
+        finally:
+            self._waiting = None
+        return self._answers(asks, proposal)
+
+    def forget(self, id: str) -> None:
+        """The next ask tells the service."""
+        known = self._known.pop(id, None)
+        if known is not None:
+            self._gone.append(known.number)
+
+    def _message(self, asks: Sequence[DraftAsk]) -> draft_pb2.DraftAsk:
+        gone, self._gone = self._gone, []
+        return draft_pb2.DraftAsk(
+            number=next(self._asks), sequences=[self._difference(ask) for ask in asks], forget=gone
+        )
+
+    def _difference(self, ask: DraftAsk) -> draft_pb2.DraftSequence:
+        known = self._known.get(ask.id)
+        if known is None:
+            known = self._known[ask.id] = _Known(next(self._ids))
+        keep, known.tokens = known.tokens, len(ask.tokens)
+        return draft_pb2.DraftSequence(
+            id=known.number,
+            keep=keep,
+            tokens=ask.tokens[keep:],
+            k=ask.k,
+            seed=ask.seed,
+            temperature=ask.temperature,
+            top_k=ask.top_k,
+            top_p=ask.top_p,
+            min_p=ask.min_p,
+        )
+
+    def _answers(self, asks: Sequence[DraftAsk], proposal: draft_pb2.DraftProposal) -> dict[str, Sequence[int]]:
+        forgotten = set(proposal.unknown)
+        tokens = {sequence.id: sequence.tokens for sequence in proposal.sequences}
+        answers: dict[str, Sequence[int]] = {}
+        for ask in asks:
+            known = self._known.get(ask.id)
+            if known is None:
+                continue
+            if known.number in forgotten:
+                known.tokens = 0
+            elif known.number in tokens:
+                answers[ask.id] = tokens[known.number]
+        return answers
+
+    async def run(self) -> None:
+        """Keeps the stream for as long as the worker lives; reconnects with a growing pause."""
+        pause = _RETRY_S[0]
+        while True:
+            try:
+                if await self._fits():
+                    pause = _RETRY_S[0]
+                    await self._follow()
+            except grpc.aio.AioRpcError as error:
+                _LOG.debug("draft service is away", reason=error.details())
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _RETRY_S[1])
+
+    async def _fits(self) -> bool:
+        found = await self._stub.Describe(draft_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
+        if found.tokenizer in ("", self._tokenizer):
+            return True
+        _LOG.error("the draft model has another tokenizer", target=self._tokenizer, draft=found.tokenizer)
+        return False
+
+    async def _follow(self) -> None:
+        call = self._stub.Propose()
+        self._call = call
+        try:
+            async for proposal in call:
+                self._came(proposal)
+        finally:
+            call.cancel()
+            self._lost()
+
+    def _came(self, proposal: draft_pb2.DraftProposal) -> None:
+        if self._waiting is not None and self._waiting[0] == proposal.number and not self._waiting[1].done():
+            self._waiting[1].set_result(proposal)
+
+    def _lost(self) -> None:
+        self._call = None
+        self._known.clear()
+        self._gone.clear()
+        if self._waiting is not None and not self._waiting[1].done():
+            self._waiting[1].set_exception(asyncio.InvalidStateError("the draft stream ended"))
+
+
+@asynccontextmanager
+async def open_drafter(config: DecodeConfig) -> AsyncIterator[DraftClient | None]:
+    """A client of the configured draft service, or None."""
+    if config.draft in ("", "none"):
+        yield None
+        return
+    async with open_channels() as channels, asyncio.TaskGroup() as tasks:
+        client = DraftClient(channels.to(config.draft), tokenizer_fingerprint(config.model))
+        running = tasks.create_task(client.run())
+        try:
+            yield client
+        finally:
+            running.cancel()

@@ -1,0 +1,82 @@
+"""The decode side of a hand-off: fetch blocks while prefill still computes, then take its first token and tail."""
+
+from __future__ import annotations
+
+import grpc
+import structlog
+import xxhash
+
+from penstock.engine.hooks import LoadResult, PageWriter
+from penstock.engine.request import TokenOut
+from penstock.rpc.context import outgoing
+from penstock.v1 import prefill_pb2, prefill_pb2_grpc
+from penstock.worker.blocks import Fetcher
+from penstock.worker.convert import token_from_message
+
+_LOG = structlog.get_logger("penstock.decode")
+
+
+class HandoffFault(Exception):
+    """The hand-off ended without a usable token."""
+
+
+class HandoffPrefix:
+    """KvSource: the KV that a prefill worker computes for this request right now.
+
+    When the hand-off fails, what was fetched so far still counts, the engine computes the rest, and the request's
+    tokens begin with the first instead of the second. When only the store fails, the first token still counts.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, request_id: str, epoch: int, fetcher: Fetcher, timeout_s: float | None
+    ) -> None:
+        self._stub = prefill_pb2_grpc.PrefillStub(channel)
+        self._asked = prefill_pb2.HandoffRequest(request_id=request_id, epoch=epoch)
+        self._fetcher = fetcher
+        self._timeout_s = timeout_s
+        self._token: TokenOut | None = None
+        self.failed = False
+
+    async def load(self, pages: PageWriter) -> LoadResult:
+        """Follows the prefill to its end."""
+        if self._token is None and not self.failed:
+            try:
+                return await self._follow(pages)
+            except (grpc.aio.AioRpcError, HandoffFault) as fault:
+                self.failed = True
+                self._fetcher.metrics.handoff_faults.inc()
+                reason = fault.details() if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
+                _LOG.warning("hand-off became a recompute", reason=reason)
+        await self._fetcher.upto(len(self._fetcher.keys), pages)
+        valid = self._fetcher.blocks * self._fetcher.block_size
+        return LoadResult(valid_tokens=valid, cached_tokens=valid if self.failed else 0)
+
+    async def _follow(self, pages: PageWriter) -> LoadResult:
+        call = self._stub.Handoff(self._asked, timeout=self._timeout_s, metadata=outgoing())
+        done: prefill_pb2.Handoff | None = None
+        tail = bytearray()
+        try:
+            async for event in call:
+                kind = event.WhichOneof("kind")
+                if kind == "stored_blocks":
+                    await self._fetcher.upto(min(event.stored_blocks, len(self._fetcher.keys)), pages)
+                elif kind == "done":
+                    done = event.done
+                elif kind == "tail":
+                    tail += event.tail
+        finally:
+            call.cancel()
+        if done is None:
+            raise HandoffFault("the stream ended before the token")
+        return await self._take(done, bytes(tail), pages)
+
+    async def _take(self, done: prefill_pb2.Handoff, tail: bytes, pages: PageWriter) -> LoadResult:
+        self._token = token_from_message(done.token)
+        size = self._fetcher.block_size
+        full, rest = divmod(done.valid_tokens, size)
+        valid = min(self._fetcher.blocks, full) * size
+        whole = self._fetcher.blocks >= full and len(tail) == done.tail_bytes
+        if whole and rest and xxhash.xxh3_128_digest(tail) == done.tail_checksum:
+            if await pages.write(full, [memoryview(tail)]):
+                valid = done.valid_tokens
+        return LoadResult(valid_tokens=valid, output=(self._token,), cached_tokens=0)

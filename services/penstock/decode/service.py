@@ -1,0 +1,74 @@
+"""The Decode servicer: translates messages and delegates to the engine, the hand-off and the draft client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from penstock.decode.config import DecodeConfig
+from penstock.decode.drafting import open_drafter
+from penstock.decode.handoff import HandoffPrefix
+from penstock.engine.request import Update
+from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, router_pb2
+from penstock.worker.convert import (
+    finish_to_message,
+    request_from_message,
+    times_to_message,
+    token_to_message,
+)
+from penstock.worker.worker import ServedWorker, Work, Worker, open_worker
+
+SERVICE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
+
+
+class DecodeService(decode_pb2_grpc.DecodeServicer):
+    """One engine's decode."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Generate(
+        self,
+        request: decode_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent],
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        """Streams tokens until the sequence ends."""
+        asked = request_from_message(request.request)
+        work = self._worker.work(request.request)
+        source: HandoffPrefix | None = None
+        if request.HasField("handoff"):
+            channel = self._worker.channels.to(request.handoff.address)
+            source = HandoffPrefix(
+                channel, asked.id, request.handoff.epoch, work.fetcher, context.time_remaining()
+            )
+        async for update in self._worker.generate(asked, work, source):
+            yield _event(update, work, source)
+
+
+def _event(update: Update, work: Work, source: HandoffPrefix | None) -> decode_pb2.GenerateEvent:
+    event = decode_pb2.GenerateEvent(tokens=[token_to_message(token) for token in update.tokens])
+    if update.finish is not None:
+        handed_over = source is not None and not source.failed
+        event.finish = finish_to_message(update.finish)
+        event.cache.CopyFrom(common_pb2.CacheUse() if handed_over else work.cache_use(update))
+        event.times.CopyFrom(times_to_message(update))
+        event.drafted = update.drafted
+        event.accepted = update.accepted
+        event.handoff_failed = source is not None and source.failed
+    return event
+
+
+@asynccontextmanager
+async def open_decode(config: DecodeConfig) -> AsyncIterator[ServedWorker]:
+    """Serves decode until the block ends."""
+
+    def register(server: grpc.aio.Server, worker: Worker) -> None:
+        decode_pb2_grpc.add_DecodeServicer_to_server(DecodeService(worker), server)
+
+    role = router_pb2.ROLE_BOTH if config.role == "both" else router_pb2.ROLE_DECODE
+    async with open_drafter(config) as drafter:
+        settings = {"draft_tokens": config.draft_tokens, "draft_timeout_s": config.draft_timeout_s}
+        async with open_worker(config, role, register, SERVICE, drafter, **settings) as served:
+            yield served

@@ -1,0 +1,1 @@
+"""The draft service: proposes continuations for many sequences of many decode workers."""

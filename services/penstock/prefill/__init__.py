@@ -1,0 +1,1 @@
+"""The prefill service: computes the KV of uncached prompt tokens and samples the first token."""

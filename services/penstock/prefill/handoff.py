@@ -1,0 +1,96 @@
+"""Hand-offs: what a decode worker needs of a prefill that runs, or has just run, here.
+
+A hand-off is named by (request id, epoch of the plan). The gateway calls Prefill and Decode at the same time, so
+either side may be first; the one that is waits a bounded time for the other. An entry holds at most one block of
+bytes and disappears when it was taken, when it failed, or `keep_s` after it was ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.rpc.errors import NotFound
+from penstock.v1 import common_pb2
+from penstock.worker.blocks import BlockSink
+
+Name = tuple[str, int]
+
+
+@dataclass
+class Entry:
+    """One hand-off; `sink.changed` is set whenever any of it changes."""
+
+    sink: BlockSink
+    token: common_pb2.Token | None = None
+    cache: common_pb2.CacheUse | None = None
+    failed: bool = False
+
+    def finish(self, token: common_pb2.Token, cache: common_pb2.CacheUse) -> None:
+        """The first token is sampled."""
+        self.token, self.cache = token, cache
+        self.sink.changed.set()
+
+    def fail(self) -> None:
+        """There will be no token."""
+        self.failed = True
+        self.sink.changed.set()
+
+    @property
+    def ready(self) -> bool:
+        """Nothing more will change."""
+        return self.failed or (self.token is not None and self.sink.settled)
+
+
+class Handoffs:
+    """Owner of all entries of a prefill worker."""
+
+    def __init__(self, wait_s: float, keep_s: float) -> None:
+        self._wait_s = wait_s
+        self._keep_s = keep_s
+        self._entries: dict[Name, asyncio.Future[Entry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @contextmanager
+    def offer(self, name: Name, sink: BlockSink) -> Iterator[Entry]:
+        """An entry that fails unless it was finished when the block ends."""
+        entry = Entry(sink)
+        waiter = self._waiter(name)
+        if not waiter.done():
+            waiter.set_result(entry)
+        try:
+            yield entry
+        finally:
+            if entry.token is None:
+                entry.fail()
+                self._drop(name, waiter)
+            else:
+                asyncio.get_running_loop().call_later(self._keep_s, self._drop, name, waiter)
+
+    async def take(self, name: Name) -> Entry:
+        """The entry of that name, for its only reader. Raises NotFound when nobody offers it in time."""
+        waiter = self._waiter(name)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await asyncio.shield(waiter)
+        except TimeoutError:
+            raise NotFound(f"no prefill of request {name[0]!r}, epoch {name[1]}, runs here") from None
+        finally:
+            if waiter.done():
+                self._drop(name, waiter)
+            else:
+                self._entries.pop(name, None)
+
+    def _waiter(self, name: Name) -> asyncio.Future[Entry]:
+        waiter = self._entries.get(name)
+        if waiter is None:
+            waiter = self._entries[name] = asyncio.get_running_loop().create_future()
+        return waiter
+
+    def _drop(self, name: Name, waiter: asyncio.Future[Entry]) -> None:
+        if self._entries.get(name) is waiter:
+            del self._entries[name]

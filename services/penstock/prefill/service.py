@@ -1,0 +1,113 @@
+"""The Prefill servicer: translates messages and delegates to the engine, the store and the hand-offs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import xxhash
+
+from penstock.prefill.config import PrefillConfig
+from penstock.prefill.handoff import Entry, Handoffs
+from penstock.rpc.errors import Unavailable
+from penstock.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, router_pb2
+from penstock.worker.convert import (
+    finish_to_message,
+    request_from_message,
+    times_to_message,
+    token_to_message,
+)
+from penstock.worker.worker import Served, Worker, open_worker
+
+SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+_CHUNK = 1 << 20
+
+
+class PrefillService(prefill_pb2_grpc.PrefillServicer):
+    """One engine's prefill."""
+
+    def __init__(self, worker: Worker, handoffs: Handoffs) -> None:
+        self._worker = worker
+        self._handoffs = handoffs
+
+    async def Prefill(
+        self,
+        request: prefill_pb2.PrefillRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.PrefillRequest, prefill_pb2.PrefillEvent],
+    ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
+        """Computes the prompt and answers with the first token."""
+        message = request.request
+        wanted = message.sampling.max_tokens
+        first = len(message.output_ids) + 1
+        asked = request_from_message(message, max_tokens=min(wanted, first))
+        work = self._worker.work(message)
+        with self._handoffs.offer((message.request_id, request.epoch), work.sink) as entry:
+            async for update in self._worker.generate(asked, work):
+                for token in update.tokens:
+                    cache = work.cache_use(update)
+                    finish = update.finish
+                    if finish == "length" and self._more(message):
+                        finish = None
+                    entry.finish(token_to_message(token), cache)
+                    yield prefill_pb2.PrefillEvent(
+                        token=entry.token,
+                        finish=finish_to_message(finish),
+                        cache=cache,
+                        times=times_to_message(update),
+                    )
+
+    def _more(self, message: common_pb2.Request) -> bool:
+        """Whether a further token may follow the first."""
+        used = len(message.output_ids) + 1
+        room = self._worker.engine.max_model_len - len(message.prompt_ids)
+        return used < min(message.sampling.max_tokens, room)
+
+    async def Handoff(
+        self,
+        request: prefill_pb2.HandoffRequest,
+        context: grpc.aio.ServicerContext[prefill_pb2.HandoffRequest, prefill_pb2.HandoffEvent],
+    ) -> AsyncIterator[prefill_pb2.HandoffEvent]:
+        """Reports stored blocks as they appear, then the first token and the tail."""
+        entry = await self._handoffs.take((request.request_id, request.epoch))
+        told: int | None = None
+        while True:
+            entry.sink.changed.clear()
+            ready = entry.ready
+            if entry.failed:
+                raise Unavailable("the prefill ended before its first token")
+            if entry.sink.stored != told:
+                told = entry.sink.stored
+                yield prefill_pb2.HandoffEvent(stored_blocks=told)
+            if ready:
+                break
+            await entry.sink.changed.wait()
+        for event in self._last(entry):
+            yield event
+
+    def _last(self, entry: Entry) -> list[prefill_pb2.HandoffEvent]:
+        tail = entry.sink.tail
+        done = prefill_pb2.Handoff(
+            token=entry.token,
+            valid_tokens=entry.sink.valid_tokens or 0,
+            tail_bytes=len(tail),
+            tail_checksum=xxhash.xxh3_128_digest(tail) if tail else b"",
+            cache=entry.cache,
+        )
+        chunks = [tail[at : at + _CHUNK] for at in range(0, len(tail), _CHUNK)]
+        return [
+            prefill_pb2.HandoffEvent(done=done),
+            *(prefill_pb2.HandoffEvent(tail=chunk) for chunk in chunks),
+        ]
+
+
+@asynccontextmanager
+async def open_prefill(config: PrefillConfig) -> AsyncIterator[Served]:
+    """Serves prefill until the block ends."""
+    handoffs = Handoffs(config.handoff_wait_s, config.handoff_keep_s)
+
+    def register(server: grpc.aio.Server, worker: Worker) -> None:
+        prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillService(worker, handoffs), server)
+
+    async with open_worker(config, router_pb2.ROLE_PREFILL, register, SERVICE) as served:
+        yield served

@@ -1,0 +1,107 @@
+"""The draft client against a real draft server on a real socket, with proposers of the test's own."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.decode.drafting import DraftClient
+from penstock.draft.service import SERVICE, Description, Drafts, DraftService
+from penstock.engine.hooks import DraftAsk
+from penstock.rpc.channels import open_channels
+from penstock.rpc.server import serve
+from penstock.v1 import draft_pb2_grpc
+
+
+class Echo:
+    """Proposes the last k tokens again and remembers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.gone = []
+
+    def propose(self, asks):
+        self.asked.append([(ask.id, list(ask.tokens)) for ask in asks])
+        return [list(ask.tokens[-ask.k :]) for ask in asks]
+
+    def forget(self, id):
+        self.gone.append(id)
+
+
+def ask(id, tokens, k=2):
+    return DraftAsk(id=id, tokens=tokens, k=k, seed=1, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+@asynccontextmanager
+async def draft_server(proposer, port=0, tokenizer="same"):
+    drafts = Drafts(proposer, Description("model", tokenizer, 100))
+    add = draft_pb2_grpc.add_DraftServicer_to_server
+    try:
+        async with serve(
+            f"127.0.0.1:{port}", lambda server: add(DraftService(drafts), server), [SERVICE], grace=0.1
+        ) as server:
+            yield server.port
+    finally:
+        drafts.close()
+
+
+@asynccontextmanager
+async def draft_client(port):
+    async with open_channels() as channels, asyncio.TaskGroup() as tasks:
+        client = DraftClient(channels.to(f"127.0.0.1:{port}"), "same")
+        running = tasks.create_task(client.run())
+        try:
+            yield client
+        finally:
+            running.cancel()
+
+
+async def until_answered(client, question):
+    async with asyncio.timeout(10):
+        while not (answer := await client.propose([question])):
+            await asyncio.sleep(0)
+        return answer
+
+
+async def test_sequences_grow_by_differences():
+    proposer = Echo()
+    async with draft_server(proposer) as port, draft_client(port) as client:
+        tokens = [1, 2, 3]
+        assert await until_answered(client, ask("a", tokens)) == {"a": [2, 3]}
+        tokens += [4]
+        assert await client.propose([ask("a", tokens), ask("b", [9, 8])]) == {"a": [3, 4], "b": [9, 8]}
+        assert [tokens for _, tokens in proposer.asked[-1]] == [[1, 2, 3, 4], [9, 8]]
+
+
+async def test_a_forgotten_sequence_leaves_the_service():
+    proposer = Echo()
+    async with draft_server(proposer) as port, draft_client(port) as client:
+        await until_answered(client, ask("a", [1, 2]))
+        client.forget("a")
+        await client.propose([ask("b", [5, 6])])
+    assert proposer.gone[0].endswith("/1")
+
+
+async def test_a_service_that_is_not_there_answers_nothing_at_once():
+    async with draft_client(1) as client:
+        assert await client.propose([ask("a", [1])]) == {}
+
+
+async def test_a_restarted_service_gets_whole_sequences():
+    async with draft_server(Echo()) as port:
+        pass
+    proposer = Echo()
+    async with draft_client(port) as client:
+        async with draft_server(Echo(), port):
+            await until_answered(client, ask("a", [1, 2, 3]))
+        assert await client.propose([ask("a", [1, 2, 3, 4])]) == {}
+        async with draft_server(proposer, port):
+            assert await until_answered(client, ask("a", [1, 2, 3, 4])) == {"a": [3, 4]}
+    assert proposer.asked[0][0][1] == [1, 2, 3, 4]
+
+
+async def test_a_draft_with_another_tokenizer_is_not_used():
+    async with draft_server(Echo(), tokenizer="other") as port, draft_client(port) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await until_answered(client, ask("a", [1, 2]))

@@ -1,0 +1,69 @@
+"""The rendezvous of the gateway's and the decode worker's calls."""
+
+import asyncio
+
+import pytest
+
+from penstock.prefill.handoff import Handoffs
+from penstock.rpc.errors import NotFound
+from penstock.v1 import common_pb2
+from penstock.worker.blocks import BlockSink
+
+NAME = ("request", 1)
+TOKEN, CACHE = common_pb2.Token(id=5), common_pb2.CacheUse(computed=3)
+
+
+def sink():
+    return BlockSink(publisher=None, root=b"", keys=[], block_size=16)
+
+
+async def test_decode_may_come_first():
+    handoffs = Handoffs(wait_s=5, keep_s=0)
+    taken = asyncio.ensure_future(handoffs.take(NAME))
+    await asyncio.sleep(0)
+    with handoffs.offer(NAME, sink()) as entry:
+        assert await taken is entry
+        entry.finish(TOKEN, CACHE)
+    assert not entry.failed
+
+
+async def test_decode_may_come_after_the_prefill_has_ended():
+    handoffs = Handoffs(wait_s=5, keep_s=5)
+    with handoffs.offer(NAME, sink()) as entry:
+        entry.finish(TOKEN, CACHE)
+        entry.sink.finished(3, None)
+    assert (await handoffs.take(NAME)).ready
+    assert len(handoffs) == 0
+
+
+async def test_nobody_offers():
+    handoffs = Handoffs(wait_s=0.01, keep_s=5)
+    with pytest.raises(NotFound, match="epoch 1"):
+        await handoffs.take(NAME)
+    assert len(handoffs) == 0
+
+
+async def test_a_prefill_that_ends_early_fails_the_handoff():
+    handoffs = Handoffs(wait_s=5, keep_s=5)
+    taken = asyncio.ensure_future(handoffs.take(NAME))
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError), handoffs.offer(NAME, sink()):
+        raise ValueError("the step failed")
+    assert (await taken).failed
+    assert len(handoffs) == 0
+
+
+async def test_an_untaken_handoff_is_dropped_in_time():
+    handoffs = Handoffs(wait_s=5, keep_s=0)
+    with handoffs.offer(NAME, sink()) as entry:
+        entry.finish(TOKEN, CACHE)
+    while len(handoffs):
+        await asyncio.sleep(0)
+
+
+async def test_another_epoch_is_another_handoff():
+    handoffs = Handoffs(wait_s=0.01, keep_s=5)
+    with handoffs.offer(("request", 2), sink()) as entry:
+        with pytest.raises(NotFound):
+            await handoffs.take(NAME)
+        entry.finish(TOKEN, CACHE)
