@@ -1,0 +1,23 @@
+"""What a Hugging Face model directory holds, read and checked without torch.
+
+`inspect` answers in well under a second, reads no weight bytes, and either returns a `Checkpoint` that the engine
+can load or raises `CheckpointError` with the file and the reason.
+"""
+
+from penstock.checkpoint.directory import Checkpoint, inspect
+from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
+from penstock.checkpoint.model_config import SUPPORTED, ModelConfig, Rope
+from penstock.checkpoint.tensors import TensorInfo
+
+__all__ = [
+    "SUPPORTED",
+    "Checkpoint",
+    "CheckpointError",
+    "ModelConfig",
+    "Rope",
+    "TensorInfo",
+    "fingerprint",
+    "inspect",
+    "tokenizer_fingerprint",
+]

@@ -1,0 +1,107 @@
+"""A model directory, inspected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.files import Json, read_object, read_object_if_there
+from penstock.checkpoint.model_config import ModelConfig, parse_config
+from penstock.checkpoint.tensors import TensorInfo, check_tensors, declared_tensors, weight_files
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory that the engine can load as it is."""
+
+    path: Path
+    config: ModelConfig
+    weight_files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+    tokenizer: Path
+    chat_template: Path | None
+    """chat_template.jinja, or the tokenizer_config.json that holds a `chat_template`; None when there is neither."""
+    eos_token_ids: frozenset[int]
+    """From generation_config.json, else config.json."""
+    bos_token_id: int | None
+
+    @property
+    def parameters(self) -> int:
+        """Elements in all weights."""
+        total = 0
+        for info in self.tensors.values():
+            count = 1
+            for extent in info.shape:
+                count *= extent
+            total += count
+        return total
+
+
+def inspect(path: str | Path) -> Checkpoint:
+    """What the directory `path` holds.
+
+    Reads the small JSON files and the headers of the weights; every declared tensor is checked against the size
+    of its file and against the architecture. Raises CheckpointError.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CheckpointError(directory, "is not a directory")
+    config_file = directory / "config.json"
+    values = read_object(config_file)
+    config = parse_config(config_file, values)
+    files = weight_files(directory)
+    tensors = declared_tensors(directory, files)
+    check_tensors(directory, config, tensors)
+    generation = directory / "generation_config.json"
+    generation_values = read_object_if_there(generation)
+    eos = _token_ids(generation, generation_values, "eos_token_id", config.vocab_size)
+    bos = _token_ids(config_file, values, "bos_token_id", config.vocab_size)
+    return Checkpoint(
+        path=directory,
+        config=config,
+        weight_files=files,
+        tensors=tensors,
+        tokenizer=_tokenizer(directory, config.vocab_size),
+        chat_template=_chat_template(directory),
+        eos_token_ids=eos or _token_ids(config_file, values, "eos_token_id", config.vocab_size),
+        bos_token_id=min(bos, default=None),
+    )
+
+
+def _token_ids(file: Path, values: Json, key: str, vocab_size: int) -> frozenset[int]:
+    """One id, a list of ids or nothing; ids outside the vocabulary are refused."""
+    value = values.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise CheckpointError(file, f"{key} {token!r} is no token id below vocab_size {vocab_size}")
+    return frozenset(ids)
+
+
+def _tokenizer(directory: Path, vocab_size: int) -> Path:
+    file = directory / "tokenizer.json"
+    model = read_object(file).get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(file, "has no model: this is not a tokenizer")
+    largest = _largest_id(file, model.get("vocab"))
+    if largest >= vocab_size:
+        raise CheckpointError(file, f"uses token id {largest}, but vocab_size is {vocab_size}: another model's?")
+    return file
+
+
+def _largest_id(file: Path, vocab: Any) -> int:
+    if isinstance(vocab, list):  # Unigram: the id is the place in the list
+        return len(vocab) - 1
+    if not isinstance(vocab, dict) or not all(type(token) is int for token in vocab.values()):
+        raise CheckpointError(file, "has no vocabulary")
+    return max(vocab.values(), default=-1)
+
+
+def _chat_template(directory: Path) -> Path | None:
+    template, settings = directory / "chat_template.jinja", directory / "tokenizer_config.json"
+    if template.exists():
+        return template
+    return settings if read_object_if_there(settings).get("chat_template") else None

@@ -1,0 +1,48 @@
+"""The names that a model's and a tokenizer's bytes earn; KV computed under one name is never used under another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from penstock.checkpoint.directory import Checkpoint, inspect
+from penstock.checkpoint.errors import CheckpointError
+
+_CHUNK = 1 << 20
+
+
+def fingerprint(model: str | Path | Checkpoint) -> str:
+    """sha256 (hex) of the weights' bytes and of every configuration field that changes what they compute.
+
+    Reads all weights: about one second per gigabyte. Two copies of a model under different paths, or with
+    different whitespace in config.json, have the same fingerprint; the same weights split into other files have
+    another one. Raises CheckpointError.
+    """
+    checkpoint = model if isinstance(model, Checkpoint) else inspect(model)
+    digest = hashlib.sha256(b"penstock model v1")
+    described = json.dumps(asdict(checkpoint.config), sort_keys=True).encode()
+    digest.update(len(described).to_bytes(8, "little") + described)
+    for file in checkpoint.weight_files:
+        _add_file(digest, file)
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(model: str | Path | Checkpoint) -> str:
+    """sha256 (hex) of tokenizer.json. Raises CheckpointError."""
+    file = model.tokenizer if isinstance(model, Checkpoint) else Path(model) / "tokenizer.json"
+    digest = hashlib.sha256()
+    _add_file(digest, file, with_length=False)
+    return digest.hexdigest()
+
+
+def _add_file(digest: hashlib._Hash, file: Path, with_length: bool = True) -> None:
+    try:
+        with file.open("rb") as stream:
+            if with_length:
+                digest.update(file.stat().st_size.to_bytes(8, "little"))
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise CheckpointError(file, f"cannot be read: {error.strerror}") from None

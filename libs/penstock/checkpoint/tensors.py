@@ -1,0 +1,162 @@
+"""The tensors a directory declares, the ones an architecture needs, and whether the two agree.
+
+Only headers are read: a safetensors file starts with the length of its header (8 bytes, little-endian) and the
+header itself, a JSON object from tensor name to dtype, shape and the bytes' place behind the header.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.files import read_object
+from penstock.checkpoint.model_config import ModelConfig
+
+DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""The element types this engine loads."""
+_MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """The safetensors files of `directory`, in the order of their names."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.exists():
+        return (single,)
+    if not index.exists():
+        raise CheckpointError(directory, "holds neither model.safetensors nor model.safetensors.index.json")
+    placement = read_object(index).get("weight_map")
+    if not isinstance(placement, dict) or not placement:
+        raise CheckpointError(index, "has no weight_map")
+    names = set(placement.values())
+    if not all(isinstance(name, str) and name == Path(name).name for name in names):
+        raise CheckpointError(index, "weight_map must name files of this directory")
+    return tuple(directory / name for name in sorted(names))
+
+
+def declared_tensors(directory: Path, files: tuple[Path, ...]) -> dict[str, TensorInfo]:
+    """Every tensor of `files`, each file's header checked against the file's size."""
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in _read_header(file):
+            if name in tensors:
+                raise CheckpointError(file, f"repeats tensor {name} of {tensors[name].file.name}")
+            tensors[name] = info
+    return tensors
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER):
+                raise CheckpointError(file, f"is cut short: {size} bytes cannot hold its header")
+            raw = stream.read(length)
+    except FileNotFoundError:
+        raise CheckpointError(file, "the file is missing") from None
+    except OSError as error:
+        raise CheckpointError(file, f"cannot be read: {error.strerror}") from None
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise CheckpointError(file, "its header is not valid JSON") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(file, "its header is not a JSON object")
+    return _entries(file, header, size - 8 - length)
+
+
+def _entries(file: Path, header: dict[str, Any], data_bytes: int) -> Iterator[tuple[str, TensorInfo]]:
+    """The header's tensors; their places must tile the data exactly: no gap, no overlap, nothing left over."""
+    header.pop("__metadata__", None)
+    entries = [(name, *_entry(file, name, value)) for name, value in header.items()]
+    expected = 0
+    for name, info, begin, end in sorted(entries, key=lambda entry: entry[2:]):
+        if begin != expected:
+            raise CheckpointError(file, f"tensor {name} starts at byte {begin}, expected {expected}")
+        if end > data_bytes:
+            raise CheckpointError(file, f"is cut short: tensor {name} ends at byte {end} of {data_bytes}")
+        expected = end
+        yield name, info
+    if expected != data_bytes:
+        raise CheckpointError(file, f"holds {data_bytes - expected} bytes that no tensor declares")
+
+
+def _entry(file: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
+    try:
+        dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        sound = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError):
+        sound = False
+    if not sound:
+        raise CheckpointError(file, f"the header entry of tensor {name} is malformed")
+    if dtype not in DTYPE_BYTES:
+        raise CheckpointError(
+            file, f"tensor {name} is {dtype}; supported are {', '.join(DTYPE_BYTES)} (quantised weights are not)"
+        )
+    if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
+        raise CheckpointError(file, f"tensor {name} declares {end - begin} bytes for shape {list(shape)} {dtype}")
+    return TensorInfo(file, dtype, shape), begin, end
+
+
+def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the decoder reads."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    needed: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied:
+        needed["lm_head.weight"] = (config.vocab_size, hidden)
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    linears = (
+        ("self_attn.q_proj", q, hidden, config.qkv_bias),
+        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, q, config.o_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    )
+    for layer in range(config.n_layers):
+        prefix = f"model.layers.{layer}."
+        for name, rows, columns, bias in linears:
+            needed[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                needed[f"{prefix}{name}.bias"] = (rows,)
+        needed[f"{prefix}input_layernorm.weight"] = (hidden,)
+        needed[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
+        if config.qk_norm:
+            needed[f"{prefix}self_attn.q_norm.weight"] = (config.head_dim,)
+            needed[f"{prefix}self_attn.k_norm.weight"] = (config.head_dim,)
+    return needed
+
+
+def check_tensors(directory: Path, config: ModelConfig, tensors: dict[str, TensorInfo]) -> None:
+    """Raises CheckpointError unless `tensors` are exactly what `config` describes."""
+    needed = needed_tensors(config)
+    for name, shape in needed.items():
+        info = tensors.get(name)
+        if info is None:
+            raise CheckpointError(directory, f"tensor {name} of {config.architecture} is missing")
+        if info.shape != shape:
+            raise CheckpointError(
+                info.file, f"tensor {name} has shape {list(info.shape)}, config.json makes it {list(shape)}"
+            )
+    for name in tensors.keys() - needed.keys():
+        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+            continue  # a copy of the embedding, or a table that the rope settings already give
+        raise CheckpointError(
+            tensors[name].file, f"tensor {name} is no part of {config.architecture} as config.json describes it"
+        )

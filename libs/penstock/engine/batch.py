@@ -1,0 +1,211 @@
+"""One step as tensors: which tokens, at which positions, into which slots, looking at which pages.
+
+The rows of a step are the runs of tokens of its sequences, laid end to end. Rows that attend alike (equally many
+tokens each, contexts of similar length) form a group, which is one call of attention; a chunk of a prompt is a
+group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.engine.pool import KvPool
+from penstock.engine.sampler import Choice
+
+Ints = npt.NDArray[np.int64]
+_Tables = tuple[tuple[str, int, int], ...]
+"""Names some block tables: sequence, version, pages used."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Consecutive tokens of one sequence in one step, drafts included."""
+
+    choice: Choice
+    """How to sample; also holds the sequence's tokens and this step's drafts."""
+    start: int
+    """Position of the first token."""
+    count: int
+    """Known tokens in the run; the drafts follow them."""
+    pages: Sequence[int]
+    """Block table; covers every position of the run."""
+    table: tuple[str, int]
+    """Names the content of `pages`: a sequence and the version of its table."""
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.choice.drafts)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.rows
+
+    @property
+    def samples(self) -> int:
+        """How many of its last rows are sampled: none while known tokens are left for later steps."""
+        done = self.start + self.count == len(self.choice.tokens)
+        return 1 + len(self.choice.drafts) if done else 0
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows [first, first + batch * rows) of the queries it is for, attending in one call."""
+
+    first: int
+    batch: int
+    rows: int
+    tokens: int
+    """Width of the gathered context."""
+    index: Tensor
+    """[layers, 2 * batch * pages]: runs of the pool, see gather_kv."""
+    mask: Tensor | None
+    causal: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything the decoder needs for one step. N rows, S of them sampled."""
+
+    ids: Tensor
+    """[N] token ids."""
+    positions: Tensor
+    """[N]."""
+    slots: Tensor
+    """[layers, N]: where each row's keys go in KvPool.slots; its values go `block_size` further."""
+    groups: list[Group]
+    """Cover all N rows."""
+    sampled: Tensor | None
+    """[S] row numbers; None when all rows are sampled, and then `last_groups` is `groups`."""
+    n_sampled: int
+    last_groups: list[Group]
+    """Cover the S sampled rows: the last layer computes nothing else."""
+
+
+class BatchBuilder:
+    """Builds batches for one pool; keeps the gather indices of the last step, which rarely change."""
+
+    def __init__(self, pool: KvPool, device: torch.device) -> None:
+        self._pool = pool
+        self._device = device
+        layer = torch.arange(pool.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
+        self._run_offset = layer * 2
+        self._slot_offset = layer * (2 * pool.block_size)
+        self._indices: dict[_Tables, Tensor] = {}
+        self._used: dict[_Tables, Tensor] = {}
+
+    def build(self, runs: Sequence[Run]) -> Batch:
+        """`runs` in the order that `arrange` gave them."""
+        ids = [token for run in runs for token in _tokens(run)]
+        positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
+        sampled = _sampled_rows(runs)
+        self._used = {}
+        groups = self._groups(runs, [run.rows for run in runs])
+        everything = len(sampled) == len(ids)
+        batch = Batch(
+            ids=self._tensor(ids),
+            positions=self._tensor(positions),
+            slots=self._tensor(self._slots(runs)) + self._slot_offset,
+            groups=groups,
+            sampled=None if everything else self._tensor(sampled),
+            n_sampled=len(sampled),
+            last_groups=groups if everything else self._groups(runs, [run.samples for run in runs]),
+        )
+        self._indices = self._used
+        return batch
+
+    def _tensor(self, values: Sequence[int] | Ints) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _slots(self, runs: Sequence[Run]) -> Ints:
+        """Each row's slot in layer 0."""
+        size, per_page = self._pool.block_size, self._pool.n_layers * 2 * self._pool.block_size
+        slots = []
+        for run in runs:
+            first = run.start // size
+            pages = np.asarray(run.pages[first : -(-run.end // size)], dtype=np.int64)
+            positions = np.arange(run.start, run.end)
+            slots.append(pages[positions // size - first] * per_page + positions % size)
+        return np.concatenate(slots)
+
+    def _groups(self, runs: Sequence[Run], rows: Sequence[int]) -> list[Group]:
+        """Groups over the last `rows[i]` rows of each run; runs with no rows are left out."""
+        groups: list[Group] = []
+        first = 0
+        members: list[Run] = []
+        width = 0
+        for run, count in [*zip(runs, rows, strict=True), (None, 0)]:
+            if members and (run is None or count != width or not _alike(members[0], run, count)):
+                groups.append(self._group(members, first, width))
+                first += width * len(members)
+                members = []
+            if run is not None and count:
+                members.append(run)
+                width = count
+        return groups
+
+    def _group(self, members: Sequence[Run], first: int, rows: int) -> Group:
+        longest = max(run.end for run in members)
+        mask, causal = self._mask(members, rows, longest)
+        return Group(first, len(members), rows, longest, self._index(members), mask, causal)
+
+    def _index(self, members: Sequence[Run]) -> Tensor:
+        """Gather index of all layers, from the last step when no table changed."""
+        held = [-(-run.end // self._pool.block_size) for run in members]
+        key = tuple((*run.table, count) for run, count in zip(members, held, strict=True))
+        index = self._used.get(key)
+        if index is None:
+            index = self._indices.get(key)
+        if index is None:
+            tables = np.zeros((len(members), max(held)), dtype=np.int64)
+            for row, (run, count) in enumerate(zip(members, held, strict=True)):
+                tables[row, :count] = run.pages[:count]
+            runs = torch.from_numpy(tables).to(self._device).reshape(1, -1) * (2 * self._pool.n_layers)
+            keys = runs + self._run_offset
+            index = torch.cat((keys, keys + 1), dim=1)
+        self._used[key] = index
+        return index
+
+    def _mask(self, members: Sequence[Run], rows: int, longest: int) -> tuple[Tensor | None, bool]:
+        """(mask, causal) for the last `rows` rows of each member."""
+        if len(members) == 1:
+            if rows == 1:
+                return None, False
+            if rows == longest:
+                return None, True
+        last = self._tensor([run.end - rows for run in members]).view(-1, 1, 1, 1)
+        row = torch.arange(rows, device=self._device).view(1, 1, -1, 1)
+        column = torch.arange(longest, device=self._device).view(1, 1, 1, -1)
+        return column <= last + row, False
+
+
+def arrange(runs: Sequence[Run]) -> list[Run]:
+    """The order in which runs that attend alike are neighbours."""
+    return sorted(runs, key=lambda run: (run.rows, run.samples, len(run.pages)))
+
+
+def _alike(one: Run, other: Run, rows: int) -> bool:
+    """Whether two runs share a call of attention: decode rows whose contexts differ by less than a factor of two.
+
+    `one` is the first of its group and has the shortest context.
+    """
+    return rows <= 16 and len(other.pages) <= 2 * len(one.pages) + 2
+
+
+def _tokens(run: Run) -> Sequence[int]:
+    known = run.choice.tokens[run.start : run.start + run.count]
+    return [*known, *run.choice.drafts] if run.choice.drafts else known
+
+
+def _sampled_rows(runs: Sequence[Run]) -> list[int]:
+    rows: list[int] = []
+    end = 0
+    for run in runs:
+        end += run.rows
+        rows.extend(range(end - run.samples, end))
+    return rows

@@ -1,0 +1,51 @@
+"""How one engine is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Checked when made: ValueError names the field."""
+
+    model: Path
+    dtype: str = "float32"
+    device: str = "cpu"
+    block_size: int = 16
+    """Tokens per page."""
+    kv_pool_tokens: int = 32768
+    """Size of the page pool, in tokens; rounded up to whole pages."""
+    max_batch_tokens: int = 512
+    """Rows of one forward pass: decode rows, drafts and prefill chunks together."""
+    max_running: int = 64
+    max_waiting: int = 256
+    """Requests that are being loaded or wait for their first step; more are refused with EngineBusy."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output; None takes the model's own limit."""
+    threads: int | None = None
+    """torch threads of the step; None leaves torch's default."""
+    draft_tokens: int = 4
+    """Most tokens to ask a drafter for, per sequence and step."""
+    draft_timeout_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        for name in ("block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.draft_tokens < 0 or self.draft_timeout_s <= 0:
+            raise ValueError("draft_tokens must not be negative and draft_timeout_s must be positive")
+        if self.max_batch_tokens < self.max_running:
+            raise ValueError(
+                f"max_batch_tokens {self.max_batch_tokens} is below max_running {self.max_running}: "
+                "some running sequence would never get its row"
+            )

@@ -1,0 +1,465 @@
+"""The engine: requests in, tokens out.
+
+Everything is decided on the event loop; only the forward pass runs elsewhere, in one thread of its own. The loop
+of an engine is: ask for drafts, plan a step, run it, hand out what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import torch
+
+from penstock.checkpoint import Checkpoint, fingerprint, inspect, tokenizer_fingerprint
+from penstock.engine.batch import Run
+from penstock.engine.checks import check_request
+from penstock.engine.config import EngineConfig
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
+from penstock.engine.hooks import DraftAsk, Drafter, KvSink, KvSource, LoadResult
+from penstock.engine.pool import LAYOUT
+from penstock.engine.request import Request, TokenOut, Update
+from penstock.engine.runner import Runner
+from penstock.engine.sampler import Choice, Chosen
+from penstock.engine.scheduler import Limits, Row, Scheduler
+from penstock.engine.sequence import Sequence as Live
+from penstock.engine.sequence import new_sequence
+from penstock.engine.stats import Counters, EngineStats
+from penstock.engine.transfer import LentPage, Writer
+from penstock.kv.identity import KvSpec
+from penstock.kv.pages import PagePool
+
+_LENT = "lent to sinks"
+_LONGEST_DRAFT_PAUSE = 256
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """One model, one page pool, many requests. Made by `open`; belongs to the event loop that opened it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        spec: KvSpec,
+        runner: Runner,
+        thread: ThreadPoolExecutor,
+        tasks: asyncio.TaskGroup,
+        drafter: Drafter | None,
+    ) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.spec = spec
+        self.max_model_len = _context(config, checkpoint)
+        self._runner = runner
+        self._thread = thread
+        self._tasks = tasks
+        self._drafter = drafter
+        self._draft_pause = 0
+        self._draft_misses = 0
+        limits = Limits(config.max_batch_tokens, config.max_running, config.block_size)
+        self._scheduler = Scheduler(limits, PagePool(_pages(config)))
+        self._live: dict[str, Live] = {}
+        self._loading: dict[int, asyncio.Task[None]] = {}
+        self._tickets = 0
+        self._counters = Counters()
+        self._wake = asyncio.Event()
+        self._closing = False
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: EngineConfig, drafter: Drafter | None = None) -> AsyncIterator[Engine]:
+        """Loads the model (in a thread) and serves until the block is left; then live requests get EngineClosed.
+
+        Raises CheckpointError when the model cannot be served. `drafter` proposes tokens for every request.
+        """
+        checkpoint = await asyncio.to_thread(inspect, config.model)
+        thread = ThreadPoolExecutor(1, "engine", _set_threads, (config.threads,))
+        try:
+            runner, spec = await asyncio.get_running_loop().run_in_executor(thread, _load, config, checkpoint)
+            failure: Exception | None = None
+            async with asyncio.TaskGroup() as tasks:
+                engine = cls(config, checkpoint, spec, runner, thread, tasks, drafter)
+                tasks.create_task(engine._serve(), name="engine")
+                try:
+                    yield engine
+                except Exception as error:  # the caller's own: it leaves as it is, not as a group
+                    failure = error
+                finally:
+                    engine._close()
+            if failure is not None:
+                raise failure
+        finally:
+            thread.shutdown()
+
+    def check(self, request: Request) -> None:
+        """Raises what `generate` would raise for a request that can never run here: RequestRefused."""
+        pool_tokens = self._scheduler.pool.total * self.config.block_size
+        check_request(request, self.checkpoint.config.vocab_size, self.max_model_len, pool_tokens)
+
+    async def generate(
+        self, request: Request, source: KvSource | None = None, sink: KvSink | None = None
+    ) -> AsyncGenerator[Update, None]:
+        """Runs a request; yields news until one carries `finish`.
+
+        Nothing happens before the first `anext`, which raises RequestRefused, EngineBusy or EngineClosed. Closing
+        or cancelling the generator drops the request and frees its pages, those in use by a step or a sink as
+        soon as these let go. Raises EngineError when a step with this request failed.
+        """
+        one = self._accept(request, source, sink)
+        try:
+            finish = None
+            while finish is None:
+                tokens, finish = await one.slot.take()
+                yield _update(one, tokens, finish)
+        finally:
+            self._drop(one)
+
+    def stats(self) -> EngineStats:
+        scheduler, counters = self._scheduler, self._counters
+        behind = [one.remaining for one in scheduler.waiting]
+        behind += [one.remaining for one in scheduler.running if one.remaining > 1]
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            loading=len(self._loading),
+            queued_tokens=sum(behind),
+            free_pages=scheduler.pool.free,
+            total_pages=scheduler.pool.total,
+            prefill_tokens_per_s=counters.prefill_tokens_per_s,
+            decode_step_s=counters.decode_step_s,
+            steps=counters.steps,
+            computed_tokens=counters.computed_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=scheduler.preemptions,
+            drafted=counters.drafted,
+            accepted=counters.accepted,
+            draft_failures=counters.draft_failures,
+            load_failures=counters.load_failures,
+            sink_failures=counters.sink_failures,
+            failed_steps=counters.failed_steps,
+        )
+
+    # A request's way in and out
+
+    def _accept(self, request: Request, source: KvSource | None, sink: KvSink | None) -> Live:
+        if self._closing:
+            raise EngineClosed("the engine is shutting down")
+        self.check(request)
+        if request.id in self._live:
+            raise RequestRefused(f"a request named {request.id!r} is live already")
+        queued = len(self._scheduler.waiting) + len(self._loading)
+        if queued >= self.config.max_waiting:
+            raise EngineBusy(f"{queued} requests are waiting already")
+        self._tickets += 1
+        eos = self.checkpoint.eos_token_ids
+        one = new_sequence(request, self._tickets, eos, source, sink, time.monotonic())
+        self._live[request.id] = one
+        if source is None:
+            self._enter(one)
+        else:
+            load = self._tasks.create_task(self._load(one, source), name=f"load {one.owner}")
+            self._loading[one.ticket] = load
+        return one
+
+    def _enter(self, one: Live) -> None:
+        """Into the line, or straight to the end when its given output ends it."""
+        one.timeline.loaded = time.monotonic()
+        verdict = one.verdict(self.max_model_len)
+        if verdict is None:
+            self._scheduler.add(one)
+        else:
+            one.slot.put([], verdict)
+            self._finish(one)
+        self._wake.set()
+
+    def _drop(self, one: Live) -> None:
+        """The one way out: after a finish, an error or a reader's farewell, once or more often."""
+        if self._live.get(one.id) is one:
+            del self._live[one.id]
+            self._forget_drafts(one.id)
+        load = self._loading.get(one.ticket)
+        if load is not None:
+            load.cancel()  # its pages go when it ends
+        elif not one.gone:
+            self._scheduler.drop(one)
+        self._wake.set()
+
+    def _fail(self, one: Live, error: Exception) -> None:
+        one.slot.fail(error)
+        if not one.gone:
+            self._drop(one)
+
+    def _close(self) -> None:
+        """No new requests; live ones fail; `_serve` and the loads end by themselves."""
+        self._closing = True
+        for one in list(self._live.values()):
+            self._fail(one, EngineClosed("the engine is shutting down"))
+        self._wake.set()
+
+    # Loading
+
+    async def _load(self, one: Live, source: KvSource) -> None:
+        writer = Writer(self._runner.pool, self._scheduler, one)
+        try:
+            result = await self._ask_source(one, source, writer)
+            writer.close()
+            await writer.drain()
+            self._use_loaded(one, writer.written, result)
+        except BaseException:
+            writer.close()
+            self._scheduler.drop(one)
+            raise
+        finally:
+            del self._loading[one.ticket]
+        self._enter(one)
+
+    async def _ask_source(self, one: Live, source: KvSource, writer: Writer) -> LoadResult:
+        """What the source found; nothing when it raised or talks nonsense."""
+        try:
+            found = await source.load(writer)
+            result = LoadResult(found, (), found) if isinstance(found, int) else found
+            if min(result.valid_tokens, result.cached_tokens) < 0:
+                raise ValueError(f"negative counts: {result}")
+            vocab_size = self.checkpoint.config.vocab_size
+            for index, token in enumerate(result.output, start=one.generated):
+                if token.index != index or not 0 <= token.token < vocab_size:
+                    raise ValueError(f"token {token} cannot follow {index} generated tokens")
+            return result
+        except Exception:
+            self._counters.load_failures += 1
+            _log.warning("loading KV of %s failed; computing it", one.id, exc_info=True)
+            return LoadResult(0)
+
+    def _use_loaded(self, one: Live, written: int, result: LoadResult) -> None:
+        """The last token is always computed, for its logits; everything else may come from the source."""
+        one.tokens.extend(token.token for token in result.output)
+        size = self.config.block_size
+        valid = min(result.valid_tokens, written * size, one.given)
+        one.reported = valid // size
+        one.computed = min(valid, one.length - 1)
+        one.loaded = one.reached = min(one.computed, one.given)
+        plain = result.cached_tokens == result.valid_tokens and not result.output
+        one.cached_tokens = one.loaded if plain else min(result.cached_tokens, one.given)
+
+    # Steps
+
+    async def _serve(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            drafts = await self._ask_drafts()
+            counts = {ticket: len(tokens) for ticket, tokens in drafts.items()}
+            step = self._scheduler.next_step(counts)
+            if step:
+                await self._step(step, drafts)
+            elif not self._closing:
+                await self._wake.wait()
+
+    async def _step(self, step: list[tuple[Live, Row]], drafts: Mapping[int, tuple[int, ...]]) -> None:
+        runs = [_run(one, row, drafts.get(one.ticket, ())) for one, row in step]
+        started = time.monotonic()
+        for one, _ in step:
+            if one.timeline.started is None:
+                one.timeline.started = started
+        try:
+            loop = asyncio.get_running_loop()
+            answers = await loop.run_in_executor(self._thread, self._runner.step, runs)
+        except Exception as error:
+            self._counters.failed_steps += 1
+            _log.exception("a step of %d sequences failed", len(step))
+            for one, _ in step:
+                self._fail(one, EngineError(f"the step failed: {error}"))
+                self._scheduler.settle(one)
+            return
+        prefill = sum(run.rows for run in runs if run.rows - len(run.choice.drafts) > 1)
+        now = time.monotonic()
+        self._counters.step(now - started, prefill, sum(run.rows for run in runs))
+        for (one, _), run, answer in zip(step, runs, answers, strict=True):
+            if not one.gone:
+                self._commit(one, run, answer, now)
+            self._scheduler.settle(one)
+
+    def _commit(self, one: Live, run: Run, answer: Sequence[Chosen], now: float) -> None:
+        """Takes a step's result into the sequence and tells sink and reader."""
+        news: list[TokenOut] = []
+        verdict = None
+        for chosen in answer:
+            news.append(TokenOut(one.generated, chosen.token, chosen.logprob, chosen.top))
+            one.tokens.append(chosen.token)
+            verdict = one.verdict(self.max_model_len)
+            if verdict is not None:
+                break
+        one.computed = run.start + run.count + max(0, len(news) - 1)
+        one.reached = max(one.reached, one.computed)
+        if run.choice.drafts:
+            self._count_drafts(one, len(run.choice.drafts), len(news) - 1)
+        if news:
+            self._counters.generated_tokens += len(news)
+            one.timeline.first_token = one.timeline.first_token or now
+            one.timeline.last_token = now
+        self._report_filled(one)
+        if news:
+            one.slot.put(news, verdict)
+        if verdict is not None:
+            self._finish(one)
+
+    def _count_drafts(self, one: Live, drafted: int, accepted: int) -> None:
+        one.drafted += drafted
+        one.accepted += accepted
+        self._counters.drafted += drafted
+        self._counters.accepted += accepted
+
+    def _finish(self, one: Live) -> None:
+        """The sequence ended normally; its slot has the verdict."""
+        if one.sink is not None:
+            whole, rest = divmod(one.computed, self.config.block_size)
+            tail = self._lend(one.pages[whole : whole + 1]) if rest else []
+            try:
+                one.sink.finished(one.computed, tail[0] if tail else None)
+            except Exception:
+                self._sink_failed(one, tail)
+        self._scheduler.drop(one)
+
+    # Sinks
+
+    def _report_filled(self, one: Live) -> None:
+        whole = one.computed // self.config.block_size
+        first, one.reported = one.reported, max(one.reported, whole)
+        if one.sink is None or whole <= first:
+            return
+        lent = self._lend(one.pages[first:whole])
+        try:
+            one.sink.filled(first, lent, one.tokens)
+        except Exception:
+            self._sink_failed(one, lent)
+
+    def _lend(self, pages: Sequence[int]) -> list[LentPage]:
+        self._scheduler.pool.hold(_LENT, pages)
+        return [LentPage(self._runner.pool, page, self._take_back) for page in pages]
+
+    def _take_back(self, page: int) -> None:
+        self._scheduler.pool.release(_LENT, (page,))
+        self._wake.set()
+
+    def _sink_failed(self, one: Live, lent: Sequence[LentPage]) -> None:
+        self._counters.sink_failures += 1
+        _log.warning("the sink of %s failed", one.id, exc_info=True)
+        for page in lent:
+            page.release()
+
+    # Drafts
+
+    async def _ask_drafts(self) -> dict[int, tuple[int, ...]]:
+        """Proposed tokens by ticket. A drafter that fails is left alone for ever more steps, up to 256."""
+        drafter = self._drafter
+        if drafter is None:
+            return {}
+        if self._draft_pause:
+            self._draft_pause -= 1
+            return {}
+        asks = {one.ticket: ask for one in self._scheduler.decoding() if (ask := self._draft_ask(one)).k > 0}
+        if not asks:
+            return {}
+        try:
+            async with asyncio.timeout(self.config.draft_timeout_s):
+                found = await drafter.propose(list(asks.values()))
+            self._draft_misses = 0
+            return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
+        except Exception as error:
+            self._counters.draft_failures += 1
+            self._draft_misses += 1
+            self._draft_pause = min(2**self._draft_misses, _LONGEST_DRAFT_PAUSE)
+            _log.warning("no drafts for %d steps: %r", self._draft_pause, error)
+            return {}
+
+    def _draft_ask(self, one: Live) -> DraftAsk:
+        params = one.sampling
+        k = min(self.config.draft_tokens, params.max_tokens - one.generated - 1)
+        return DraftAsk(
+            one.id, one.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
+        )
+
+    def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:
+        """The proposal up to its first token that is none."""
+        vocab_size = self.checkpoint.config.vocab_size
+        usable: list[int] = []
+        for token in proposed[: ask.k]:
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                break
+            usable.append(token)
+        return tuple(usable)
+
+    def _forget_drafts(self, id: str) -> None:
+        if self._drafter is None:
+            return
+        try:
+            self._drafter.forget(id)
+        except Exception:
+            _log.warning("the drafter could not forget %s", id, exc_info=True)
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _context(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    longest = checkpoint.config.max_positions
+    return longest if config.max_model_len is None else min(config.max_model_len, longest)
+
+
+def _pages(config: EngineConfig) -> int:
+    return -(-config.kv_pool_tokens // config.block_size)
+
+
+def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]:
+    runner = Runner(
+        checkpoint,
+        config.dtype,
+        config.device,
+        _pages(config),
+        config.block_size,
+        _context(config, checkpoint),
+    )
+    spec = KvSpec(
+        model=fingerprint(checkpoint),
+        tokenizer=tokenizer_fingerprint(checkpoint),
+        layout=LAYOUT,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        block_bytes=runner.pool.block_bytes,
+    )
+    return runner, spec
+
+
+def _run(one: Live, row: Row, drafts: tuple[int, ...]) -> Run:
+    choice = Choice(
+        params=one.sampling,
+        stops=one.stops,
+        tokens=one.tokens,
+        prompt_length=len(one.request.prompt),
+        drafts=drafts[: row.drafts],
+        memory=one.memory,
+    )
+    return Run(choice, one.computed, row.count, one.pages, (one.owner, one.version))
+
+
+def _update(one: Live, tokens: tuple[TokenOut, ...], finish: str | None) -> Update:
+    times = one.timeline
+    return Update(
+        tokens=tokens,
+        finish=one.slot.finish,
+        cached_tokens=one.cached_tokens,
+        computed_tokens=one.computed_tokens,
+        drafted=one.drafted,
+        accepted=one.accepted,
+        preemptions=one.preemptions,
+        load_s=times.between(times.submitted, times.loaded),
+        queue_s=times.between(times.loaded, times.started),
+        prefill_s=times.between(times.started, times.first_token),
+        decode_s=times.between(times.first_token, times.last_token),
+    )

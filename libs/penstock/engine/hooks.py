@@ -1,0 +1,113 @@
+"""The seams between the engine and the rest of a worker: where KV comes from, where it goes, who drafts.
+
+Everything here runs on the engine's event loop. Contents of pages are opaque bytes, one block per page, in the
+layout that `Engine.spec` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.engine.request import TokenOut
+
+
+class PageWriter(Protocol):
+    """Write access to the leading pages of one sequence that is being loaded."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    async def write(self, first_block: int, blocks: Sequence[memoryview]) -> int:
+        """Copies `blocks` (each `block_bytes` long) to the pages from `first_block` on; the buffers may be reused
+        when the call is over.
+
+        Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
+        blocks were stored: fewer than given when the pool is short, none when the load has been given up (a late
+        write touches nothing). ValueError for a block of another length or one that leaves a gap.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    valid_tokens: int
+    """Leading tokens of prompt + output whose KV is in the written pages; clamped to what can be used."""
+    output: tuple[TokenOut, ...] = ()
+    """Tokens that another worker sampled after `Request.output`. They count, and are not emitted again."""
+    cached_tokens: int = 0
+    """What `Update.cached_tokens` reports."""
+
+
+class KvSource(Protocol):
+    async def load(self, pages: PageWriter) -> int | LoadResult:
+        """Fills pages and says how many leading tokens are valid (a bare int is also `cached_tokens`).
+
+        Awaited before the sequence is scheduled, beside the steps of others; cancelled when the request is
+        dropped. Any exception means that nothing was loaded: the engine logs it and computes everything.
+        """
+        ...
+
+
+class PageRef(Protocol):
+    """Keeps one page alive and unchanged until `release`, which may be called twice but must be called once."""
+
+    def view(self) -> memoryview:
+        """The page's bytes, read-only; not to be used after `release`."""
+        ...
+
+    def read_into(self, destination: memoryview) -> None:
+        """Copies the page's bytes; `destination` is `block_bytes` long. May be called from any thread."""
+        ...
+
+    def release(self) -> None:
+        """On the event loop only."""
+        ...
+
+
+class KvSink(Protocol):
+    """Learns about finished KV, synchronously, after the step that computed it. Exceptions are logged, no more."""
+
+    def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
+        """Blocks `first_block`... are full and final, each reported once; blocks that a source loaded are not.
+
+        `tokens` are those of prompt and output so far (shared: it grows after the call), of which block i holds
+        tokens[i * block_size : (i + 1) * block_size]. The sink owns the references and releases each.
+        """
+        ...
+
+    def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
+        """The sequence ended normally with KV for its first `valid_tokens` tokens, all full blocks reported.
+
+        `tail` is the partly filled last page, None when there is none; the sink releases it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAsk:
+    """One sequence for which `k` tokens are wanted."""
+
+    id: str
+    tokens: Sequence[int]
+    """Prompt and output so far. Shared, not copied: it grows after the call is over."""
+    k: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+class Drafter(Protocol):
+    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
+        """Up to `k` tokens for each ask; short or missing answers are fine."""
+        ...
+
+    def forget(self, id: str) -> None:
+        """The sequence is gone."""
+        ...

@@ -1,0 +1,58 @@
+"""The memory behind the page numbers.
+
+Page-major: one page holds the keys and values of `block_size` tokens for all layers in one contiguous run of
+bytes, which is exactly the block that is stored and sent. The price is that a layer's keys are gathered from as
+many places as the sequence has pages, which gathering does anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from penstock.checkpoint import ModelConfig
+
+LAYOUT = "lkbhd-v1"
+"""Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
+
+
+class KvPool:
+    """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool)."""
+
+    def __init__(
+        self, config: ModelConfig, pages: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (pages + 1, config.n_layers, 2, block_size, config.n_kv_heads, config.head_dim)
+        self.block_size = block_size
+        self.n_layers = config.n_layers
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        width = config.n_kv_heads * config.head_dim
+        self.runs = self.data.view(-1, block_size * width)
+        """[pages * layers * 2, block_size * width]: run (page * layers + layer) * 2 is keys, the next one values."""
+        self.slots = self.data.view(-1, width)
+        """[pages * layers * 2 * block_size, width]: one token's keys or values in one layer."""
+        self._bytes = self.data.view(pages + 1, -1).view(torch.uint8)
+        self.block_bytes = self._bytes.shape[1]
+        self._host = self._bytes.numpy() if device.type == "cpu" else None
+
+    def view(self, page: int) -> memoryview:
+        """The page's bytes, read-only: the pool's own memory on the CPU, a copy otherwise."""
+        content = self._bytes[page].cpu().numpy() if self._host is None else self._host[page]
+        view: memoryview = content.data
+        return view.toreadonly()
+
+    def read_into(self, page: int, destination: memoryview) -> None:
+        if destination.nbytes != self.block_bytes:
+            raise ValueError(f"a block has {self.block_bytes} bytes, the destination {destination.nbytes}")
+        np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(self.view(page), np.uint8))
+
+    def write(self, pages: Sequence[int], blocks: Sequence[memoryview]) -> None:
+        """Copies each block's bytes to its page. The interpreter lock is free while large ones are copied."""
+        for page, block in zip(pages, blocks, strict=True):
+            source = np.frombuffer(block, np.uint8)
+            if self._host is not None:
+                np.copyto(self._host[page], source)
+            else:
+                self._bytes[page].copy_(torch.from_numpy(source.copy()))

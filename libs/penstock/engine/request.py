@@ -1,0 +1,93 @@
+"""What is asked of the engine and what it answers. Plain values, importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+"""stop: an end or stop token was sampled (it is the last token). length: max_tokens or the context is used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. `engine.sampler` defines the order in which the fields act.
+
+    The noise is a function of (seed, position in prompt + output) alone, so a request that is continued elsewhere
+    draws the same tokens. `logprobs` are those of the model, before bias, penalties and temperature.
+    """
+
+    max_tokens: int
+    """Counts every generated token of the request, `Request.output` included."""
+    min_tokens: int = 0
+    """End and stop tokens cannot be sampled before this many tokens."""
+    temperature: float = 1.0
+    """0 is greedy; equal logits go to the lowest id."""
+    top_k: int = 0
+    """0 is off. Tokens that tie with the k-th stay."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of every token of prompt and output."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token of the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    """Taken modulo 2**64."""
+    logprobs: int | None = None
+    """None: no logprobs. n: the chosen token's and the n most probable tokens'."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Besides the model's own end tokens."""
+    ignore_eos: bool = False
+    """The model's end tokens are ordinary tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue."""
+
+    id: str
+    """Unique among the requests that are live in one engine."""
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    output: tuple[int, ...] = ()
+    """Tokens that were generated and emitted before, by this or another worker; new indices continue after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    index: int
+    """From 0 at the request's first generated token; `Request.output` counts."""
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, logprob), most probable first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New tokens since the last update, and running totals. The last update carries `finish`.
+
+    cached_tokens + computed_tokens = len(prompt + output as given) once the first token is there.
+    """
+
+    tokens: tuple[TokenOut, ...]
+    finish: FinishReason | None
+    cached_tokens: int
+    """Leading tokens whose KV was fetched; what the source says if it says."""
+    computed_tokens: int
+    """Given tokens whose KV this engine computed (recomputation after preemption not counted again)."""
+    drafted: int
+    accepted: int
+    preemptions: int
+    load_s: float
+    """Spent in the source."""
+    queue_s: float
+    """From being loaded to the first step."""
+    prefill_s: float
+    """From the first step to the first token."""
+    decode_s: float
+    """From the first token to the latest."""

@@ -1,0 +1,163 @@
+"""One request while the engine has it: its tokens, its pages, and the slot its reader takes news from."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.engine.hooks import KvSink, KvSource
+from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Moments on the engine's clock, in seconds; None has not come yet."""
+
+    submitted: float
+    loaded: float | None = None
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    def between(self, begin: float | None, end: float | None) -> float:
+        return 0.0 if begin is None or end is None else max(0.0, end - begin)
+
+
+class Slot:
+    """Where tokens wait for their reader. Whatever the reader has not taken is merged, so nothing queues up."""
+
+    def __init__(self) -> None:
+        self.tokens: list[TokenOut] = []
+        self.finish: FinishReason | None = None
+        self.error: Exception | None = None
+        self._news = asyncio.Event()
+
+    def put(self, tokens: list[TokenOut], finish: FinishReason | None) -> None:
+        self.tokens.extend(tokens)
+        self.finish = finish
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._news.set()
+
+    async def take(self) -> tuple[tuple[TokenOut, ...], FinishReason | None]:
+        """The tokens since the last call, at least one or a finish; raises the error after the last token."""
+        await self._news.wait()
+        self._news.clear()
+        if self.error is not None and not self.tokens:
+            raise self.error
+        tokens, self.tokens = tuple(self.tokens), []
+        if self.error is not None:
+            self._news.set()
+        return tokens, self.finish
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Mutable state of one request. The event loop owns it; a running step only reads it."""
+
+    request: Request
+    ticket: int
+    """Order of arrival, unique in the engine."""
+    stops: frozenset[int]
+    """Tokens that end the sequence."""
+    source: KvSource | None
+    sink: KvSink | None
+    slot: Slot
+    timeline: Timeline
+    tokens: list[int]
+    """Prompt and output. Only ever grows."""
+    computed: int = 0
+    """Leading tokens whose KV is in `pages`."""
+    pages: list[int] = field(default_factory=list)
+    version: int = 0
+    """Changes whenever `pages` changes."""
+    reported: int = 0
+    """Leading blocks the sink knows of or a source loaded."""
+    loaded: int = 0
+    """Leading given tokens that a source provided and that were used."""
+    reached: int = 0
+    """The most tokens that were ever computed or loaded."""
+    cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    busy: bool = False
+    """A step is reading its tokens and pages."""
+    gone: bool = False
+    """Finished, failed or dropped: no more news, pages go as soon as nothing uses them."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """The sampler's running counts; touched by steps only."""
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def owner(self) -> str:
+        """Its name in the page pool."""
+        return f"{self.request.id}#{self.ticket}"
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose KV is not there yet; 1 is a decode step."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def given(self) -> int:
+        return len(self.request.prompt) + len(self.request.output)
+
+    @property
+    def generated(self) -> int:
+        """Output tokens, those of `Request.output` included."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def computed_tokens(self) -> int:
+        return max(0, min(self.reached, self.given) - self.loaded)
+
+    def forget_loaded(self) -> None:
+        """What a source loaded was lost before it was of use."""
+        self.loaded = self.reached = self.cached_tokens = 0
+
+    def verdict(self, limit: int) -> FinishReason | None:
+        """Whether its last token ended it; `limit` is the most tokens a sequence may have."""
+        if self.generated == 0:
+            return None
+        if self.tokens[-1] in self.stops and self.generated > self.sampling.min_tokens:
+            return "stop"
+        if self.generated >= self.sampling.max_tokens or self.length >= limit:
+            return "length"
+        return None
+
+
+def new_sequence(
+    request: Request,
+    ticket: int,
+    eos: frozenset[int],
+    source: KvSource | None,
+    sink: KvSink | None,
+    now: float,
+) -> Sequence:
+    """A sequence at the start of its life; `eos` are the model's end tokens."""
+    sampling = request.sampling
+    return Sequence(
+        request=request,
+        ticket=ticket,
+        stops=sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos),
+        source=source,
+        sink=sink,
+        slot=Slot(),
+        timeline=Timeline(submitted=now),
+        tokens=[*request.prompt, *request.output],
+    )

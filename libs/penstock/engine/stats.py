@@ -1,0 +1,67 @@
+"""What the engine knows about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_WEIGHT = 0.2
+"""Of the newest measurement in the moving averages."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    running: int
+    waiting: int
+    loading: int
+    queued_tokens: int
+    """Known tokens of waiting and running sequences whose KV is still to be computed, decode rows not counted."""
+    free_pages: int
+    total_pages: int
+    prefill_tokens_per_s: float
+    """Moving average; 0 until measured."""
+    decode_step_s: float
+    """Moving average over steps without prefill; 0 until measured."""
+    steps: int
+    computed_tokens: int
+    """Rows that went through the model, drafts included."""
+    generated_tokens: int
+    preemptions: int
+    drafted: int
+    accepted: int
+    draft_failures: int
+    """Times the drafter was late or failed."""
+    load_failures: int
+    """Times a source raised and everything was computed instead."""
+    sink_failures: int
+    failed_steps: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """The engine's running totals and averages."""
+
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    steps: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_failures: int = 0
+    load_failures: int = 0
+    sink_failures: int = 0
+    failed_steps: int = 0
+
+    def step(self, seconds: float, prefill_rows: int, rows: int) -> None:
+        """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts."""
+        self.steps += 1
+        self.computed_tokens += rows
+        if not prefill_rows:
+            self.decode_step_s = _average(self.decode_step_s, seconds)
+            return
+        own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)
+        self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, prefill_rows / max(own, 1e-9))
+
+
+def _average(old: float, new: float) -> float:
+    return new if old == 0.0 else old + _WEIGHT * (new - old)

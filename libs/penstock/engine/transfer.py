@@ -1,0 +1,107 @@
+"""The engine's side of the seams in `hooks`: pages written by a source, pages lent to a sink."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from penstock.engine.pool import KvPool
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.sequence import Sequence as Live
+
+_INLINE_BYTES = 1 << 18
+"""Copies up to this size take less time than a trip to a thread."""
+
+
+class Writer:
+    """PageWriter of one sequence. The pages belong to the sequence from the moment they are allocated; while a
+    copy is under way in a thread, the copy holds them too, so that nobody else can get them."""
+
+    def __init__(self, pool: KvPool, scheduler: Scheduler, one: Live) -> None:
+        self._pool = pool
+        self._scheduler = scheduler
+        self._one = one
+        self._open = True
+        self._copies: set[asyncio.Future[None]] = set()
+        self.written = 0
+        """Leading blocks that hold what was written."""
+
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        return self._pool.block_bytes
+
+    async def write(self, first_block: int, blocks: Sequence[memoryview]) -> int:
+        """See PageWriter.write."""
+        if any(block.nbytes != self.block_bytes for block in blocks):
+            raise ValueError(f"a block of this engine has {self.block_bytes} bytes")
+        if not 0 <= first_block <= len(self._one.pages):
+            raise ValueError(f"block {first_block} leaves a gap after {len(self._one.pages)} blocks")
+        if not self._open:
+            return 0
+        count = self._make_room(first_block, len(blocks))
+        if count:
+            await self._copy(self._one.pages[first_block : first_block + count], blocks[:count])
+            if first_block <= self.written:
+                self.written = max(self.written, first_block + count)
+        return count if self._open else 0
+
+    def _make_room(self, first_block: int, wanted: int) -> int:
+        """Allocates what is missing and may be had; running sequences keep a page each to grow."""
+        one, scheduler = self._one, self._scheduler
+        last = min(first_block + wanted, scheduler.limits.pages_for(one.length))
+        spare = max(0, scheduler.pool.free - len(scheduler.running))
+        grow = min(max(0, last - len(one.pages)), spare)
+        if grow:
+            scheduler.grow(one, grow)
+        return max(0, min(last, len(one.pages)) - first_block)
+
+    async def _copy(self, pages: Sequence[int], blocks: Sequence[memoryview]) -> None:
+        if len(blocks) * self.block_bytes <= _INLINE_BYTES:
+            self._pool.write(pages, blocks)
+            return
+        owner = f"copy to {self._one.owner}"
+        self._scheduler.pool.hold(owner, pages)
+        copy = asyncio.get_running_loop().run_in_executor(None, self._pool.write, pages, blocks)
+        self._copies.add(copy)
+
+        def done(_: asyncio.Future[None]) -> None:
+            self._copies.discard(copy)
+            self._scheduler.pool.release(owner, pages)
+
+        copy.add_done_callback(done)
+        await asyncio.shield(copy)
+
+    def close(self) -> None:
+        """Later writes touch nothing."""
+        self._open = False
+
+    async def drain(self) -> None:
+        """Waits for copies that their callers no longer wait for."""
+        while self._copies:
+            await asyncio.wait(self._copies)
+
+
+class LentPage:
+    """PageRef: one hold on one page."""
+
+    def __init__(self, pool: KvPool, page: int, give_back: Callable[[int], None]) -> None:
+        self._pool = pool
+        self._page = page
+        self._give_back: Callable[[int], None] | None = give_back
+
+    def view(self) -> memoryview:
+        assert self._give_back is not None, "the page was released"
+        return self._pool.view(self._page)
+
+    def read_into(self, destination: memoryview) -> None:
+        assert self._give_back is not None, "the page was released"
+        self._pool.read_into(self._page, destination)
+
+    def release(self) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(self._page)
