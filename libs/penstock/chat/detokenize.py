@@ -1,0 +1,74 @@
+"""Token ids to text, one step at a time, with the bytes of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+_MAX_HELD = 16
+"""Tokens without a complete character after which what there is is shown; no character needs more than 4 bytes."""
+
+
+class TextStream:
+    """Text of a growing token sequence. Partial UTF-8 is held back; `silent` tokens have no text."""
+
+    def __init__(self, tokenizer: Tokenizer, silent: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._silent = silent
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._held: list[int] = []
+
+    def feed(self, token: int) -> str:
+        """The text that became complete with `token`."""
+        if token in self._silent:
+            return ""
+        self._held.append(token)
+        try:
+            text = self._stream.step(self._tokenizer, token)
+        except Exception:  # the stream refuses some sequences of invalid bytes; it raises nothing narrower
+            return self.finish()
+        if text is None:
+            return self.finish() if len(self._held) >= _MAX_HELD else ""
+        self._held.clear()
+        return text
+
+    def finish(self) -> str:
+        """The rest, with replacement characters for what is no text."""
+        if not self._held:
+            return ""
+        text = self._tokenizer.decode(self._held, skip_special_tokens=False)
+        self._held.clear()
+        self._stream = DecodeStream(skip_special_tokens=False)
+        return text
+
+
+def byte_table() -> dict[str, int]:
+    """The characters that byte-level BPE writes for bytes."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in plain}
+    rest = [byte for byte in range(256) if byte not in set(plain)]
+    return table | {chr(256 + number): byte for number, byte in enumerate(rest)}
+
+
+class TokenBytes:
+    """The bytes that a single token stands for."""
+
+    def __init__(self, tokenizer: Tokenizer, byte_level: bool) -> None:
+        self._tokenizer = tokenizer
+        self._table = byte_table() if byte_level else None
+        self._added = tokenizer.get_added_tokens_decoder()
+
+    def of(self, token: int) -> bytes:
+        """Bytes of `token`; not necessarily whole characters."""
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._added:
+            return piece.encode()
+        if self._table is not None:
+            return bytes(self._table[letter] for letter in piece if letter in self._table)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("\u2581", " ").encode()

@@ -1,0 +1,44 @@
+"""A conversation, as plain values: what both doors of the gateway make of what they were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that the assistant made; `arguments` is JSON text, as generated."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    """Role tool: the call that this answers."""
+    name: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema."""
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's form, which templates expect."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}

@@ -1,0 +1,165 @@
+"""The text side of a model directory: tokenizer, chat template, and how its answers are to be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from penstock.chat.detokenize import TextStream, TokenBytes
+from penstock.chat.messages import Message, Tool
+from penstock.chat.parser import CALL_OPEN, MARKERS, THINK_OPEN, AssistantParser
+from penstock.chat.prompt import Marker, PromptEncoder
+from penstock.chat.template import ChatTemplate, generated_arguments
+from penstock.rpc.errors import InvalidRequest
+
+
+class ChatModelError(ValueError):
+    """A model directory that can't be used."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """Immutable; shared by all requests. Made by `load_chat_model`."""
+
+    tokenizer: Tokenizer
+    fingerprint: str
+    """sha256 of tokenizer.json, hex."""
+    template: ChatTemplate | None
+    encoder: PromptEncoder
+    token_bytes: TokenBytes
+    eos_ids: frozenset[int]
+    vocab_size: int
+    silent: frozenset[int]
+    """Special tokens, which have no text in an answer."""
+    thinks: bool
+    """Whether think blocks are to be looked for."""
+    _foreign: Marker
+    _own: Marker
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """The prompt's text, marked (see `prompt`), ready for the model to answer. Raises InvalidRequest."""
+        if self.template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", field="messages")
+        shown = [self._template_message(message) for message in messages]
+        return self.template.render(shown, [self._foreign.mark(tool.as_json()) for tool in tools] or None)
+
+    def text_stream(self) -> TextStream:
+        """A detokenizer for one answer."""
+        return TextStream(self.tokenizer, self.silent)
+
+    def parser(self, prompt: str, *, tools: bool) -> AssistantParser:
+        """A parser for one answer to the rendered `prompt`."""
+        thinking = self.thinks and prompt.rstrip().endswith(THINK_OPEN)
+        return AssistantParser(calls=tools, think=self.thinks, thinking=thinking)
+
+    def _template_message(self, message: Message) -> dict[str, Any]:
+        # An assistant's text may hold a marker that the parser took for content; it must come back as it was.
+        marker = self._own if message.role == "assistant" else self._foreign
+        shown: dict[str, Any] = {"role": message.role, "content": marker.mark(message.content)}
+        if message.name:
+            shown["name"] = marker.mark(message.name)
+        if message.call_id:
+            shown["tool_call_id"] = marker.mark(message.call_id)
+        if message.reasoning:
+            shown["reasoning_content"] = marker.mark(message.reasoning)
+        if message.calls:
+            shown["tool_calls"] = [
+                {
+                    "id": marker.mark(call.id),
+                    "type": "function",
+                    "function": {
+                        "name": marker.mark(call.name),
+                        "arguments": generated_arguments(marker.mark(call.arguments)),
+                    },
+                }
+                for call in message.calls
+            ]
+        return shown
+
+
+def load_chat_model(directory: Path) -> ChatModel:
+    """Reads the small files of a model directory; no weights. Raises ChatModelError."""
+    raw = _read(directory / "tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_buffer(raw)
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise ChatModelError(directory / "tokenizer.json", f"is no tokenizer: {error}") from None
+    settings = _read_object(directory / "tokenizer_config.json")
+    added = tokenizer.get_added_tokens_decoder()
+    special = {what.content for what in added.values() if what.special}
+    control = {what.content for what in added.values()}
+    return ChatModel(
+        tokenizer=tokenizer,
+        fingerprint=hashlib.sha256(raw).hexdigest(),
+        template=_template(directory, settings),
+        encoder=PromptEncoder(tokenizer),
+        token_bytes=TokenBytes(tokenizer, b'"ByteLevel"' in raw),
+        eos_ids=_eos_ids(directory, tokenizer, settings),
+        vocab_size=tokenizer.get_vocab_size(),
+        silent=frozenset(token for token, what in added.items() if what.special and what.content not in MARKERS),
+        thinks=THINK_OPEN in control,
+        _foreign=Marker(control | {CALL_OPEN}),
+        _own=Marker(special),
+    )
+
+
+def _template(directory: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+    file = directory / "chat_template.jinja"
+    found = settings.get("chat_template")
+    if file.is_file():
+        found = _read(file).decode()
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        found = named.get("default")
+    if not isinstance(found, str):
+        return None
+    try:
+        return ChatTemplate(found, dict(_special_texts(settings)))
+    except ValueError as error:
+        raise ChatModelError(directory, str(error)) from None
+
+
+def _special_texts(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    pairs = ((name, settings.get(name)) for name in names)
+    texts = ((name, value.get("content") if isinstance(value, dict) else value) for name, value in pairs)
+    return [(name, text) for name, text in texts if isinstance(text, str)]
+
+
+def _eos_ids(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = _read_object(directory / name).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if ids and all(type(token) is int for token in ids):
+            return frozenset(ids)
+    text = dict(_special_texts(settings)).get("eos_token")
+    found = tokenizer.token_to_id(text) if text else None
+    return frozenset() if found is None else frozenset((found,))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ChatModelError(path, f"can't be read: {error.strerror}") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise ChatModelError(path, f"is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ChatModelError(path, "is no JSON object")
+    return value
