@@ -11,6 +11,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from penstock.rpc.interceptors import InFlight, ServerInterceptor
+from penstock.runtime.config import ConfigError
 
 MAX_MESSAGE = 4 * 1024 * 1024
 """grpc's own default. Bulk bytes travel in chunks of at most 1 MiB, so it is never raised."""
@@ -59,6 +60,7 @@ async def serve(
     `register` adds the servicers; `names` are their full names, for health and reflection. Calls beyond
     `max_calls` are answered with RESOURCE_EXHAUSTED at once. Leaving the block answers NOT_SERVING first,
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
+    Raises ConfigError when it can't listen on `address`.
     """
     in_flight = InFlight()
     server = grpc.aio.server(
@@ -72,7 +74,7 @@ async def serve(
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server)
-    running.port = server.add_insecure_port(address)
+    running.port = _bind(server, address)
     await running.set_serving(False)
     await server.start()
     try:
@@ -81,3 +83,12 @@ async def serve(
         await health.enter_graceful_shutdown()
         await server.stop(grace)
         await in_flight.idle()
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(
+            "address", address, "can't listen there: it is taken, or not an address of this host"
+        ) from error

@@ -2,7 +2,7 @@
 
 A supervisor hands its child one end of a socket pair in `PENSTOCK_SUPERVISOR_FD`. The child writes one JSON
 line when it is ready, such as `{"address": "127.0.0.1:41234"}`. When the supervisor ends, however it ends,
-the child reads end-of-file there and stops.
+the child reads end-of-file there and stops; when it can't stop in order, because it hangs, it ends all the same.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 import uvloop
 
+from penstock.runtime.config import ConfigError
+
 SUPERVISOR_FD = "PENSTOCK_SUPERVISOR_FD"
 _GRACE_S = 10.0
+"""Time for an ordered stop after the supervisor's end."""
 
 
 class Lifecycle:
@@ -27,52 +31,108 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
-        fd = os.environ.pop(SUPERVISOR_FD, None)
-        self._supervisor = socket.socket(fileno=int(fd)) if fd else None
+        self._starting = asyncio.current_task()
+        self._supervisor = _supervisor()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process was asked to stop."""
+        return self._stop.is_set()
 
     def ready(self, **values: object) -> None:
         """Tells the supervisor, and the log, that the service works, and where."""
+        self._starting = None
         structlog.get_logger("penstock").info("ready", **values)
         if self._supervisor is not None:
-            self._supervisor.sendall(json.dumps(values).encode() + b"\n")
+            try:
+                self._supervisor.sendall(json.dumps(values).encode() + b"\n")
+            except OSError:
+                self.stop()  # it has ended in the meantime
 
     async def stopped(self) -> None:
         """Returns when the process was asked to stop."""
         await self._stop.wait()
 
     def stop(self) -> None:
-        """Asks the process to stop."""
+        """Asks the process to stop; cancels a start that is not finished."""
         self._stop.set()
+        if self._starting is not None:
+            self._starting.cancel()
 
-    async def watch(self) -> None:
-        """Sets the stop flag on SIGINT, SIGTERM and the supervisor's end; a second signal ends the process at once."""
+    def watch(self) -> None:
+        """From now on SIGINT, SIGTERM and the supervisor's end ask for the stop; a second signal ends the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
         if self._supervisor is not None:
-            self._supervisor.setblocking(False)
-            while await loop.sock_recv(self._supervisor, 256):
-                pass
-            self.stop()
-            await asyncio.sleep(_GRACE_S)
-            os._exit(1)
+            # A thread, because it has to notice the end, and to act, also when the event loop hangs.
+            threading.Thread(target=self._outlive, args=(self._supervisor, loop), daemon=True).start()
 
     def _signalled(self, number: int) -> None:
         if self._stop.is_set():
             os._exit(128 + number)
         self.stop()
 
+    def _outlive(self, supervisor: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        _wait_for_end(supervisor)
+        _silence()
+        try:
+            loop.call_soon_threadsafe(self.stop)
+        except RuntimeError:
+            return  # the loop is closed: this process ends anyway
+        # Not a sleep: nothing ever sets this event, and it ends with the process.
+        threading.Event().wait(_GRACE_S)
+        os._exit(1)
+
 
 def run(main: Callable[[Lifecycle], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main` on uvloop until it returns."""
+    """Runs `main` on uvloop until it returns. Who is asked to stop before it is ready is cancelled. A ConfigError comes
+    out bare, however many task groups it went through."""
 
     async def body() -> None:
         lifecycle = Lifecycle()
-        watcher = asyncio.get_running_loop().create_task(lifecycle.watch())  # its parent is this function
+        lifecycle.watch()
         try:
             await main(lifecycle)
-        finally:
-            watcher.cancel()
+        except asyncio.CancelledError:
+            if not lifecycle.stopping:
+                raise
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(body())
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(body())
+    except BaseExceptionGroup as group:
+        raise _config_error(group) or group from None
+
+
+def _supervisor() -> socket.socket | None:
+    fd = os.environ.pop(SUPERVISOR_FD, None)
+    if fd is None:
+        return None
+    supervisor = socket.socket(fileno=int(fd))
+    supervisor.set_inheritable(False)  # a child of ours must not keep it open
+    supervisor.setblocking(True)
+    return supervisor
+
+
+def _wait_for_end(supervisor: socket.socket) -> None:
+    try:
+        while supervisor.recv(256):
+            pass
+    except OSError:
+        pass
+
+
+def _silence() -> None:
+    """Nobody reads our output any more: a log line must not fail the ordered stop."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+def _config_error(group: BaseExceptionGroup[BaseException]) -> ConfigError | None:
+    found = group.subgroup(ConfigError)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]  # type: ignore[assignment]
+    return found if isinstance(found, ConfigError) else None

@@ -1,0 +1,47 @@
+"""What an operator may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.runtime.config import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Settings of one router."""
+
+    address: str = "127.0.0.1:0"
+    """Where to listen; port 0 lets the kernel choose."""
+    max_live_plans: int = 1024
+    """Requests in flight; more are refused at once."""
+    max_queue_s: float = 120.0
+    """A request that would wait longer than this for its turn is refused at once."""
+    max_members: int = 1024
+    """Workers and stores that may be joined."""
+    max_indexed_blocks: int = 1_000_000
+    """Blocks known by name, about 200 bytes of memory each; the oldest are forgotten first."""
+    local_prefill_tokens: int = 64
+    """Up to this many uncached tokens may be computed by the decode worker itself, where that is quicker."""
+    handoff_s: float = 0.01
+    """What one hand-off from prefill to decode costs, beside the bytes."""
+    silent_s: float = 10.0
+    """A worker that has reported no load for this long gets no work."""
+    session_ttl_s: float = 1800.0
+    """How long a session's workers are remembered."""
+    max_sessions: int = 100_000
+    """Sessions remembered."""
+    seed: int = 0
+    """Of the random choice between equals; 0 draws one."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_live_plans", "max_queue_s", "max_members", "max_indexed_blocks", "silent_s", "max_sessions"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, getattr(self, name), "must be more than 0")
+        for name in ("local_prefill_tokens", "handoff_s", "session_ttl_s", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must be 0 or more")
+        if ":" not in self.address:
+            raise ConfigError("address", self.address, "write host:port, for example 127.0.0.1:0")

@@ -1,0 +1,121 @@
+"""Which store holds which block: a dictionary from block key to a bit mask of stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_SWEEP = 512
+"""Entries tidied per call after a store has left; keeps every call short."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """What the index holds and did."""
+
+    blocks: int
+    stores: int
+    forgotten: int
+    """Dropped because the index was full; the store may still hold them."""
+    lookups: int
+    keys_found: int
+
+
+class BlockIndex:
+    """At most `max_blocks` keys. What it does not know is computed again; what it knows wrongly is not found there
+    and computed again: it is a hint, so the key longest unused may be forgotten at any time."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max = max_blocks
+        self._masks: dict[bytes, int] = {}
+        self._bits: dict[str, int] = {}
+        self._dead = 0
+        self._to_sweep: list[bytes] = []
+        self._forgotten = self._lookups = self._found = 0
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def stored(self, store: str, keys: Iterable[bytes]) -> None:
+        """`store` now holds `keys`."""
+        self._sweep()
+        bit = self._bit(store)
+        masks = self._masks
+        for key in keys:
+            masks[key] = masks.get(key, 0) | bit
+        while len(masks) > self._max:
+            del masks[next(iter(masks))]
+            self._forgotten += 1
+
+    def removed(self, store: str, keys: Iterable[bytes]) -> None:
+        """`store` no longer holds `keys`."""
+        self._sweep()
+        bit = self._bits.get(store, 0)
+        for key in keys:
+            mask = self._masks.get(key, 0) & ~bit
+            if mask:
+                self._masks[key] = mask
+            else:
+                self._masks.pop(key, None)
+
+    def drop(self, store: str) -> None:
+        """`store` has left, or starts anew: nothing of it is found from now on. Its entries go later, bit by bit."""
+        bit = self._bits.pop(store, 0)
+        if bit:
+            self._dead |= bit
+            self._to_sweep = list(self._masks)
+
+    def match(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """For each store that holds the first key, how many leading keys it holds without a gap."""
+        self._lookups += 1
+        alive = 0
+        for bit in self._bits.values():
+            alive |= bit
+        depths: dict[int, int] = {}
+        depth = 0
+        for key in keys:
+            held = alive & self._masks.get(key, 0)
+            if held != alive:
+                if depth:
+                    depths[alive & ~held] = depth
+                alive = held
+                if not alive:
+                    break
+            depth += 1
+        if alive and depth:
+            depths[alive] = depth
+        self._found += depth
+        if 2 * len(self._masks) > self._max:
+            self._refresh(keys[:depth])
+        return {store: depth for store, bit in self._bits.items() for mask, depth in depths.items() if mask & bit}
+
+    def stats(self) -> IndexStats:
+        """Figures for metrics and tests."""
+        return IndexStats(len(self._masks), len(self._bits), self._forgotten, self._lookups, self._found)
+
+    def _bit(self, store: str) -> int:
+        bit = self._bits.get(store)
+        if bit is None:
+            taken = self._dead
+            for other in self._bits.values():
+                taken |= other
+            bit = self._bits[store] = ~taken & (taken + 1)  # the lowest free bit
+        return bit
+
+    def _refresh(self, keys: Sequence[bytes]) -> None:
+        """Makes `keys` the last to be forgotten, the first block of the chain last of all."""
+        for key in reversed(keys):
+            self._masks[key] = self._masks.pop(key)
+
+    def _sweep(self) -> None:
+        if not self._dead:
+            return
+        for key in self._to_sweep[-_SWEEP:]:
+            mask = self._masks.get(key)
+            if mask is not None and not mask & ~self._dead:
+                del self._masks[key]
+            elif mask is not None:
+                self._masks[key] = mask & ~self._dead
+        del self._to_sweep[-_SWEEP:]
+        if not self._to_sweep:
+            self._dead = 0

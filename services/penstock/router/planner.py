@@ -1,0 +1,218 @@
+"""Makes plans: joins what is known of members, live plans, stored blocks and sessions, asks the policy, and counts the
+answer before anybody else can ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from penstock.router.config import RouterConfig
+from penstock.router.index import BlockIndex
+from penstock.router.ledger import Charge, Ledger
+from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, Worker, decide
+from penstock.router.registry import Means, Member, Registry, Report, Seat, means
+from penstock.router.sessions import Home, OutputLengths, Recent
+from penstock.rpc.errors import NotFound, Overloaded, TooLarge, Unavailable
+
+_UNSEEN_S = 0.1
+"""A load report may not yet hold what was planned less than this before it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsk:
+    """One request."""
+
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    tenant: str = ""
+    session: str = ""
+    block_keys: Sequence[bytes] = ()
+    avoid: frozenset[str] = frozenset()
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The answer."""
+
+    number: int
+    """Names the charge; the caller owes one `Planner.release`."""
+    prefill: Member | None
+    decode: Member
+    cached_tokens: int
+    uncached_tokens: int
+    first_token_s: float
+
+
+class Planner:
+    """All state of one router. Every method is synchronous: a decision and its charge are one step."""
+
+    def __init__(self, config: RouterConfig, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._max_live = config.max_live_plans
+        self._random = Random(config.seed or None)
+        self._knobs = Knobs(config.local_prefill_tokens, config.handoff_s, config.max_queue_s)
+        self._homes: Recent[tuple[str, str], Home] = Recent(config.max_sessions, config.session_ttl_s)
+        self._lengths = OutputLengths(config.max_sessions, config.session_ttl_s)
+        self.registry = Registry(config.max_members, config.silent_s)
+        self.ledger = Ledger()
+        self.index = BlockIndex(config.max_indexed_blocks)
+
+    def plan(self, ask: PlanAsk) -> Planned:
+        """Places a request and charges it. Raises NotFound, TooLarge, Overloaded or Unavailable."""
+        now = self._clock()
+        if len(self.ledger) >= self._max_live:
+            raise Overloaded(f"{self._max_live} requests are in flight", code="too_many_requests", retry_after=1.0)
+        self._suspect(ask.avoid, now)
+        seats = self.registry.candidates(ask.model, now)
+        if not seats:
+            self._refuse_without_seats(ask.model)
+        home = self._homes.get((ask.model, ask.session), now) if ask.session else None
+        asked = Ask(
+            prompt_tokens=ask.prompt_tokens + ask.output_tokens,
+            expected_output=self._expected(ask, now),
+            home_prefill=home.prefill if home else "",
+            home_decode=home.decode if home else "",
+            avoid=ask.avoid,
+        )
+        answer = decide(asked, self._workers(seats, ask.block_keys, now), self._random, self._knobs)
+        match answer:
+            case NoWorker():
+                raise Unavailable(f"no worker decodes {ask.model!r} now", retry_after=1.0)
+            case TooLong(limit):
+                raise TooLarge(
+                    f"{asked.prompt_tokens} tokens and an answer do not fit into the {limit} that a worker holds",
+                    field="messages",
+                    code="context_length_exceeded",
+                )
+            case QueueFull(wait_s):
+                raise Overloaded(
+                    f"the queue is {wait_s:.0f} s long",
+                    code="queue_full",
+                    retry_after=wait_s - self._knobs.max_queue_s + 1,
+                )
+            case Decision():
+                return self._charge(ask, asked, answer, now)
+
+    def prefilled(self, number: int) -> None:
+        """The prompt is computed."""
+        self.ledger.prefilled(number)
+
+    def generated(self, number: int, tokens: int) -> None:
+        """So many output tokens exist now."""
+        self.ledger.generated(number, tokens)
+
+    def release(self, number: int) -> None:
+        """Gives the plan's charge back."""
+        self.ledger.release(number)
+
+    def learn(self, ask: PlanAsk, generated: int) -> None:
+        """An answer ended after `generated` tokens."""
+        if generated:
+            self._lengths.learn(ask.model, ask.tenant, ask.session, generated, self._clock())
+
+    def _suspect(self, members: frozenset[str], now: float) -> None:
+        for member in members:
+            seat = self.registry.get(member)
+            if seat is not None:
+                seat.suspect(now)
+
+    def _refuse_without_seats(self, model: str) -> None:
+        if any(seat.member.model == model for seat in self.registry):
+            raise Unavailable(f"every worker of {model!r} is silent or draining", retry_after=1.0)
+        if any(seat.member.role is not None for seat in self.registry):
+            raise NotFound(f"the model {model!r} is not served here", field="model", code="model_not_found")
+        raise Unavailable("no worker has joined", retry_after=1.0)
+
+    def _expected(self, ask: PlanAsk, now: float) -> int:
+        whole = self._lengths.expect(ask.model, ask.tenant, ask.session, ask.max_tokens, now)
+        return max(1, whole - ask.output_tokens)
+
+    def _workers(self, seats: list[Seat], keys: Sequence[bytes], now: float) -> list[Worker]:
+        depths = self.index.match(keys) if keys else {}
+        average = means(seats)
+        hosts: dict[str, int] = {}
+        for store in self.registry.stores():
+            hosts[store.host_id] = max(hosts.get(store.host_id, 0), depths.get(store.id, 0))
+        anywhere = max(depths.values(), default=0)
+        return [self._worker(seat, hosts.get(seat.member.host_id, anywhere), average, now) for seat in seats]
+
+    def _worker(self, seat: Seat, cached_blocks: int, average: Means, now: float) -> Worker:
+        member, report = seat.member, seat.report
+        spec, role = member.spec, member.role
+        assert spec is not None and role is not None, "a store is no candidate"
+        queued, sequences, context = self._ahead(member, report, seat.reported_at)
+        return Worker(
+            id=member.id,
+            role=role,
+            max_model_len=member.max_model_len,
+            max_running=member.max_running,
+            kv_capacity_tokens=member.kv_capacity_tokens,
+            queued_tokens=queued,
+            sequences=sequences,
+            context_tokens=context,
+            prefill_rate=seat.prefill.believed(average.prefill_rate, now),
+            step_s=seat.step.believed(average.step_s, now),
+            fetch_s=spec.block_bytes / spec.block_size / seat.fetch.believed(average.fetch_rate, now),
+            cached_tokens=cached_blocks * spec.block_size,
+            penalty_s=seat.penalty_s(now),
+        )
+
+    def _ahead(self, member: Member, report: Report, reported_at: float) -> tuple[int, int, int]:
+        """Tokens to prefill, sequences and context ahead of a new request on `member`.
+
+        The ledger knows every plan but not how far its work is; the report knows the work but not the plans still on
+        their way. So: the report and what it can't have seen, at most what the ledger says, at least the report.
+        """
+        account = self.ledger.of(member.id)
+        tokens = sequences = context = 0
+        for charge in reversed(account.pending.values()):
+            if charge.made_at < reported_at - _UNSEEN_S:
+                break
+            tokens += charge.prefill_tokens
+        for charge in reversed(account.decoding.values()):
+            if charge.made_at < reported_at - _UNSEEN_S:
+                break
+            sequences += 1
+            context += charge.context_tokens
+        busy = report.running + report.waiting
+        held = max(0, member.kv_capacity_tokens - report.free_kv_tokens)
+        return (
+            _between(report.queued_tokens, account.prefill_tokens, tokens),
+            _between(busy, account.sequences, sequences),
+            max(account.context_tokens, held),
+        )
+
+    def _charge(self, ask: PlanAsk, asked: Ask, decision: Decision, now: float) -> Planned:
+        computes = decision.prefill or decision.decode
+        number = self.ledger.charge(
+            Charge(
+                prefill=computes.id,
+                decode=decision.decode.id,
+                prefill_tokens=decision.uncached_tokens,
+                context_tokens=asked.prompt_tokens + asked.expected_output,
+                prompt_tokens=ask.prompt_tokens,
+                made_at=now,
+            )
+        )
+        if ask.session:
+            self._homes.set((ask.model, ask.session), Home(computes.id, decision.decode.id), now)
+        return Planned(
+            number,
+            self._member(decision.prefill.id) if decision.prefill else None,
+            self._member(decision.decode.id),
+            decision.cached_tokens,
+            decision.uncached_tokens,
+            decision.first_token_s,
+        )
+
+    def _member(self, member_id: str) -> Member:
+        seat = self.registry.get(member_id)
+        assert seat is not None, "only joined members are candidates"
+        return seat.member
+
+
+def _between(reported: int, charged: int, unseen: int) -> int:
+    return max(reported, min(charged, reported + unseen))

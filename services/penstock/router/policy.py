@@ -1,0 +1,220 @@
+"""Where a request goes: state in, plan out. No clock, no socket, no await.
+
+Every cost is in predicted seconds, so that a fast worker with a queue and a slow idle one can be compared::
+
+    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + bytes to fetch / link rate
+    whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
+
+Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the
+longest prefix alone sends every request with a common system prompt to one worker. Equal costs are decided by chance,
+nearly equal ones by where the session was last; nothing else ever depends on the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import TypeVar
+
+
+class Role(Enum):
+    """What a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+    """Decodes, and prefills whatever it decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a decision knows of one worker, this request's charges not included."""
+
+    id: str
+    role: Role
+    max_model_len: int
+    max_running: int
+    kv_capacity_tokens: int
+    queued_tokens: int
+    """Uncached prompt tokens that it will compute before anything new."""
+    sequences: int
+    context_tokens: int
+    """Held, or promised to sequences that run or wait there."""
+    prefill_rate: float
+    """Tokens per second."""
+    step_s: float
+    """One decoding step of an empty worker."""
+    fetch_s: float
+    """Seconds to fetch the KV of one token."""
+    cached_tokens: int
+    """Longest prefix of this prompt in a store that it reaches."""
+    penalty_s: float = 0.0
+    """Added to every cost for a while after a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, as far as placing it is concerned."""
+
+    prompt_tokens: int
+    """Tokens whose KV must exist before the next one can be sampled; a moved request's output counts."""
+    expected_output: int
+    home_prefill: str = ""
+    home_decode: str = ""
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What an operator may set."""
+
+    local_prefill_tokens: int = 64
+    handoff_s: float = 0.01
+    max_queue_s: float = 120.0
+    tie: float = 0.05
+    """Costs within this fraction of the least are equal."""
+    home_margin: float = 0.1
+    """A session stays where it was when that costs at most this fraction (and 10 ms) more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The workers, and what the request will cost there."""
+
+    prefill: Worker | None
+    """None: the decode worker computes the prompt itself."""
+    decode: Worker
+    cached_tokens: int
+    uncached_tokens: int
+    """To be charged to whoever computes the prompt."""
+    first_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoWorker:
+    """Nobody decodes this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """No worker could ever hold the request."""
+
+    limit: int
+    """Tokens that the roomiest worker can."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """It would wait too long."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    prefill: Worker | None
+    decode: Worker
+    first_token_s: float
+    total_s: float
+
+
+Answer = Decision | NoWorker | TooLong | QueueFull
+
+
+def decide(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) -> Answer:
+    """The cheapest way to serve `ask`, or why there is none. `workers` all serve its model."""
+    decoders = _usable(ask, [worker for worker in workers if worker.role is not Role.PREFILL])
+    if not decoders:
+        return NoWorker()
+    need = ask.prompt_tokens + 1
+    roomy = [worker for worker in decoders if _limit(worker) >= need]
+    if not roomy:
+        return TooLong(max(_limit(worker) for worker in decoders))
+    prefill = _pick_prefill(ask, workers, random, knobs)
+    options = [_option(ask, worker, prefill, knobs) for worker in roomy]
+    chosen = _choose(
+        options, lambda option: option.total_s, lambda option: option.decode.id == ask.home_decode, random, knobs
+    )
+    computes = chosen.prefill or chosen.decode
+    wait_s = computes.queued_tokens / computes.prefill_rate
+    if wait_s > knobs.max_queue_s:
+        return QueueFull(wait_s)
+    cached = _cached(ask, computes)
+    return Decision(chosen.prefill, chosen.decode, cached, ask.prompt_tokens - cached, chosen.first_token_s)
+
+
+def prompt_s(ask: Ask, worker: Worker) -> float:
+    """Seconds until `worker` has the KV of the whole prompt, its queue first."""
+    cached = _cached(ask, worker)
+    compute = (worker.queued_tokens + ask.prompt_tokens - cached) / worker.prefill_rate
+    return compute + cached * worker.fetch_s + worker.penalty_s
+
+
+def decode_s(ask: Ask, worker: Worker) -> float:
+    """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
+    sequences = (worker.sequences + 1) / worker.max_running
+    context = (worker.context_tokens + ask.prompt_tokens + ask.expected_output) / worker.kv_capacity_tokens
+    steps_s = ask.expected_output * worker.step_s * (1 + sequences + context)
+    excess = max(0.0, sequences - 1) + max(0.0, context - 1)
+    return steps_s * (1 + excess) + worker.penalty_s
+
+
+def _usable(ask: Ask, workers: list[Worker]) -> list[Worker]:
+    """Those that have not failed this request; all of them when every one has."""
+    return [worker for worker in workers if worker.id not in ask.avoid] or workers
+
+
+def _limit(worker: Worker) -> int:
+    return min(worker.max_model_len, worker.kv_capacity_tokens)
+
+
+def _cached(ask: Ask, worker: Worker) -> int:
+    """The last token is always computed: its logits are wanted."""
+    return min(worker.cached_tokens, ask.prompt_tokens - 1)
+
+
+def _pick_prefill(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) -> Worker | None:
+    able = [
+        worker
+        for worker in workers
+        if worker.role is Role.PREFILL and worker.id not in ask.avoid and _limit(worker) >= ask.prompt_tokens
+    ]
+    if not able:
+        return None
+    return _choose(
+        able, lambda worker: prompt_s(ask, worker), lambda worker: worker.id == ask.home_prefill, random, knobs
+    )
+
+
+def _option(ask: Ask, decode: Worker, prefill: Worker | None, knobs: Knobs) -> _Option:
+    here_s = prompt_s(ask, decode)
+    local = _Option(None, decode, here_s, here_s + decode_s(ask, decode))
+    if prefill is None or decode.role is Role.BOTH:
+        return local
+    there_s = prompt_s(ask, prefill)
+    moved_s = there_s + knobs.handoff_s + ask.prompt_tokens * decode.fetch_s
+    short = ask.prompt_tokens - _cached(ask, decode) <= knobs.local_prefill_tokens
+    if short and here_s <= moved_s:
+        return local
+    return _Option(prefill, decode, there_s, moved_s + decode_s(ask, decode))
+
+
+Choice = TypeVar("Choice")
+
+
+def _choose(
+    choices: Sequence[Choice],
+    cost: Callable[[Choice], float],
+    is_home: Callable[[Choice], bool],
+    random: Random,
+    knobs: Knobs,
+) -> Choice:
+    costs = [cost(choice) for choice in choices]
+    least = min(costs)
+    for choice, seconds in zip(choices, costs, strict=True):
+        if is_home(choice) and seconds <= least * (1 + knobs.home_margin) + 0.01:
+            return choice
+    near = least * (1 + knobs.tie) + 1e-6
+    return random.choice([choice for choice, seconds in zip(choices, costs, strict=True) if seconds <= near])

@@ -1,0 +1,219 @@
+"""The router's gRPC service: reads messages, keeps the planner's books, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from penstock.router import messages
+from penstock.router.config import RouterConfig
+from penstock.router.latest import Latest
+from penstock.router.planner import PlanAsk, Planned, Planner
+from penstock.router.registry import Seat, Served
+from penstock.rpc.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.rpc.server import serve
+from penstock.runtime.metrics import RouterMetrics
+from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
+
+_SERVICE = "penstock.v1.Router"
+_HELLO_S = 5.0
+_TICK_S = 1.0
+_GRACE_S = 0.2
+"""Streams live as long as their callers do: waiting longer for their end would change nothing."""
+
+
+class Router:
+    """A running router. Made by `open_router`."""
+
+    def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.address = ""
+        self.metrics = RouterMetrics()
+        self.planner = Planner(config, clock)
+        self.view: Latest[list[Served]] = Latest([])
+        self._clock = clock
+        self._id = uuid4().hex
+        self._endings: dict[Seat, asyncio.Event] = {}
+        self._log = structlog.get_logger("penstock.router")
+
+    async def hold_seat(
+        self, requests: AsyncIterator[router_pb2.JoinRequest]
+    ) -> AsyncIterator[router_pb2.JoinResponse]:
+        """One member's stream."""
+        seat, ended = self._take_seat(await _hello(requests))
+        reader = asyncio.create_task(self._read(seat, requests, ended))  # ends with this stream, see below
+        try:
+            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self._id))
+            await ended.wait()
+            if seat.replaced:
+                raise Unavailable("a newer stream of this member has taken over")
+            await reader
+        finally:
+            reader.cancel()
+            self._leave_seat(seat)
+
+    async def hold_plan(
+        self, requests: AsyncIterator[router_pb2.PlanRequest]
+    ) -> AsyncIterator[router_pb2.PlanResponse]:
+        """One request's stream: its charge is released when the stream ends, however it ends."""
+        planned: Planned | None = None
+        ask: PlanAsk | None = None
+        epoch = generated = 0
+        try:
+            async for request in requests:
+                if request.HasField("ask"):
+                    if planned is not None:
+                        self.planner.release(planned.number)
+                        planned = None
+                    ask = messages.ask(request.ask)
+                    planned = self._plan(ask)
+                    epoch += 1
+                    yield messages.plan(planned, epoch)
+                elif planned is None:
+                    raise InvalidRequest("ask first")
+                else:
+                    generated = max(generated, request.progress.generated)
+                    self._progress(planned, request.progress)
+        finally:
+            if planned is not None:
+                self.planner.release(planned.number)
+            if ask is not None:
+                self.planner.learn(ask, generated)
+
+    async def watch(self) -> AsyncIterator[router_pb2.MeshView]:
+        """The served models, at once and after each change."""
+        async for served in self.view.follow():
+            yield messages.view(served)
+
+    async def keep_view(self) -> None:
+        """Notices silence: nobody sends a message when a worker falls silent."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._refresh()
+
+    def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, asyncio.Event]:
+        member = messages.member(hello)
+        old = self.planner.registry.get(member.id)
+        try:
+            seat = self.planner.registry.join(member, self._clock())
+        except PenstockError as error:
+            self._log.warning("member refused", member=member.id, reason=error.message)
+            raise
+        if old is not None:
+            self._endings[old].set()
+        self.planner.index.drop(member.id)
+        ended = self._endings[seat] = asyncio.Event()
+        self._log.info(
+            "member joined", member=member.id, role=member.role.value if member.role else "kvstore", at=member.address
+        )
+        self._refresh()
+        return seat, ended
+
+    def _leave_seat(self, seat: Seat) -> None:
+        del self._endings[seat]
+        if self.planner.registry.leave(seat):
+            self.planner.index.drop(seat.member.id)
+            self._log.info("member left", member=seat.member.id)
+            self._refresh()
+
+    async def _read(self, seat: Seat, requests: AsyncIterator[router_pb2.JoinRequest], ended: asyncio.Event) -> None:
+        try:
+            async for request in requests:
+                match request.WhichOneof("kind"):
+                    case "load":
+                        silent = seat.heard_at
+                        messages.hear(seat, request.load, self._clock())
+                        if seat.heard_at - silent > _TICK_S:
+                            self._refresh()
+                    case "blocks":
+                        self._index(seat, request.blocks)
+                    case "draining":
+                        seat.draining = request.draining
+                        self._log.info("member drains", member=seat.member.id)
+                        self._refresh()
+                    case _:
+                        raise InvalidRequest("after the hello: load, blocks or draining")
+        finally:
+            ended.set()
+
+    def _index(self, seat: Seat, events: common_pb2.BlockEvents) -> None:
+        if seat.member.role is not None:
+            raise InvalidRequest("blocks: only stores have them")
+        messages.check_keys(events.stored, "blocks.stored")
+        messages.check_keys(events.removed, "blocks.removed")
+        index, store = self.planner.index, seat.member.id
+        if events.snapshot:
+            index.drop(store)
+        index.stored(store, events.stored)
+        index.removed(store, events.removed)
+        self.metrics.indexed.set(len(index))
+
+    def _plan(self, ask: PlanAsk) -> Planned:
+        try:
+            with self.metrics.decision.time():
+                planned = self.planner.plan(ask)
+        except PenstockError as error:
+            self.metrics.refused.labels(error.code or type(error).__name__).inc()
+            raise
+        self.metrics.plans.labels("worker" if planned.prefill else "decode").inc()
+        return planned
+
+    def _progress(self, planned: Planned, progress: router_pb2.PlanProgress) -> None:
+        if progress.prefill_done:
+            self.planner.prefilled(planned.number)
+        self.planner.generated(planned.number, progress.generated)
+
+    def _refresh(self) -> None:
+        self.view.set(self.planner.registry.served(self._clock()))
+        for role, count in self.planner.registry.count().items():
+            self.metrics.members.labels(role).set(count)
+        self.metrics.indexed.set(len(self.planner.index))
+
+
+class _Servicer(router_pb2_grpc.RouterServicer):
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def Join(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.JoinResponse]:
+        return self._router.hold_seat(request_iterator)
+
+    def Plan(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.PlanResponse]:
+        return self._router.hold_plan(request_iterator)
+
+    def Watch(self, request: router_pb2.WatchRequest, context: Any) -> AsyncIterator[router_pb2.MeshView]:
+        return self._router.watch()
+
+
+@asynccontextmanager
+async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
+    """A router that serves until the block ends."""
+    router = Router(config)
+    calls = config.max_live_plans + 2 * config.max_members + 64
+
+    def register(server: Any) -> None:
+        router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)
+
+    async with serve(config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S) as server:
+        router.address = f"{config.address.rpartition(':')[0]}:{server.port}"
+        async with asyncio.TaskGroup() as tasks:
+            ticker = tasks.create_task(router.keep_view())
+            await server.set_serving(True)
+            yield router
+            ticker.cancel()
+
+
+async def _hello(requests: AsyncIterator[router_pb2.JoinRequest]) -> router_pb2.Hello:
+    try:
+        async with asyncio.timeout(_HELLO_S):
+            async for request in requests:
+                if request.HasField("hello"):
+                    return request.hello
+                break
+    except TimeoutError:
+        pass
+    raise InvalidRequest(f"send a hello first, within {_HELLO_S:.0f} s", field="hello")
