@@ -1,0 +1,208 @@
+"""A small model that guesses what a large one will say."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.checkpoint import Checkpoint, inspect
+from penstock.engine.batch import Run
+from penstock.engine.hooks import DraftAsk
+from penstock.engine.request import SamplingParams
+from penstock.engine.runner import Runner
+from penstock.engine.sampler import Choice
+from penstock.kv.pages import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStats:
+    sequences: int
+    free_pages: int
+    evicted: int
+    """Sequences that lost their KV to others."""
+    behind: int
+    """Answers that were empty because the sequence's KV was not ready yet."""
+
+
+@dataclass(eq=False, slots=True)
+class _Context:
+    """What the draft knows of one sequence: `tokens` have their KV in `pages`."""
+
+    owner: str
+    tokens: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    version: int = 0
+
+
+@dataclass(slots=True)
+class _Task:
+    """One ask being worked on; `tokens` grows by the guesses."""
+
+    ask: DraftAsk
+    context: _Context
+    tokens: list[int]
+    computed: int
+    params: SamplingParams
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def guesses(self) -> list[int]:
+        return self.tokens[len(self.ask.tokens) :]
+
+
+class ModelProposer:
+    """Proposer with a model of its own. Raises CheckpointError when the model cannot be loaded.
+
+    Keeps the KV of up to `max_sequences` sequences, least recently asked first to go; of a sequence that comes
+    back with other tokens the common prefix is kept. One call costs one step over at most `max_batch_tokens`
+    tokens to catch up and k - 1 small steps: a sequence that is further behind gets an empty answer and catches
+    up over several calls. Guesses are drawn with the target's own noise (see `noise`), so that draft and target
+    agree when sampling as often as their distributions allow. Not thread-safe: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        block_size: int = 16,
+        kv_pool_tokens: int = 32768,
+        max_batch_tokens: int = 512,
+        max_sequences: int = 256,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.checkpoint: Checkpoint = inspect(model)
+        limit = self.checkpoint.config.max_positions
+        self._limit = limit if max_model_len is None else min(limit, max_model_len)
+        pages = -(-kv_pool_tokens // block_size)
+        self._runner = Runner(self.checkpoint, dtype, device, pages, block_size, self._limit)
+        self._pool = PagePool(pages)
+        self._block_size = block_size
+        self._budget = max_batch_tokens
+        self._most = max_sequences
+        self._contexts: OrderedDict[str, _Context] = OrderedDict()
+        self._made = 0
+        self._evicted = 0
+        self._behind = 0
+
+    def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
+        """See Proposer.propose."""
+        asked = {ask.id for ask in asks}
+        tasks = [self._prepare(ask, asked) for ask in asks]
+        able = [task for task in tasks if task is not None]
+        ready = self._catch_up(able)
+        while ready:
+            self._step([(task, 1) for task in ready])
+            ready = self._unfinished(ready)
+        for task in able:
+            task.context.tokens = task.tokens[: task.computed]
+        return [task.guesses if task is not None else [] for task in tasks]
+
+    def forget(self, id: str) -> None:
+        """See Proposer.forget."""
+        context = self._contexts.pop(id, None)
+        if context is not None:
+            self._pool.release(context.owner, context.pages)
+
+    def stats(self) -> DraftStats:
+        return DraftStats(len(self._contexts), self._pool.free, self._evicted, self._behind)
+
+    def _prepare(self, ask: DraftAsk, asked: set[str]) -> _Task | None:
+        """The ask with pages for all its tokens and guesses; None when it cannot be served."""
+        tokens = list(ask.tokens)
+        k = min(ask.k, self._limit - len(tokens))
+        if k < 1 or not tokens or max(tokens) >= self.checkpoint.config.vocab_size:
+            return None
+        context = self._context(ask.id, asked)
+        if context is None or not self._make_room(context, len(tokens) + k - 1, asked):
+            return None
+        computed = min(_common(context.tokens, tokens), len(tokens) - 1)
+        del context.tokens[computed:]  # from here on this call writes over the rest
+        params = SamplingParams(
+            max_tokens=k,
+            temperature=ask.temperature,
+            top_k=ask.top_k,
+            top_p=ask.top_p,
+            min_p=ask.min_p,
+            seed=ask.seed,
+        )
+        return _Task(ask, context, tokens, computed, params)
+
+    def _context(self, id: str, asked: set[str]) -> _Context | None:
+        """The sequence's context, new if need be, marked as used last; None when there is no place for it."""
+        if id not in self._contexts:
+            if len(self._contexts) >= self._most and not self._evict(asked):
+                return None
+            self._made += 1
+            self._contexts[id] = _Context(f"{id}#{self._made}")
+        self._contexts.move_to_end(id)
+        return self._contexts[id]
+
+    def _make_room(self, context: _Context, positions: int, asked: set[str]) -> bool:
+        """Pages for `positions` tokens, taken from sequences that were not asked for lately."""
+        need = max(0, -(-positions // self._block_size) - len(context.pages))
+        while not self._pool.can_allocate(need):
+            if not self._evict(asked):
+                return False
+        if need:
+            context.pages.extend(self._pool.allocate(context.owner, need))
+            context.version += 1
+        return True
+
+    def _evict(self, asked: set[str]) -> bool:
+        """Forgets the sequence whose last ask is oldest, but none that is being asked for right now."""
+        for id in self._contexts:
+            if id not in asked:
+                self.forget(id)
+                self._evicted += 1
+                return True
+        return False
+
+    def _catch_up(self, tasks: list[_Task]) -> list[_Task]:
+        """One step for what the target has said meanwhile, nearly ready sequences first; those that want more."""
+        budget = self._budget
+        work: list[tuple[_Task, int]] = []
+        for task in sorted(tasks, key=lambda task: task.remaining):
+            count = min(task.remaining, budget)
+            budget -= count
+            if count:
+                work.append((task, count))
+        self._step(work)
+        self._behind += sum(1 for task in tasks if not task.guesses)
+        return self._unfinished([task for task in tasks if task.guesses])
+
+    def _step(self, work: list[tuple[_Task, int]]) -> None:
+        if not work:
+            return
+        answers = self._runner.step([self._run(task, count) for task, count in work])
+        for (task, count), answer in zip(work, answers, strict=True):
+            task.computed += count
+            task.tokens.extend(chosen.token for chosen in answer)
+
+    def _run(self, task: _Task, count: int) -> Run:
+        length = len(task.ask.tokens)
+        choice = Choice(task.params, frozenset(), task.tokens, length, (), {})
+        context = task.context
+        return Run(choice, task.computed, count, context.pages, (context.owner, context.version))
+
+    def _unfinished(self, tasks: list[_Task]) -> list[_Task]:
+        """Those with room for another guess that did not guess the end of the text."""
+        return [
+            task
+            for task in tasks
+            if len(task.guesses) < task.params.max_tokens and task.tokens[-1] not in self.checkpoint.eos_token_ids
+        ]
+
+
+def _common(old: list[int], new: list[int]) -> int:
+    """Length of the common prefix."""
+    length = min(len(old), len(new))
+    if old[:length] == new[:length]:
+        return length
+    return next(place for place in range(length) if old[place] != new[place])
