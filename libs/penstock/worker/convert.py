@@ -71,7 +71,7 @@ def token_from_message(message: common_pb2.Token) -> TokenOut:
     )
 
 
-def finish_to_message(finish: FinishReason | None) -> common_pb2.Finish:
+def finish_to_message(finish: FinishReason | None) -> common_pb2.Finish.ValueType:
     """Why a sequence ended, for the wire."""
     return _FINISH[finish]
 

@@ -62,6 +62,8 @@ class Worker:
         self.publisher = publisher
         self.channels = channels
         self.metrics = metrics
+        self.changed = asyncio.Event()
+        """Set when the load has changed."""
 
     def work(self, message: common_pb2.Request) -> Work:
         """The hooks of one request. Its last token is never fetched: somebody has to compute logits from it."""
@@ -74,6 +76,7 @@ class Worker:
 
     async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
         """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""
+        self.changed.set()
         origin = source or StoredPrefix(work.fetcher, work.sink.loaded)
         try:
             async with aclosing(self.engine.generate(request, source=origin, sink=work.sink)) as updates:
@@ -87,6 +90,8 @@ class Worker:
             raise Unavailable(str(error)) from error
         except EngineError as error:
             raise Internal("the model step failed") from error
+        finally:
+            self.changed.set()
 
     def load(self) -> router_pb2.Load:
         """What the router should know now."""
@@ -95,7 +100,7 @@ class Worker:
         return router_pb2.Load(
             running=stats.running,
             waiting=stats.waiting,
-            queued_prefill_tokens=stats.queued_prefill_tokens,
+            queued_prefill_tokens=stats.queued_tokens,
             free_kv_tokens=stats.free_pages * self.engine.spec.block_size,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             decode_step_s=stats.decode_step_s,
@@ -167,8 +172,9 @@ async def _joined(
     if not worker.config.router:
         yield
         return
+    channel = worker.channels.to(worker.config.router)
     async with asyncio.TaskGroup() as tasks:
-        joined = tasks.create_task(stay_joined(worker.channels.to(worker.config.router), hello, worker.load))
+        joined = tasks.create_task(stay_joined(channel, hello, worker.load, changed=worker.changed))
         try:
             yield
         finally:

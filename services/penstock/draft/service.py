@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import grpc
 
+from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
+from penstock.engine.drafting import NgramProposer, Proposer
 from penstock.engine.hooks import DraftAsk
 from penstock.rpc.errors import InvalidRequest
 from penstock.rpc.server import serve
+from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics
 from penstock.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["Draft"].full_name
 _MAX_TOKENS = 1 << 20
 _MAX_K = 64
-
-
-class Proposer(Protocol):
-    """Proposes for many sequences in one call, in a thread of its own."""
-
-    def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]: ...
-    def forget(self, id: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,11 @@ class Description:
 class Drafts:
     """One proposer and the thread it works in, shared by all streams."""
 
-    def __init__(self, proposer: Proposer, description: Description) -> None:
+    def __init__(
+        self, proposer: Proposer, description: Description, thread: ThreadPoolExecutor | None = None
+    ) -> None:
         self._proposer = proposer
-        self._thread = ThreadPoolExecutor(1, "propose")
+        self._thread = thread or ThreadPoolExecutor(1, "propose")
         self.description = description
         self.metrics = DraftMetrics()
 
@@ -172,7 +169,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         )
 
 
-async def _batched(requests: AsyncIterator[draft_pb2.DraftAsk]) -> AsyncIterator[list[draft_pb2.DraftAsk]]:
+async def _batched(requests: AsyncIterator[draft_pb2.DraftAsk]) -> AsyncGenerator[list[draft_pb2.DraftAsk], None]:
     """All asks that have come since the last batch; a worker that asks faster than it is answered is merged."""
     backlog: list[draft_pb2.DraftAsk] = []
     came = asyncio.Event()
@@ -194,6 +191,23 @@ async def _batched(requests: AsyncIterator[draft_pb2.DraftAsk]) -> AsyncIterator
                     yield taken
         finally:
             reader.cancel()
+
+
+def _load(config: DraftConfig) -> Drafts:
+    """Without torch when the proposer needs none. Raises ConfigError for a directory that is no model."""
+    if config.model == "ngram":
+        return Drafts(NgramProposer(), Description("ngram"))
+    import torch
+
+    from penstock.engine.draft_model import ModelProposer
+
+    try:
+        proposer = ModelProposer(Path(config.model), dtype=config.dtype, max_sequences=config.max_sequences)
+    except CheckpointError as error:
+        raise ConfigError("model", config.model, str(error)) from error
+    checkpoint = proposer.checkpoint
+    description = Description("model", tokenizer_fingerprint(checkpoint), checkpoint.config.vocab_size)
+    return Drafts(proposer, description, ThreadPoolExecutor(1, "propose", torch.set_num_threads, (config.threads,)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from penstock.worker.convert import (
     times_to_message,
     token_to_message,
 )
-from penstock.worker.worker import Served, Worker, open_worker
+from penstock.worker.worker import ServedWorker, Worker, open_worker
 
 SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 _CHUNK = 1 << 20
@@ -70,13 +70,13 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.HandoffEvent]:
         """Reports stored blocks as they appear, then the first token and the tail."""
         entry = await self._handoffs.take((request.request_id, request.epoch))
-        told: int | None = None
+        told = -1
         while True:
             entry.sink.changed.clear()
             ready = entry.ready
             if entry.failed:
                 raise Unavailable("the prefill ended before its first token")
-            if entry.sink.stored != told:
+            if entry.sink.stored is not None and entry.sink.stored != told:
                 told = entry.sink.stored
                 yield prefill_pb2.HandoffEvent(stored_blocks=told)
             if ready:
@@ -102,7 +102,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
 
 @asynccontextmanager
-async def open_prefill(config: PrefillConfig) -> AsyncIterator[Served]:
+async def open_prefill(config: PrefillConfig) -> AsyncIterator[ServedWorker]:
     """Serves prefill until the block ends."""
     handoffs = Handoffs(config.handoff_wait_s, config.handoff_keep_s)
 

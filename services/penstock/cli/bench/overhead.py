@@ -72,7 +72,7 @@ async def measure(quick: bool) -> Report:
     tokens, rounds = (64, 3) if quick else (192, 7)
     config = EngineConfig(model=embedded(_MODEL))
     async with Engine.open(config) as engine, _mesh() as client:
-        prompts = Prompts(engine.vocab_size)
+        prompts = Prompts(engine.checkpoint.config.vocab_size)
         bare = _Bare(engine, prompts, tokens)
         mesh = _Mesh(client, prompts, tokens)
         samples = await interleave({"bare": bare.measure, "mesh": mesh.measure}, rounds)
