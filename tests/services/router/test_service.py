@@ -1,0 +1,316 @@
+"""The router over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from tests.services.router.helpers import BLOCK, Harness, eventually, hello, keys, spec
+
+from penstock.rpc.errors import from_rpc
+from penstock.v1 import router_pb2
+
+STORES = [f"s{number}" for number in range(8)]
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+        await call.read()
+    return caught.value
+
+
+async def test_watch_tells_at_once_and_on_change(mesh: Harness) -> None:
+    watch = mesh.stub.Watch(router_pb2.WatchRequest())
+    mesh.calls.append(watch)
+    assert (await watch.read()).models == []
+    await mesh.join("p", "prefill")
+    view = await watch.read()
+    assert [(model.name, model.ready) for model in view.models] == [("m", False)]
+    decode = await mesh.join("d", "decode", max_model_len=4096)
+    view = await watch.read()
+    assert [(model.name, model.ready, model.max_model_len) for model in view.models] == [("m", True, 4096)]
+    assert view.models[0].spec == spec()
+    await decode.write(router_pb2.JoinRequest(draining=True))
+    assert [model.ready for model in (await watch.read()).models] == [False]
+
+
+async def test_end_of_stream_is_out_of_rotation(mesh: Harness) -> None:
+    first, second = await mesh.join("a"), await mesh.join("b")
+    await mesh.gone(first)
+    await eventually(lambda: len(mesh.router.planner.registry) == 1)
+    for _ in range(8):
+        _, plan = await mesh.plan()
+        assert plan.decode.member_id == "b"
+    await second.done_writing()
+    await eventually(lambda: len(mesh.router.planner.registry) == 0)
+    call = mesh.stub.Plan()
+    await call.write(router_pb2.PlanRequest(ask=router_pb2.PlanAsk(model_name="m", prompt_tokens=1)))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert from_rpc(error).retry_after == 1.0
+
+
+async def test_the_newest_stream_of_a_member_holds_its_seat(mesh: Harness) -> None:
+    old = await mesh.join("a", address="127.0.0.1:1")
+    await mesh.join("a", address="127.0.0.1:2")
+    assert (await refusal(old)).code() is grpc.StatusCode.UNAVAILABLE
+    _, plan = await mesh.plan()
+    assert plan.decode.address == "127.0.0.1:2"
+
+
+async def test_another_spec_is_refused_with_the_difference(mesh: Harness) -> None:
+    await mesh.join("a")
+    call = mesh.stub.Join()
+    await call.write(router_pb2.JoinRequest(hello=hello("b", spec=spec(block_size=32))))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "block_size is 32 here and 16 there" in (error.details() or "")
+    await mesh.join("c", model_name="another", spec=spec(block_size=32))
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("hello.member_id", {"member_id": "no spaces"}),
+        ("hello.role", {"role": 0}),
+        ("hello.address", {"address": "nowhere"}),
+        ("hello.model_name", {"model_name": ""}),
+        ("hello.max_running", {"max_running": 0}),
+        ("hello.kv_capacity_tokens", {"kv_capacity_tokens": 0}),
+        ("hello.spec", {"spec": spec(block_bytes=0)}),
+    ],
+)
+async def test_a_bad_hello_is_refused_with_its_field(mesh: Harness, field: str, fields: dict[str, Any]) -> None:
+    call = mesh.stub.Join()
+    message = hello("a")
+    message.MergeFrom(router_pb2.Hello())
+    for name, value in fields.items():
+        if name == "spec":
+            message.spec.CopyFrom(value)
+        else:
+            setattr(message, name, value)
+    await call.write(router_pb2.JoinRequest(hello=message))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc(error).field == field
+    assert len(mesh.router.planner.registry) == 0
+
+
+async def test_hello_comes_first(mesh: Harness) -> None:
+    call = mesh.stub.Join()
+    await call.write(router_pb2.JoinRequest(draining=True))
+    assert (await refusal(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        router_pb2.JoinRequest(hello=hello("a")),
+        router_pb2.JoinRequest(load=router_pb2.Load(prefill_tokens_per_s=float("nan"))),
+        router_pb2.JoinRequest(load=router_pb2.Load(decode_step_s=-1)),
+        router_pb2.JoinRequest(blocks={"stored": [b"short"]}),
+    ],
+)
+async def test_nonsense_from_a_member_ends_its_stream_only(mesh: Harness, request_: router_pb2.JoinRequest) -> None:
+    await mesh.join("good")
+    bad = await mesh.join("a")
+    await bad.write(request_)
+    assert (await refusal(bad)).code() is grpc.StatusCode.INVALID_ARGUMENT
+    _, plan = await mesh.plan()
+    assert plan.decode.member_id == "good"
+
+
+async def test_stored_blocks_are_known_until_their_store_leaves(mesh: Harness) -> None:
+    await mesh.join("p", "prefill")
+    await mesh.join("d", "decode")
+    store = await mesh.join("s", "kvstore")
+    index = mesh.router.planner.index
+    await mesh.store(store, stored=keys(6), snapshot=True)
+    await eventually(lambda: len(index) == 6)
+    prompt = {"tokens": 20 * BLOCK, "block_keys": keys(20)}
+    _, plan = await mesh.plan(**prompt)
+    assert plan.cached_tokens == 6 * BLOCK
+    assert plan.prefill.member_id == "p"
+    await mesh.store(store, removed=keys(6)[2:3])
+    await eventually(lambda: len(index) == 5)
+    _, plan = await mesh.plan(**prompt)
+    assert plan.cached_tokens == 2 * BLOCK
+    await mesh.gone(store)
+    await eventually(lambda: not mesh.router.planner.registry.stores())
+    _, plan = await mesh.plan(**prompt)
+    assert plan.cached_tokens == 0
+
+
+async def test_a_snapshot_forgets_what_was_before(mesh: Harness) -> None:
+    await mesh.join("d")
+    store = await mesh.join("s", "kvstore")
+    await mesh.store(store, stored=keys(3), snapshot=True)
+    await mesh.store(store, stored=keys(1), snapshot=True)
+    await eventually(lambda: len(mesh.router.planner.index) == 1)
+    _, plan = await mesh.plan(tokens=3 * BLOCK, block_keys=keys(3))
+    assert plan.cached_tokens == BLOCK
+
+
+async def test_a_short_tail_is_left_to_decode(mesh: Harness) -> None:
+    await mesh.join("p", "prefill")
+    await mesh.join("d", "decode")
+    store = await mesh.join("s", "kvstore")
+    await mesh.store(store, stored=keys(100))
+    await eventually(lambda: len(mesh.router.planner.index) == 100)
+    _, plan = await mesh.plan(tokens=100 * BLOCK + 20, block_keys=keys(100))
+    assert not plan.HasField("prefill")
+    _, plan = await mesh.plan(tokens=100 * BLOCK + 200, block_keys=keys(100))
+    assert plan.HasField("prefill")
+
+
+async def test_asking_again_replaces_the_plan(mesh: Harness) -> None:
+    for member in ("a", "b"):
+        await mesh.join(member)
+    call, plan = await mesh.plan()
+    again = await mesh.again(call, avoid=[plan.decode.member_id])
+    assert (plan.epoch, again.epoch) == (1, 2)
+    assert {plan.decode.member_id, again.decode.member_id} == {"a", "b"}
+    ledger = mesh.router.planner.ledger
+    assert len(ledger) == 1
+    assert ledger.of(plan.decode.member_id).sequences == 0
+
+
+async def test_the_last_way_is_taken_though_it_failed_before(mesh: Harness) -> None:
+    await mesh.join("d", "decode")
+    await mesh.join("p", "prefill")
+    _, plan = await mesh.plan(avoid=["d", "p"])
+    assert plan.decode.member_id == "d"
+    assert not plan.HasField("prefill")
+
+
+async def test_progress_releases_the_prefill_part(mesh: Harness) -> None:
+    await mesh.join("p", "prefill")
+    await mesh.join("d", "decode")
+    call, plan = await mesh.plan(tokens=1000)
+    ledger = mesh.router.planner.ledger
+    assert (plan.prefill.member_id, ledger.of("p").prefill_tokens, ledger.of("d").context_tokens) == ("p", 1000, 1050)
+    await call.write(router_pb2.PlanRequest(progress=router_pb2.PlanProgress(prefill_done=True)))
+    await eventually(lambda: ledger.of("p").prefill_tokens == 0)
+    await call.write(router_pb2.PlanRequest(progress=router_pb2.PlanProgress(generated=80)))
+    await eventually(lambda: ledger.of("d").context_tokens == 1080)
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    await eventually(lambda: ledger.empty)
+
+
+async def test_aborted_streams_leave_nothing_charged(mesh: Harness) -> None:
+    for member in ("a", "b"):
+        await mesh.join(member, "decode")
+    await mesh.join("p", "prefill")
+
+    async def one(number: int) -> None:
+        call = mesh.stub.Plan()
+        await call.write(router_pb2.PlanRequest(ask=router_pb2.PlanAsk(model_name="m", prompt_tokens=100 + number)))
+        if number % 4 > 0:
+            await call.read()
+        if number % 4 > 1:
+            await call.write(router_pb2.PlanRequest(progress=router_pb2.PlanProgress(prefill_done=True, generated=300)))
+        if number % 4 > 2:
+            await call.write(router_pb2.PlanRequest(ask=router_pb2.PlanAsk()))  # refused
+            await refusal(call)
+        call.cancel()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(60):
+            tasks.create_task(one(number))
+    ledger = mesh.router.planner.ledger
+    await eventually(lambda: ledger.empty)
+    assert (len(ledger), ledger.of("a").context_tokens, ledger.of("p").prefill_tokens) == (0, 0, 0)
+
+
+async def test_a_charge_outlives_its_member(mesh: Harness) -> None:
+    worker = await mesh.join("a")
+    call, _ = await mesh.plan()
+    await mesh.gone(worker)
+    await eventually(lambda: len(mesh.router.planner.registry) == 0)
+    assert len(mesh.router.planner.ledger) == 1
+    await mesh.gone(call)
+    await eventually(lambda: mesh.router.planner.ledger.empty)
+
+
+async def test_too_many_live_plans_are_refused_at_once(start: Callable[..., Awaitable[Harness]]) -> None:
+    mesh = await start(max_live_plans=2)
+    await mesh.join("a")
+    calls = [(await mesh.plan())[0] for _ in range(2)]
+    extra = mesh.stub.Plan()
+    await extra.write(router_pb2.PlanRequest(ask=router_pb2.PlanAsk(model_name="m", prompt_tokens=5)))
+    error = await refusal(extra)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert from_rpc(error).retry_after == 1.0
+    await mesh.gone(calls[0])
+    await eventually(lambda: len(mesh.router.planner.ledger) == 1)
+    await mesh.plan()
+
+
+async def test_a_queue_without_end_is_refused(start: Callable[..., Awaitable[Harness]]) -> None:
+    mesh = await start(max_queue_s=10)
+    await mesh.join("a")
+    for _ in range(3):  # 2,000 tokens per second are assumed of a worker that has not measured
+        await mesh.plan(tokens=8000)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        for _ in range(10):
+            await mesh.plan(tokens=8000)
+    assert from_rpc(caught.value).code == "queue_full"
+    assert (from_rpc(caught.value).retry_after or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"model_name": "other"}, grpc.StatusCode.NOT_FOUND),
+        ({"tokens": 9000}, grpc.StatusCode.OUT_OF_RANGE),
+        ({"block_keys": [b"x"]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"tokens": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_an_impossible_ask_is_refused(mesh: Harness, fields: dict[str, Any], code: grpc.StatusCode) -> None:
+    await mesh.join("a")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await mesh.plan(**fields)
+    assert caught.value.code() is code
+
+
+@pytest.mark.parametrize("holders", [0, 1, 8])
+async def test_a_burst_with_one_common_prefix_is_spread(mesh: Harness, holders: int) -> None:
+    stores = [await mesh.join(f"s{number}", "kvstore", host_id=f"h{number}") for number in range(8)]
+    for number in range(8):
+        await mesh.join(f"w{number}", host_id=f"h{number}")
+    for store in stores[:holders]:
+        await mesh.store(store, stored=keys(64))
+    await eventually(lambda: all(store in mesh.router.planner.index.match(keys(64)) for store in STORES[:holders]))
+    async with asyncio.TaskGroup() as tasks:
+        asked = [
+            tasks.create_task(mesh.plan(tokens=64 * BLOCK + 100, block_keys=keys(64), max_tokens=200))
+            for _ in range(96)
+        ]
+    placed = Counter(task.result()[1].decode.member_id for task in asked)
+    if holders == 1:  # who has the prefix may take more requests, not more work
+        placed = Counter({f"w{n}": mesh.router.planner.ledger.of(f"w{n}").prefill_tokens for n in range(8)})
+        assert min(placed.values()) > 0
+    assert max(placed.values()) <= 1.2 * placed.total() / 8
+
+
+async def test_members_and_plans_are_counted(mesh: Harness) -> None:
+    await mesh.join("a")
+    await mesh.plan()
+    text = mesh.router.metrics.text().decode()
+    assert 'penstock_members{role="both"} 1.0' in text
+    assert 'penstock_plans_total{prefill="decode"} 1.0' in text
+
+
+async def test_leaving_is_quick_with_streams_open(start: Callable[..., Awaitable[Harness]]) -> None:
+    mesh = await start()
+    await mesh.join("a")
+    await mesh.plan()
+    assert len(mesh.router.planner.ledger) == 1
+    # The fixture closes the router while both streams are open; the time limit of the test is the assertion.
