@@ -61,6 +61,7 @@ class AttachResponse(_message.Message):
     EPOCHS_AT_FIELD_NUMBER: _builtins.int
     SLOTS_AT_FIELD_NUMBER: _builtins.int
     SLOT_STRIDE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """goes with every later call; unguessable"""
     host_id: _builtins.str
@@ -76,6 +77,7 @@ class AttachResponse(_message.Message):
     slots_at: _builtins.int
     """slot i begins at slots_at + i * slot_stride, and its epoch is entry i"""
     slot_stride: _builtins.int
+    slots: _builtins.int
     def __init__(
         self,
         *,
@@ -88,10 +90,11 @@ class AttachResponse(_message.Message):
         epochs_at: _builtins.int = ...,
         slots_at: _builtins.int = ...,
         slot_stride: _builtins.int = ...,
+        slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id", "slot_stride", b"slot_stride", "slots_at", b"slots_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -634,11 +637,12 @@ class StatsResponse(_message.Message):
     COOLING_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     RESYNCHRONISED_FIELD_NUMBER: _builtins.int
+    DETACHED_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
     used_bytes: _builtins.int
-    """sum over committed and reserved blocks"""
+    """sum over committed, reserved and detached blocks"""
     blocks: _builtins.int
     """committed"""
     reserved: _builtins.int
@@ -659,6 +663,8 @@ class StatsResponse(_message.Message):
     slots: _builtins.int
     resynchronised: _builtins.int
     """event subscribers that were too slow and got a new snapshot"""
+    detached: _builtins.int
+    """quarantined, but still leased"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -682,11 +688,12 @@ class StatsResponse(_message.Message):
         cooling: _builtins.int = ...,
         slots: _builtins.int = ...,
         resynchronised: _builtins.int = ...,
+        detached: _builtins.int = ...,
         spec: _common_pb2.KvSpec | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "cooling", b"cooling", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,107 @@
+"""What the store knows of a block, a reservation, a lease and a session. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A slot in somebody's hands. It is reserved until it has a checksum, stored from then on."""
+
+    key: bytes
+    parent: bytes
+    first_token: int
+    slot: int
+    epoch: int
+    """Names this holding of this slot; never used twice."""
+    owner: str
+    """The session that reserved it."""
+    checksum: bytes = b""
+    pins: int = 0
+    """Leases that hold it."""
+    used: int = 0
+    """Tick of the last use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A block that a client would like to store."""
+
+    key: bytes
+    parent: bytes
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A reserved block whose bytes are in place; without a checksum it is given back."""
+
+    key: bytes
+    epoch: int
+    checksum: bytes
+
+
+class Room(Enum):
+    """The answer to a wish for room."""
+
+    WRITE = 1
+    EXISTS = 2
+    FULL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """`block` is set exactly when `room` is WRITE."""
+
+    room: Room
+    block: Block | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Pins on `blocks`. They stay where they are until release, deadline, or the end of the session."""
+
+    lease_id: int
+    session: str
+    blocks: list[Block]
+    deadline: float
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A client while its Attach stream is open, and all that it owns."""
+
+    session_id: str
+    client: str
+    leases: dict[int, Lease] = field(default_factory=dict)
+    reserved: dict[bytes, Block] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Counted by the store itself; metrics, tests and the wire read the same numbers."""
+
+    slots: int
+    blocks: int
+    """Stored and findable."""
+    reserved: int
+    detached: int
+    """Quarantined, but still leased."""
+    cooling: int
+    """Slots that rest because a late write into them can't be excluded."""
+    used_bytes: int
+    """Of stored, reserved and detached blocks."""
+    leases: int
+    sessions: int
+    hits: int
+    """Blocks leased."""
+    misses: int
+    """Blocks asked for in a lease and not found."""
+    puts: int
+    evictions: int
+    quarantined: int
+    refused_commits: int
+    expired_leases: int
+    expired_reservations: int

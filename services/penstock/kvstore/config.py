@@ -1,0 +1,82 @@
+"""Settings of the KV store."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.kv.host import host_id
+from penstock.runtime.config import ConfigError, Size, format_size
+
+_LEAST_BYTES = 1 << 16
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class KvStoreConfig:
+    """The KV store: blocks in memory that the workers of this host share."""
+
+    address: str = "127.0.0.1:0"
+    """Where to listen; port 0 picks a free one."""
+    host_bytes: Size = 1 << 30
+    """Size of the shared memory, as 512MiB or 2GiB. It fills as blocks arrive."""
+    router: str | None = None
+    """The router to join, as host:port; none: clients find the store by themselves."""
+    host_id: str = field(default_factory=host_id)
+    """Clients with the same id map the memory, others stream."""
+    lease_s: float = 30.0
+    """Longest time that a client may pin blocks for one read."""
+    reserve_s: float = 10.0
+    """Time to write a reserved block."""
+    cooling_s: float = 5.0
+    """How long a slot rests when its writer vanished."""
+    max_clients: int = 256
+    """Clients attached at the same time."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError on a setting that can't work."""
+        _check_address("address", self.address)
+        if self.router is not None:
+            _check_address("router", self.router)
+        _check_bytes(self.host_bytes)
+        for name in ("lease_s", "reserve_s"):
+            if not 0 < getattr(self, name) <= 3600:
+                raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
+        if not 0 <= self.cooling_s <= 3600:
+            raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
+        if not 1 <= self.max_clients <= 10_000:
+            raise ConfigError("max_clients", self.max_clients, "1 to 10000")
+        if not self.host_id:
+            raise ConfigError("host_id", self.host_id, "a name for this host")
+        if self.log_level not in _LOG_LEVELS:
+            raise ConfigError("log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
+
+
+def _check_address(name: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(name, address, "write host:port, for example 127.0.0.1:7401")
+
+
+def _check_bytes(size: int) -> None:
+    most = memory_bytes()
+    if size > most:
+        possible = format_size(most - most % (1 << 20))
+        raise ConfigError("host_bytes", format_size(size), f"this machine has {possible} of memory; use less than that")
+    if size < _LEAST_BYTES:
+        raise ConfigError("host_bytes", format_size(size), f"at least {format_size(_LEAST_BYTES)}")
+
+
+def memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or the container's limit when that is less."""
+    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        try:
+            least = min(least, int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return least

@@ -1,0 +1,31 @@
+"""What ends when."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Deadlines(Generic[Item]):
+    """A heap of (time, item). What ended early stays in it until its time; who takes it out checks."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self._order = itertools.count()
+
+    def add(self, end: float, item: Item) -> None:
+        """`item` is due at `end`."""
+        heapq.heappush(self._heap, (end, next(self._order), item))
+
+    def first(self) -> float | None:
+        """When the next item is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> Iterator[Item]:
+        """Takes out what is due."""
+        while self._heap and self._heap[0][0] <= now:
+            yield heapq.heappop(self._heap)[2]

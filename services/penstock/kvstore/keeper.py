@@ -1,0 +1,191 @@
+"""Owns what a running store consists of: the arena, the block table, the subscribers, and the clock.
+
+A store keeps blocks of one KvSpec at a time. The first client fixes it; a client with another spec is refused
+with the difference named, for as long as anybody is attached. Two specs could share slots of equal size, since
+their keys differ, but then a worker with the wrong weights would look healthy and never hit; a refusal is seen.
+When nobody is attached, a new spec empties the store: those who could read the old blocks are gone. Two models on
+one host are two stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.kv.arena import Arena, Layout
+from penstock.kv.identity import KvSpec
+from penstock.kvstore.blocks import Block, StoreStats
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.events import EventHub
+from penstock.kvstore.store import BlockStore
+from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
+from penstock.runtime.config import format_size
+
+_AHEAD_BYTES = 32 << 20
+"""Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
+_STEP_BYTES = 4 << 20
+_NOTHING = StoreStats(*[0] * 16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcer:
+    """Passes the table's changes on: to subscribers, and to those who map the arena."""
+
+    arena: Arena
+    hub: EventHub
+
+    def stored(self, block: Block) -> None:
+        self.hub.note(block.key, True)
+
+    def removed(self, block: Block) -> None:
+        self.hub.note(block.key, False)
+
+    def holder(self, slot: int, epoch: int) -> None:
+        self.arena.set_epoch(slot, epoch)
+
+
+class Keeper:
+    """The store behind the service. All calls on one event loop; `run` beside them, `close` at the end."""
+
+    def __init__(self, config: KvStoreConfig) -> None:
+        self._config = config
+        self.arena = Arena(config.host_bytes)
+        self.hub = EventHub(self._keys)
+        self.spec: KvSpec | None = None
+        self.closing = asyncio.Event()
+        self._announcer = _Announcer(self.arena, self.hub)
+        self._store: BlockStore | None = None
+        self._epochs = itertools.count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed = 0.0
+        self._touched = 0
+        self._grown = asyncio.Event()
+        self._log = structlog.get_logger("penstock.kvstore")
+
+    @property
+    def store(self) -> BlockStore:
+        """The table. Raises NotFound before the first client."""
+        if self._store is None:
+            raise NotFound("no such session: attach first", field="session_id")
+        return self._store
+
+    def now(self) -> float:
+        """The table's clock."""
+        return time.monotonic()
+
+    def stats(self) -> StoreStats:
+        """Figures of the table; zeros before the first client."""
+        return self._store.stats() if self._store else _NOTHING
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys are stored; also before the first client."""
+        return self._store.lookup(keys) if self._store else 0
+
+    def _keys(self) -> Iterable[bytes]:
+        return self._store.keys() if self._store else ()
+
+    # -- sessions
+
+    def attach(self, client: str, spec: KvSpec) -> str:
+        """A new session's id. Raises Refused, Overloaded, Unavailable."""
+        if self.closing.is_set():
+            raise Unavailable("the store is stopping")
+        if self.stats().sessions >= self._config.max_clients:
+            raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
+        if self._store is None or spec != self.spec:
+            self._change_spec(spec)
+        session_id = secrets.token_hex(16)
+        self.store.attach(session_id, client)
+        self._log.info("client attached", client=client)
+        return session_id
+
+    def detach(self, session_id: str, client: str) -> None:
+        """Takes back all that the session owns."""
+        self.store.detach(session_id, self.now())
+        self.arm()
+        self._log.info("client detached", client=client)
+
+    def _change_spec(self, spec: KvSpec) -> None:
+        layout = Layout.fit(self.arena.size, spec.block_bytes)
+        if layout.slots == 0:
+            size = format_size(self.arena.size)
+            raise Refused(f"a block of {format_size(spec.block_bytes)} does not fit into a store of {size}")
+        if self._store is not None and self.spec is not None:
+            self._store.expire(self.now())
+            if self._store.stats().sessions:
+                raise Refused(f"the store is in use with another KV spec: {self.spec.difference(spec)}")
+            if not self._store.idle:
+                raise Unavailable("the store waits for the last writers of another KV spec", retry_after=1.0)
+        self.arena.format(layout)
+        self.spec = spec
+        self._store = BlockStore(
+            layout.slots,
+            spec.block_bytes,
+            self._announcer,
+            epochs=self._epochs,
+            reserve_s=self._config.reserve_s,
+            cooling_s=self._config.cooling_s,
+        )
+        self.hub.restart()
+        self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
+        self.grown()
+
+    # -- time and memory
+
+    def arm(self) -> None:
+        """Call after each change: sees to it that what ends is taken back when it ends."""
+        end = self._store.next_deadline() if self._store else None
+        if end is None or self.closing.is_set():
+            return
+        if self._timer is not None:
+            if self._armed <= end:
+                return
+            self._timer.cancel()
+        self._armed = end
+        self._timer = asyncio.get_running_loop().call_later(max(0.001, end - self.now()), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self.store.expire(self.now())
+        self.arm()
+
+    def grown(self) -> None:
+        """Call after slots were handed out: has pages provided ahead of the next ones."""
+        self._grown.set()
+
+    def _wanted(self) -> int:
+        if self._store is None:
+            return 0
+        return min(self.arena.size, self.arena.layout.offset(self._store.frontier) + _AHEAD_BYTES)
+
+    async def run(self) -> None:
+        """Provides pages ahead of need, in a thread, until cancelled."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "penstock-pages") as thread:
+            while True:
+                await self._grown.wait()
+                self._grown.clear()
+                while self._touched < self._wanted():
+                    step = min(_STEP_BYTES, self.arena.size - self._touched)
+                    if not await loop.run_in_executor(thread, self.arena.populate, self._touched, step):
+                        self._log.info("pages can't be provided ahead on this kernel")
+                        return
+                    self._touched += step
+
+    def stop(self) -> None:
+        """Ends all sessions and subscriptions: their streams return."""
+        self.closing.set()
+        self.hub.close()
+
+    def close(self) -> None:
+        """Frees the arena. After `stop`, when no handler runs any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.arena.close()

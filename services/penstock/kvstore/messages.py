@@ -1,0 +1,44 @@
+"""The store's data to and from messages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from penstock.kvstore.blocks import Wanted, Written
+from penstock.kvstore.checks import check_checksum, check_key
+from penstock.kvstore.events import Change
+from penstock.kvstore.keeper import Keeper
+from penstock.rpc.convert import spec_to_message
+from penstock.v1 import common_pb2, kvstore_pb2
+
+
+def wanted_from_message(field: str, block: kvstore_pb2.ReserveBlock) -> Wanted:
+    """A checked Wanted; `field` is its place in the request."""
+    check_key(f"{field}.key", block.key)
+    check_key(f"{field}.parent", block.parent)
+    return Wanted(block.key, block.parent, block.first_token)
+
+
+def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
+    """A checked Written; `field` is its place in the request."""
+    check_key(f"{field}.key", block.key)
+    check_checksum(f"{field}.checksum", block.checksum)
+    return Written(block.key, block.epoch, block.checksum)
+
+
+def events_message(change: Change) -> common_pb2.BlockEvents:
+    """A Change for the wire."""
+    return common_pb2.BlockEvents(
+        stored=change.stored, removed=change.removed, snapshot=change.snapshot, tier=common_pb2.TIER_HOST
+    )
+
+
+def stats_message(keeper: Keeper, host_id: str) -> kvstore_pb2.StatsResponse:
+    """The table's figures for the wire."""
+    figures = asdict(keeper.stats())
+    message = kvstore_pb2.StatsResponse(
+        host_id=host_id, arena_bytes=keeper.arena.size, resynchronised=keeper.hub.resynchronised, **figures
+    )
+    if keeper.spec is not None:
+        message.spec.CopyFrom(spec_to_message(keeper.spec))
+    return message

@@ -1,0 +1,221 @@
+"""The KV store's gRPC face: checks and translates messages, and delegates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from penstock.kvstore.blocks import Reserved, Room, StoreStats
+from penstock.kvstore.checks import (
+    CHUNK_BYTES,
+    check_count,
+    check_key,
+    check_keys,
+    check_length,
+    check_name,
+    check_spec,
+    lease_seconds,
+)
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.membership import Member
+from penstock.kvstore.messages import events_message, stats_message, wanted_from_message, written_from_message
+from penstock.kvstore.writer import Writer
+from penstock.rpc.channels import open_channels
+from penstock.rpc.convert import spec_from_message
+from penstock.rpc.errors import InvalidRequest
+from penstock.rpc.server import serve
+from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+
+_NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name
+_GRACE_S = 2.0
+_ROOM = {
+    Room.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
+    Room.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
+    Room.FULL: kvstore_pb2.Reservation.STATE_FULL,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class KvStore:
+    """A running store. Made by `open_kvstore`."""
+
+    def __init__(self, keeper: Keeper, address: str) -> None:
+        self._keeper = keeper
+        self.address = address
+
+    def stats(self) -> StoreStats:
+        """The table's figures."""
+        return self._keeper.stats()
+
+
+@asynccontextmanager
+async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
+    """Serves until the block ends, then: sessions and subscriptions end, calls drain, the memory is freed."""
+    keeper = Keeper(config)
+    try:
+        async with (
+            open_channels() as channels,
+            serve(config.address, lambda server: _register(keeper, config, server), [_NAME], grace=_GRACE_S) as server,
+        ):
+            address = f"{config.address.rpartition(':')[0]}:{server.port}"
+            background = [asyncio.create_task(keeper.run())]  # awaited below; a group would wrap the caller's errors
+            if config.router is not None:
+                member = Member(channels.to(config.router), address, config.host_id, keeper.hub)
+                background.append(asyncio.create_task(member.run()))
+            await server.set_serving(True)
+            try:
+                yield KvStore(keeper, address)
+            finally:
+                keeper.stop()
+                await _end(background)
+    finally:
+        keeper.close()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+
+
+def _register(keeper: Keeper, config: KvStoreConfig, server: grpc.aio.Server) -> None:
+    kvstore_pb2_grpc.add_KvStoreServicer_to_server(Servicer(keeper, config), server)
+
+
+class Servicer(kvstore_pb2_grpc.KvStoreServicer):
+    """One method per rpc; see the proto for their contracts."""
+
+    def __init__(self, keeper: Keeper, config: KvStoreConfig) -> None:
+        self._keeper = keeper
+        self._config = config
+
+    async def Attach(
+        self, request: kvstore_pb2.AttachRequest, context: Context
+    ) -> AsyncIterator[kvstore_pb2.AttachResponse]:
+        check_name("client", request.client)
+        spec = spec_from_message(request.spec)
+        check_spec(spec)
+        session_id = self._keeper.attach(request.client, spec)
+        try:
+            yield self._attached(session_id)
+            await self._keeper.closing.wait()
+        finally:
+            self._keeper.detach(session_id, request.client)
+
+    def _attached(self, session_id: str) -> kvstore_pb2.AttachResponse:
+        arena = self._keeper.arena
+        return kvstore_pb2.AttachResponse(
+            session_id=session_id,
+            host_id=self._config.host_id,
+            arena_path=arena.path,
+            arena_bytes=arena.size,
+            lease_s=self._config.lease_s,
+            arena_id=arena.arena_id,
+            epochs_at=arena.layout.epochs_at,
+            slots_at=arena.layout.slots_at,
+            slot_stride=arena.layout.stride,
+            slots=arena.layout.slots,
+        )
+
+    async def Lookup(self, request: kvstore_pb2.LookupRequest, context: Context) -> kvstore_pb2.LookupResponse:
+        check_keys(request.keys)
+        return kvstore_pb2.LookupResponse(found=self._keeper.lookup(request.keys))
+
+    async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
+        check_keys(request.keys)
+        seconds = lease_seconds(request.lease_s, self._config.lease_s)
+        store = self._keeper.store
+        lease = store.lease(request.session_id, request.keys, seconds, self._keeper.now())
+        if lease is None:
+            return kvstore_pb2.LeaseResponse()
+        self._keeper.arm()
+        layout, length = self._keeper.arena.layout, store.block_bytes
+        blocks = [
+            kvstore_pb2.BlockRef(
+                offset=layout.offset(block.slot),
+                length=length,
+                epoch=block.epoch,
+                checksum=block.checksum,
+                tier=common_pb2.TIER_HOST,
+            )
+            for block in lease.blocks
+        ]
+        return kvstore_pb2.LeaseResponse(lease_id=lease.lease_id, blocks=blocks)
+
+    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
+        check_count("lease_ids", request.lease_ids)
+        released = self._keeper.store.release(request.session_id, request.lease_ids, self._keeper.now())
+        self._keeper.arm()
+        return kvstore_pb2.ReleaseResponse(released=released)
+
+    async def Reserve(self, request: kvstore_pb2.ReserveRequest, context: Context) -> kvstore_pb2.ReserveResponse:
+        check_count("blocks", request.blocks)
+        store = self._keeper.store
+        check_length(request.length, store.block_bytes)
+        wanted = [wanted_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
+        reserved = store.reserve(request.session_id, wanted, self._keeper.now())
+        self._keeper.arm()
+        self._keeper.grown()
+        return kvstore_pb2.ReserveResponse(blocks=[self._answer(one) for one in reserved], reserve_s=store.reserve_s)
+
+    def _answer(self, reserved: Reserved) -> kvstore_pb2.Reservation:
+        if reserved.block is None:
+            return kvstore_pb2.Reservation(state=_ROOM[reserved.room])
+        offset = self._keeper.arena.layout.offset(reserved.block.slot)
+        return kvstore_pb2.Reservation(state=_ROOM[reserved.room], offset=offset, epoch=reserved.block.epoch)
+
+    async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
+        check_count("blocks", request.blocks)
+        written = [written_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
+        committed = self._keeper.store.commit(request.session_id, written, self._keeper.now())
+        return kvstore_pb2.CommitResponse(committed=committed)
+
+    async def Quarantine(
+        self, request: kvstore_pb2.QuarantineRequest, context: Context
+    ) -> kvstore_pb2.QuarantineResponse:
+        check_key("key", request.key)
+        store = self._keeper.store
+        removed = store.quarantine(request.session_id, request.key, request.epoch, self._keeper.now())
+        self._keeper.arm()
+        return kvstore_pb2.QuarantineResponse(removed=removed)
+
+    async def Read(self, request: kvstore_pb2.ReadRequest, context: Context) -> AsyncIterator[kvstore_pb2.BlockChunk]:
+        check_count("indices", request.indices)
+        store, arena = self._keeper.store, self._keeper.arena
+        for index in request.indices:
+            for at in range(0, store.block_bytes, CHUNK_BYTES):
+                lease = store.find_lease(request.session_id, request.lease_id, self._keeper.now())
+                if index >= len(lease.blocks):
+                    raise InvalidRequest(f"the lease has {len(lease.blocks)} blocks, not {index + 1}", field="indices")
+                slot = arena.block(lease.blocks[index].slot, store.block_bytes)
+                yield kvstore_pb2.BlockChunk(index=index, at=at, data=bytes(slot[at : at + CHUNK_BYTES]))
+
+    async def Write(
+        self, request_iterator: AsyncIterator[kvstore_pb2.BlockChunk], context: Context
+    ) -> kvstore_pb2.CommitResponse:
+        writer = Writer(self._keeper)
+        async for chunk in request_iterator:
+            if len(chunk.data) > CHUNK_BYTES:
+                raise InvalidRequest(f"data has {len(chunk.data)} bytes, a chunk at most {CHUNK_BYTES}", field="data")
+            if chunk.HasField("block"):
+                writer.begin(chunk.session_id, written_from_message("block", chunk.block))
+            writer.add(chunk.at, chunk.data)
+        return kvstore_pb2.CommitResponse(committed=writer.finish())
+
+    async def Events(
+        self, request: kvstore_pb2.EventsRequest, context: Context
+    ) -> AsyncIterator[common_pb2.BlockEvents]:
+        with self._keeper.hub.subscribe() as subscriber:
+            while (change := await subscriber.next()) is not None:
+                yield events_message(change)
+
+    async def Stats(self, request: kvstore_pb2.StatsRequest, context: Context) -> kvstore_pb2.StatsResponse:
+        return stats_message(self._keeper, self._config.host_id)

@@ -1,0 +1,54 @@
+"""Who holds which slot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+
+class Slots:
+    """Slots 0 to count-1, each free, held, or cooling. One owner, not thread-safe.
+
+    Slots that were used before are handed out first, so that memory grows only with need; `frontier` is the first
+    slot that never was.
+    """
+
+    def __init__(self, count: int, epochs: Iterable[int] | None = None) -> None:
+        self.count = count
+        self.frontier = 0
+        self.cooling = 0
+        self._free: list[int] = []
+        self._epochs = iter(epochs or itertools.count(1))
+
+    @property
+    def held(self) -> int:
+        """Slots in somebody's hands."""
+        return self.frontier - len(self._free) - self.cooling
+
+    def available(self) -> bool:
+        """Whether `take` may be called."""
+        return bool(self._free) or self.frontier < self.count
+
+    def take(self) -> tuple[int, int]:
+        """A slot and the epoch of its new holder."""
+        assert self.available(), "ask available first"
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = self.frontier
+            self.frontier += 1
+        return slot, next(self._epochs)
+
+    def give(self, slot: int) -> None:
+        """Back from its holder, to be handed out again."""
+        self._free.append(slot)
+
+    def cool(self) -> None:
+        """A held slot goes to rest. `warm` it later."""
+        self.cooling += 1
+
+    def warm(self, slot: int) -> None:
+        """A slot has rested."""
+        assert self.cooling > 0
+        self.cooling -= 1
+        self._free.append(slot)

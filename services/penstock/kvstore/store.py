@@ -1,0 +1,360 @@
+"""The block table: pure state, no socket, no clock, no bytes.
+
+Every call takes the current time, in seconds of any clock that does not go back. The cost of a call grows with
+the blocks it names, never with what is stored.
+
+A block is found only when it has been committed: reserved blocks live in a table of their own, which lookups
+don't read. Every holding of a slot has an epoch that is never used twice, so a commit or a quarantine that
+arrives late names a holding that is over, and is refused.
+
+The hard case is a client that still *writes* when its reservation is over: it maps the memory, nothing can stop
+its pen. Three things together make that harmless. A slot whose writer did not say "done" (its reservation ran
+out, or its session ended) rests for `cooling_s` before somebody else gets it. The client looks at the slot's
+epoch before each block it writes, so a late writer has at most one memcpy under way. And readers verify the
+checksum of what they read, so what slips through both is a quarantined block and a recompute, never a wrong token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from penstock.kvstore.blocks import Block, Lease, Reserved, Room, Session, StoreStats, Wanted, Written
+from penstock.kvstore.deadlines import Deadlines
+from penstock.kvstore.policy import EvictionPolicy, Lru
+from penstock.kvstore.slots import Slots
+from penstock.rpc.errors import NotFound
+
+
+class Watcher(Protocol):
+    """Hears of every change, at once and in order."""
+
+    def stored(self, block: Block) -> None:
+        """The block can be found from now on."""
+
+    def removed(self, block: Block) -> None:
+        """The block can't be found any more."""
+
+    def holder(self, slot: int, epoch: int) -> None:
+        """The slot is in the hands of `epoch` from now on; 0 is nobody. Called before anybody else gets it."""
+
+
+class BlockStore:
+    """All blocks of one size, who leases them and who is writing them."""
+
+    def __init__(
+        self,
+        slots: int,
+        block_bytes: int,
+        watcher: Watcher,
+        *,
+        policy: Callable[[], EvictionPolicy] = Lru,
+        epochs: Iterator[int] | None = None,
+        reserve_s: float = 10.0,
+        cooling_s: float = 5.0,
+    ) -> None:
+        self.block_bytes = block_bytes
+        self.reserve_s = reserve_s
+        self._cooling_s = cooling_s
+        self._watcher = watcher
+        self._slots = Slots(slots, epochs)
+        self._policy = policy()
+        self._blocks: dict[bytes, Block] = {}
+        self._reserved: dict[bytes, Block] = {}
+        self._detached = 0
+        self._children: dict[bytes, int] = {}
+        self._sessions: dict[str, Session] = {}
+        self._leases: dict[int, Lease] = {}
+        self._lease_ids = itertools.count(1)
+        self._tick = 0
+        self._lease_ends: Deadlines[int] = Deadlines()
+        self._reserve_ends: Deadlines[list[Block]] = Deadlines()
+        self._cooling: deque[tuple[float, int]] = deque()  # in the order of their ends: all rest equally long
+        self._hits = self._misses = self._puts = self._evictions = self._quarantined = 0
+        self._refused = self._expired_leases = self._expired_reservations = 0
+
+    # -- sessions
+
+    def attach(self, session_id: str, client: str) -> None:
+        """Opens a session; ids are never used twice."""
+        assert session_id not in self._sessions
+        self._sessions[session_id] = Session(session_id, client)
+
+    def detach(self, session_id: str, now: float) -> None:
+        """Ends a session and takes back all that it owns."""
+        session = self._sessions.pop(session_id)
+        for lease in session.leases.values():
+            self._end_lease(lease, now)
+        for block in session.reserved.values():
+            self._unreserve(block)
+            self._rest(block, now)
+
+    def _session(self, session_id: str) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound("no such session: attach first", field="session_id")
+        return session
+
+    # -- reading
+
+    def keys(self) -> Iterable[bytes]:
+        """All stored keys."""
+        return self._blocks.keys()
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys are stored."""
+        return sum(1 for _ in itertools.takewhile(self._blocks.__contains__, keys))
+
+    def lease(self, session_id: str, keys: Sequence[bytes], seconds: float, now: float) -> Lease | None:
+        """Pins the leading stored blocks for at most `seconds`; None when the first is not stored."""
+        self.expire(now)
+        session = self._session(session_id)
+        found = self._blocks
+        blocks = [found[key] for key in itertools.takewhile(found.__contains__, keys)]
+        self._hits += len(blocks)
+        self._misses += len(keys) - len(blocks)
+        if not blocks:
+            return None
+        self._pin(blocks)
+        lease = Lease(next(self._lease_ids), session_id, blocks, now + seconds)
+        session.leases[lease.lease_id] = self._leases[lease.lease_id] = lease
+        self._lease_ends.add(lease.deadline, lease.lease_id)
+        return lease
+
+    def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
+        """A lease that still holds."""
+        self.expire(now)
+        lease = self._session(session_id).leases.get(lease_id)
+        if lease is None:
+            raise NotFound("no such lease, or it has expired", field="lease_id")
+        return lease
+
+    def release(self, session_id: str, lease_ids: Sequence[int], now: float) -> list[bool]:
+        """Gives leases back. False: it had expired already."""
+        self.expire(now)
+        session = self._session(session_id)
+        return [self._release(session, lease_id, now) for lease_id in lease_ids]
+
+    def _release(self, session: Session, lease_id: int, now: float) -> bool:
+        lease = session.leases.pop(lease_id, None)
+        if lease is None:
+            return False
+        self._end_lease(lease, now)
+        return True
+
+    def _end_lease(self, lease: Lease, now: float) -> None:
+        del self._leases[lease.lease_id]
+        for block in lease.blocks:
+            block.pins -= 1
+            if block.pins == 0:
+                self._unpinned(block, now)
+
+    def _unpinned(self, block: Block, now: float) -> None:
+        if self._blocks.get(block.key) is block:
+            self._offer(block)
+        else:  # quarantined while it was leased
+            self._detached -= 1
+            self._rest(block, now)
+
+    def _pin(self, blocks: Iterable[Block]) -> None:
+        self._tick += 1
+        for block in blocks:
+            block.used = self._tick
+            if block.pins == 0:
+                self._policy.withdraw(block)
+            block.pins += 1
+
+    # -- writing
+
+    def reserve(self, session_id: str, wanted: Sequence[Wanted], now: float) -> list[Reserved]:
+        """Room for each block that is neither stored nor being stored, to be committed within `reserve_s`."""
+        self.expire(now)
+        session = self._session(session_id)
+        self._tick += 1
+        answers = [self._reserve(session, want) for want in wanted]
+        mine = [answer.block for answer in answers if answer.block is not None]
+        if mine:
+            self._reserve_ends.add(now + self.reserve_s, mine)
+        return answers
+
+    def _reserve(self, session: Session, want: Wanted) -> Reserved:
+        stored = self._blocks.get(want.key)
+        if stored is not None:
+            self._touch(stored)
+            return Reserved(Room.EXISTS)
+        if want.key in self._reserved:
+            return Reserved(Room.EXISTS)
+        self._add_child(want.parent)
+        if not self._make_room():
+            self._drop_child(want.parent)
+            return Reserved(Room.FULL)
+        slot, epoch = self._slots.take()
+        block = Block(want.key, want.parent, want.first_token, slot, epoch, session.session_id, used=self._tick)
+        self._reserved[want.key] = session.reserved[want.key] = block
+        self._watcher.holder(slot, epoch)
+        return Reserved(Room.WRITE, block)
+
+    def _make_room(self) -> bool:
+        if not self._slots.available():
+            victim = self._policy.victim()
+            if victim is None:
+                return False
+            self._evictions += 1
+            self._unlist(victim)
+            self._free_slot(victim)
+        return True
+
+    def find_reserved(self, session_id: str, key: bytes, epoch: int, now: float) -> Block | None:
+        """The session's reservation, while it is in time."""
+        self.expire(now)
+        block = self._session(session_id).reserved.get(key)
+        return block if block is not None and block.epoch == epoch else None
+
+    def commit(self, session_id: str, written: Sequence[Written], now: float) -> list[bool]:
+        """Makes reserved blocks findable, or gives them back. False: the reservation was no longer yours."""
+        self.expire(now)
+        session = self._session(session_id)
+        self._tick += 1
+        return [self._commit(session, one) for one in written]
+
+    def _commit(self, session: Session, written: Written) -> bool:
+        block = session.reserved.get(written.key)
+        if block is None or block.epoch != written.epoch:
+            self._refused += 1
+            return False
+        if not written.checksum:
+            del session.reserved[block.key]
+            self._unreserve(block)
+            self._free_slot(block)
+            return True
+        del session.reserved[block.key], self._reserved[block.key]
+        block.checksum = written.checksum
+        block.used = self._tick
+        self._blocks[block.key] = block
+        self._puts += 1
+        self._offer(block)
+        self._watcher.stored(block)
+        return True
+
+    def _unreserve(self, block: Block) -> None:
+        del self._reserved[block.key]
+        self._drop_child(block.parent)
+
+    # -- removal
+
+    def quarantine(self, session_id: str, key: bytes, epoch: int, now: float) -> bool:
+        """Takes a block out of service. False: it is not, or no longer, that block."""
+        self._session(session_id)
+        block = self._blocks.get(key)
+        if block is None or block.epoch != epoch:
+            return False
+        self._quarantined += 1
+        self._policy.withdraw(block)
+        self._unlist(block)
+        if block.pins:
+            self._detached += 1
+        else:  # its bytes changed after the commit: whoever did that may not be done
+            self._rest(block, now)
+        return True
+
+    def _unlist(self, block: Block) -> None:
+        del self._blocks[block.key]
+        self._drop_child(block.parent)
+        self._watcher.removed(block)
+
+    def _free_slot(self, block: Block) -> None:
+        self._watcher.holder(block.slot, 0)
+        self._slots.give(block.slot)
+
+    def _rest(self, block: Block, now: float) -> None:
+        self._watcher.holder(block.slot, 0)
+        self._slots.cool()
+        self._cooling.append((now + self._cooling_s, block.slot))
+
+    # -- the prefix tree
+
+    def _add_child(self, parent: bytes) -> None:
+        self._children[parent] = self._children.get(parent, 0) + 1
+        block = self._blocks.get(parent)
+        if block is not None:
+            self._policy.withdraw(block)
+
+    def _drop_child(self, parent: bytes) -> None:
+        left = self._children[parent] - 1
+        if left:
+            self._children[parent] = left
+            return
+        del self._children[parent]
+        block = self._blocks.get(parent)
+        if block is not None:
+            self._offer(block)
+
+    def _offer(self, block: Block) -> None:
+        if block.pins == 0 and block.key not in self._children:
+            self._policy.offer(block)
+
+    def _touch(self, block: Block) -> None:
+        block.used = self._tick
+        self._offer(block)
+
+    # -- time
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do again, at the earliest."""
+        ends = [self._lease_ends.first(), self._reserve_ends.first(), self._cooling[0][0] if self._cooling else None]
+        return min((end for end in ends if end is not None), default=None)
+
+    def expire(self, now: float) -> None:
+        """Takes back what is over."""
+        while self._cooling and self._cooling[0][0] <= now:
+            self._slots.warm(self._cooling.popleft()[1])
+        for lease_id in self._lease_ends.due(now):
+            lease = self._leases.get(lease_id)
+            if lease is not None:
+                self._expired_leases += 1
+                self._release(self._sessions[lease.session], lease_id, now)
+        for blocks in self._reserve_ends.due(now):
+            for block in blocks:
+                self._expire_reserved(block, now)
+
+    def _expire_reserved(self, block: Block, now: float) -> None:
+        if self._reserved.get(block.key) is block:
+            self._expired_reservations += 1
+            del self._sessions[block.owner].reserved[block.key]
+            self._unreserve(block)
+            self._rest(block, now)
+
+    # -- figures
+
+    @property
+    def frontier(self) -> int:
+        """The first slot that nobody ever held."""
+        return self._slots.frontier
+
+    @property
+    def idle(self) -> bool:
+        """Nobody reads or writes, nor might still write."""
+        return not self._sessions and not self._cooling
+
+    def stats(self) -> StoreStats:
+        """A consistent snapshot."""
+        return StoreStats(
+            slots=self._slots.count,
+            blocks=len(self._blocks),
+            reserved=len(self._reserved),
+            detached=self._detached,
+            cooling=self._slots.cooling,
+            used_bytes=self._slots.held * self.block_bytes,
+            leases=len(self._leases),
+            sessions=len(self._sessions),
+            hits=self._hits,
+            misses=self._misses,
+            puts=self._puts,
+            evictions=self._evictions,
+            quarantined=self._quarantined,
+            refused_commits=self._refused,
+            expired_leases=self._expired_leases,
+            expired_reservations=self._expired_reservations,
+        )

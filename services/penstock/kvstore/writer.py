@@ -1,0 +1,68 @@
+"""Blocks that arrive in chunks, for clients that can't map the arena."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import xxhash
+
+from penstock.kvstore.blocks import Written
+from penstock.kvstore.keeper import Keeper
+from penstock.rpc.errors import InvalidRequest
+
+
+class Writer:
+    """Receives the blocks of one Write call one after the other, and commits each that is whole and right."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._session = ""
+        self._block: Written | None = None
+        self._at = 0
+        self._sum = xxhash.xxh3_128()
+        self._lost = False
+        self._committed: list[bool] = []
+
+    def begin(self, session_id: str, block: Written) -> None:
+        """The next block; the one before must be complete."""
+        self._check_complete()
+        self._session, self._block = session_id, block
+        self._at, self._lost = 0, False
+        self._sum.reset()
+
+    def add(self, at: int, data: bytes) -> None:
+        """The next bytes of the block. They go nowhere when the reservation is no longer the session's."""
+        block, length = self._block, self._keeper.store.block_bytes
+        if block is None:
+            raise InvalidRequest("a chunk before its block", field="block")
+        if at != self._at or at + len(data) > length:
+            raise InvalidRequest(
+                f"{len(data)} bytes at {at}, expected at {self._at} of {length}; chunks come in order", field="at"
+            )
+        store = self._keeper.store
+        found = store.find_reserved(self._session, block.key, block.epoch, self._keeper.now())
+        if found is None:
+            self._lost = True
+        else:
+            self._keeper.arena.block(found.slot, length)[at : at + len(data)] = data
+            self._sum.update(data)
+        self._at += len(data)
+        if self._at == length:
+            self._commit(block)
+
+    def _commit(self, block: Written) -> None:
+        whole = not self._lost and self._sum.digest() == block.checksum
+        answer = self._keeper.store.commit(
+            self._session, [block if whole else replace(block, checksum=b"")], self._keeper.now()
+        )
+        self._committed.append(whole and answer[0])
+        self._block = None
+
+    def finish(self) -> list[bool]:
+        """One answer per block: whether it is stored."""
+        self._check_complete()
+        return self._committed
+
+    def _check_complete(self) -> None:
+        if self._block is not None:
+            raise InvalidRequest(f"the block ends after {self._at} bytes", field="data")
