@@ -56,6 +56,16 @@ Size = Annotated[int, Parameter(converter=_convert_size)]
 """A number of bytes, written as `512MiB` or `2GiB`."""
 
 
+class _ServiceApp(App):
+    """Ends with one line for a setting that can't be used: the configuration is made while arguments are bound."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ConfigError as error:
+            sys.exit(f"{self.name[0]}: {error}")
+
+
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:
     """The command line of one service; `serve(config)` runs it."""
     table = name.replace("-", "_")
@@ -63,13 +73,10 @@ def service_app(name: str, serve: Callable[[Config], None], config_type: Callabl
         Env(f"PENSTOCK_{table.upper()}_", command=False),
         Toml(os.environ.get("PENSTOCK_CONFIG", "penstock.toml"), root_keys=[table], must_exist=False),
     ]
-    app = App(name=f"penstock.{table}", config=sources, help=serve.__doc__ or "")
+    app = _ServiceApp(name=f"penstock.{table}", config=sources, help=serve.__doc__ or "")
 
     def start(config: Any = None) -> None:
-        try:
-            serve(config if config is not None else config_type())
-        except ConfigError as error:
-            sys.exit(f"penstock.{table}: {error}")
+        serve(config if config is not None else config_type())
 
     start.__annotations__["config"] = Annotated[config_type, Parameter(name="*")] | None
     app.default(start)
