@@ -41,6 +41,9 @@ class Fetcher:
     async def upto(self, count: int, pages: PageWriter) -> bool:
         """Loads blocks until the first `count` are in the pages; False when the store could not give them all."""
         while self.blocks < count:
+            if not self.store.connected:
+                self.metrics.store_faults.labels("away").inc()
+                return False
             wanted = self.keys[self.blocks : min(count, self.blocks + _LEASE_BLOCKS)]
             try:
                 got = await self._some(wanted, pages)

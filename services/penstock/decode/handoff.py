@@ -76,7 +76,7 @@ class HandoffPrefix:
         full, rest = divmod(done.valid_tokens, size)
         valid = min(self._fetcher.blocks, full) * size
         whole = self._fetcher.blocks >= full and len(tail) == done.tail_bytes
-        if whole and rest and xxhash.xxh3_128_digest(tail) == done.tail_checksum:
-            if await pages.write(full, [memoryview(tail)]):
-                valid = done.valid_tokens
+        intact = whole and rest > 0 and xxhash.xxh3_128_digest(tail) == done.tail_checksum
+        if intact and await pages.write(full, [memoryview(tail)]):
+            valid = done.valid_tokens
         return LoadResult(valid_tokens=valid, output=(self._token,), cached_tokens=0)

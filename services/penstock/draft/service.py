@@ -39,9 +39,7 @@ class Description:
 class Drafts:
     """One proposer and the thread it works in, shared by all streams."""
 
-    def __init__(
-        self, proposer: Proposer, description: Description, thread: ThreadPoolExecutor | None = None
-    ) -> None:
+    def __init__(self, proposer: Proposer, description: Description, thread: ThreadPoolExecutor | None = None) -> None:
         self._proposer = proposer
         self._thread = thread or ThreadPoolExecutor(1, "propose")
         self.description = description
@@ -89,9 +87,7 @@ class Stream:
 
     def asks(self, message: draft_pb2.DraftAsk) -> list[tuple[int, DraftAsk]]:
         """What to propose for, without the sequences that are unknown here."""
-        return [
-            (sequence.id, self._ask(sequence)) for sequence in message.sequences if self._tokens.get(sequence.id)
-        ]
+        return [(sequence.id, self._ask(sequence)) for sequence in message.sequences if self._tokens.get(sequence.id)]
 
     def unknown(self, message: draft_pb2.DraftAsk) -> list[int]:
         """Sequences that have to be sent whole."""

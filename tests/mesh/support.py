@@ -1,0 +1,136 @@
+"""What the mesh tests share: asking over HTTP, waiting for facts, and a draft service that means harm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from penstock.draft.service import SERVICE
+from penstock.engine.request import SamplingParams
+from penstock.kv.identity import block_keys, root_key
+from penstock.rpc.server import serve
+from penstock.testing.mesh import Mesh
+from penstock.v1 import draft_pb2, draft_pb2_grpc, kvstore_pb2, kvstore_pb2_grpc
+
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class MeshAnswer:
+    """What came back over HTTP."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    cached: int
+    computed: int
+    drafted: int
+    accepted: int
+    usage: dict[str, Any]
+
+
+def body_of(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
+    """A completions body that asks for exactly that sampling."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
+        "seed": sampling.seed,
+        "ignore_eos": sampling.ignore_eos,
+        "return_token_ids": True,
+    }
+    if sampling.logprobs is not None:
+        body["logprobs"] = sampling.logprobs
+    return body
+
+
+async def ask(
+    http: httpx2.AsyncClient, mesh: Mesh, prompt: list[int], sampling: SamplingParams, session: str = ""
+) -> MeshAnswer:
+    """One completion, not streamed."""
+    headers = {"x-session-affinity": session} if session else {}
+    answer = await http.post(f"{mesh.url}/v1/completions", json=body_of(prompt, sampling), headers=headers)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    [choice] = found["choices"]
+    usage = found["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    extra = usage["penstock"]
+    assert cached == sum(extra["cached_tokens"].values())
+    assert cached + extra["computed_tokens"] == usage["prompt_tokens"] == len(prompt)
+    assert usage["completion_tokens"] == len(choice["token_ids"])
+    return MeshAnswer(
+        ids=choice["token_ids"],
+        logprobs=(choice["logprobs"] or {}).get("token_logprobs", []),
+        finish=choice["finish_reason"],
+        cached=cached,
+        computed=extra["computed_tokens"],
+        drafted=extra["drafted_tokens"],
+        accepted=extra["accepted_tokens"],
+        usage=usage,
+    )
+
+
+async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> None:
+    """Returns when `fact` holds; asks once per turn of the event loop."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not fact():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within {seconds} s: {what}") from None
+
+
+def mesh_keys(mesh: Mesh, tokens: list[int]) -> list[bytes]:
+    """The block keys that the mesh gives these tokens, for its default tenant."""
+    spec = mesh.workers[0].engine.spec
+    return block_keys(root_key(spec, mesh.gateway.namespace("default")), tokens, spec.block_size)
+
+
+async def settled(mesh: Mesh, tokens: list[int]) -> None:
+    """Returns when the store, and the router's index, hold every full block of `tokens`."""
+    keys = mesh_keys(mesh, tokens)
+    stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address))
+    async with asyncio.timeout(10):
+        while (await stub.Lookup(kvstore_pb2.LookupRequest(keys=keys))).found < len(keys):
+            await asyncio.sleep(0.002)
+    await until(lambda: mesh.router.indexed(keys) == len(keys), "the router's index holds the blocks")
+
+
+class Adversary(draft_pb2_grpc.DraftServicer):
+    """Proposes special tokens, tokens that do not exist, and far too many."""
+
+    async def Propose(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.DraftProposal]:
+        turn = 0
+        async for message in request_iterator:
+            turn += 1
+            wrong = ([257, 257, 259, 256], [4_000_000_000, 1], [0] * 500, [])[turn % 4]
+            yield draft_pb2.DraftProposal(
+                number=message.number,
+                sequences=[draft_pb2.DraftTokens(id=sequence.id, tokens=wrong) for sequence in message.sequences],
+            )
+
+    async def Describe(self, request: Any, context: Any) -> draft_pb2.DescribeResponse:
+        return draft_pb2.DescribeResponse(proposer="adversary")
+
+
+@asynccontextmanager
+async def adversarial_draft() -> AsyncIterator[str]:
+    """The address of a draft service that means harm."""
+    add = draft_pb2_grpc.add_DraftServicer_to_server
+    async with serve("127.0.0.1:0", lambda server: add(Adversary(), server), [SERVICE], grace=0.1) as server:
+        yield f"127.0.0.1:{server.port}"

@@ -1,0 +1,101 @@
+"""The master test: the same request gives the same tokens, however the mesh serves it.
+
+{cold, cached} x {aggregated, disaggregated} x {no draft, draft model, n-gram, adversarial draft} x {alone, batched}
+x {greedy, seeded}, in float32, over real sockets, against one engine in one process that caches nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.engine.request import SamplingParams
+from penstock.testing.mesh import MeshOptions
+
+from .support import BLOCK, adversarial_draft, ask, settled
+
+DRAFTS = ("none", "model", "same", "ngram", "adversarial")
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0)
+SEEDED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, top_k=80, seed=11, ignore_eos=True, logprobs=0)
+PENALISED = SamplingParams(
+    max_tokens=24,
+    temperature=0.7,
+    min_p=0.02,
+    repetition_penalty=1.2,
+    presence_penalty=0.3,
+    frequency_penalty=0.2,
+    logit_bias={65: 4.0, 66: -100.0},
+    min_tokens=4,
+    seed=2**40 + 7,
+    logprobs=0,
+)
+
+
+@pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
+def placement(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=DRAFTS)
+async def mesh(request, placement, tiny, other, meshes):
+    """One running mesh for each placement and kind of draft."""
+    async with draft_for(request.param, tiny, other) as draft:
+        options = MeshOptions(model=tiny, draft=draft, aggregated=placement == "aggregated")
+        async with meshes(options) as mesh:
+            yield mesh
+
+
+@asynccontextmanager
+async def draft_for(kind, tiny, other) -> AsyncIterator[str]:
+    if kind == "adversarial":
+        async with adversarial_draft() as address:
+            yield f"address:{address}"
+    else:
+        yield {"model": str(other), "same": str(tiny)}.get(kind, kind)
+
+
+def prompt(name: str, length: int) -> list[int]:
+    source = random.Random(name)
+    return [source.randrange(256) for _ in range(length)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+@pytest.mark.parametrize("together", [1, 4], ids=["alone", "batched"])
+async def test_cold_then_cached(mesh, oracle, http, sampling, together, request):
+    name = request.node.callspec.id
+    await asyncio.gather(*(two_turns(mesh, oracle, http, f"{name}/{number}", sampling) for number in range(together)))
+
+
+async def two_turns(mesh, oracle, http, name, sampling):
+    """A cold prompt; then the same with its answer and more text, of which all full blocks are fetched."""
+    first = prompt(name, 150)
+    cold = await ask(http, mesh, first, sampling, session=name)
+    expected = await oracle(first, sampling)
+    same(cold, expected)
+    assert cold.cached == 0
+    assert cold.computed == len(first)
+
+    known = len(first) + len(expected.ids) - 1
+    await settled(mesh, [*first, *expected.ids][: known // BLOCK * BLOCK])
+    second = [*first, *expected.ids, *prompt(name + "/more", 100)]
+    warm = await ask(http, mesh, second, sampling, session=name)
+    same(warm, await oracle(second, sampling))
+    assert warm.cached == known // BLOCK * BLOCK
+    assert warm.computed == len(second) - warm.cached
+
+    # All but the end is stored now: the decode worker prefills the rest itself.
+    third = [*second, *prompt(name + "/end", 5)]
+    await settled(mesh, second[: len(second) // BLOCK * BLOCK])
+    short = await ask(http, mesh, third, sampling, session=name)
+    same(short, await oracle(third, sampling))
+    assert short.cached >= len(second) // BLOCK * BLOCK
+
+
+def same(answer, expected):
+    assert answer.ids == expected.ids
+    assert answer.finish == expected.finish
+    assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
