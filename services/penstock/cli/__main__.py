@@ -1,0 +1,81 @@
+"""`penstock`: the command line of the whole project."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from penstock.cli.mesh import MeshOptions
+from penstock.runtime.config import ConfigError
+
+_SERVICES = {
+    "gateway": "The door: OpenAI's HTTP API, and gRPC.",
+    "router": "Decides where requests go.",
+    "prefill": "A worker that computes prompts.",
+    "decode": "A worker that generates; with --role both it computes prompts too.",
+    "kvstore": "Keeps computed prompts for the next turn.",
+    "draft": "Proposes tokens that decode verifies.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(MeshOptions):
+    """The mesh of the demo: like any other, on a port of its own."""
+
+    port: int = 0
+    """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
+
+
+def make_app() -> App:
+    """The command line. What is not asked for is not imported."""
+    app = App(
+        name="penstock", help="Serves language models as a mesh of services whose KV cache outlives turns and crashes."
+    )
+    app.command(_up, name="up")
+    app.command(_demo, name="demo")
+    app.command("penstock.cli.bench:app", name="bench", help="Measures the mesh beside its limits and its peers.")
+    app.command("penstock.models.cli:app", name="models", help="Shows, trains and evaluates the embedded models.")
+    for service, what in _SERVICES.items():
+        app.command(_service(service, what))
+    return app
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        make_app()()
+    except ConfigError as error:
+        sys.exit(f"penstock: {error}")
+
+
+def _up(options: Annotated[MeshOptions | None, Parameter(name="*")] = None) -> int:
+    """Starts the whole mesh on this host and prints `ready URL` when a request would succeed; Ctrl-C stops it."""
+    from penstock.cli.up import up
+
+    return up(options or MeshOptions())
+
+
+def _demo(options: Annotated[DemoOptions | None, Parameter(name="*")] = None) -> int:
+    """Starts the mesh on a free port, plays a session of several turns with tools, and shows what was cached."""
+    from penstock.cli.demo import demo
+
+    return demo(options or DemoOptions())
+
+
+def _service(service: str, what: str) -> App:
+    """A command that becomes `python -m penstock.<service>`: its own help, its own settings."""
+    app = App(name=service, help=what, group="Services", help_flags=[], version_flags=[])
+
+    def start(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+        os.execv(sys.executable, [sys.executable, "-m", f"penstock.{service}", *arguments])
+
+    app.default(start)
+    return app
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""One supervised process: start it, hear that it is ready, hear its log, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from penstock.runtime.lifecycle import SUPERVISOR_FD
+
+_TAIL_LINES = 40
+_LONGEST_LINE = 16 * 1024
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to run."""
+
+    name: str
+    """In messages, unique: prefill-0."""
+    command: tuple[str, ...]
+    stop_stage: int = 0
+    """Lower stages are stopped first; within one stage all at once."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Child:
+    """A running process. Made by `running`."""
+
+    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, tail: deque[str]) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self._process = process
+        self._tail = tail
+
+    @property
+    def tail(self) -> list[str]:
+        """The last lines that it wrote."""
+        return list(self._tail)
+
+    async def ended(self) -> int:
+        """Its exit code; negative: the signal that ended it."""
+        return await self._process.wait()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL, to it and to whatever it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+Values = dict[str, object]
+
+
+@asynccontextmanager
+async def running(
+    spec: ChildSpec, on_ready: Callable[[Values], None], on_line: Callable[[str, str], None]
+) -> AsyncIterator[Child]:
+    """Starts `spec`; after the block the process has ended, if need be by SIGKILL.
+
+    `on_ready` gets what the child says of itself, once; `on_line(name, line)` every line it writes. The child runs in a
+    session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops the children in order.
+    """
+    ours, theirs = socket.socketpair()
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    with ours:
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *spec.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, **spec.environment, SUPERVISOR_FD: str(theirs.fileno())},
+            )
+        child = Child(spec, process, tail)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                assert process.stdout is not None, "it is a pipe"
+                pump = tasks.create_task(_pump(process.stdout, spec.name, tail, on_line))
+                hearing = tasks.create_task(_hear_ready(ours, on_ready))
+                try:
+                    yield child
+                finally:
+                    child.kill()
+                    await process.wait()
+                    await asyncio.wait([pump], timeout=1.0)  # a grandchild may hold the pipe open
+                    pump.cancel()
+                    hearing.cancel()
+        finally:
+            child.kill()
+
+
+async def _hear_ready(ours: socket.socket, on_ready: Callable[[Values], None]) -> None:
+    ours.setblocking(False)
+    heard = b""
+    loop = asyncio.get_running_loop()
+    while not heard.endswith(b"\n") and len(heard) < _LONGEST_LINE:
+        try:
+            more = await loop.sock_recv(ours, 4096)
+        except ConnectionError:
+            return
+        if not more:
+            return
+        heard += more
+    values = json.loads(heard)
+    on_ready(values if isinstance(values, dict) else {})
+
+
+async def _pump(output: asyncio.StreamReader, name: str, tail: deque[str], on_line: Callable[[str, str], None]) -> None:
+    rest = b""
+    while chunk := await output.read(_LONGEST_LINE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            text = line.decode(errors="replace").rstrip()
+            tail.append(text)
+            on_line(name, text)
+    if rest:
+        tail.append(rest.decode(errors="replace"))
+        on_line(name, tail[-1])

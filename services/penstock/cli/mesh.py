@@ -1,0 +1,149 @@
+"""Which processes make a mesh on this host, and with which settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.checkpoint import CheckpointError, inspect
+from penstock.cli.child import ChildSpec
+from penstock.cli.ports import Ports
+from penstock.models import NAMES, embedded
+from penstock.runtime.config import ConfigError, Size, format_size
+
+_GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
+"""The order of stopping: nobody loses what it still needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshOptions:
+    """The mesh that `penstock up` starts."""
+
+    port: int = 8080
+    """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
+    model: str = NAMES[0]
+    """A Hugging Face model directory, or the name of an embedded model."""
+    draft: str = ""
+    """A model directory or name, ngram, or none. Default: the draft of an embedded model, none for other models."""
+    prefill: int = 1
+    """Prefill workers."""
+    decode: int = 1
+    """Decode workers."""
+    aggregated: bool = False
+    """No prefill workers: every decode worker computes its own prompts."""
+    kv_host_bytes: Size = 1 << 30
+    """Memory for cached KV, for example 512MiB."""
+    dtype: str = "float32"
+    """float32 or bfloat16."""
+    threads: int = 0
+    """Threads of one worker's model step; 0 shares the cores out among the workers."""
+    log_level: str = "warning"
+    """Lines of the services to show: debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("prefill", 0), ("decode", 1), ("threads", 0)):
+            if not least <= getattr(self, name) <= 256:
+                raise ConfigError(name, getattr(self, name), f"must be {least} to 256")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port", self.port, "must be 0 to 65535")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError("dtype", self.dtype, "must be float32 or bfloat16")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError("log-level", self.log_level, "must be debug, info, warning or error")
+
+    @property
+    def model_name(self) -> str:
+        """What clients ask for."""
+        return self.model if self.model in NAMES else Path(self.model).resolve().name
+
+    @property
+    def draft_model(self) -> str:
+        """`none`, `ngram` or what to load."""
+        if self.draft:
+            return self.draft
+        return NAMES[1] if self.model == NAMES[0] else "none"
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """What to start, and where it will answer."""
+
+    url: str
+    children: tuple[ChildSpec, ...]
+
+
+def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
+    """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
+    model = _model_directory("model", options.model)
+    http = _http_address(options, ports)
+    router, store = ports.reserve(), ports.reserve()
+    draft = ports.reserve() if options.draft_model != "none" else None
+    worker = (
+        *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
+        *("--dtype", options.dtype, "--threads", str(_threads(options))),
+    )
+    children: list[ChildSpec] = [*_workers(options, ports, worker, draft)]
+    if draft is not None:
+        children.append(_draft(options, draft))
+    children += [
+        _child(options, "router", _ROUTER, "--address", router),
+        _child(
+            *(options, "kvstore", _STORE, "--address", store, "--router", router),
+            *("--host-bytes", format_size(options.kv_host_bytes)),
+        ),
+        _child(
+            *(options, "gateway", _GATEWAY, "--http-address", http, "--grpc-address", ports.reserve()),
+            *("--router", router, "--model-dir", str(model), "--model-name", options.model_name),
+        ),
+    ]
+    return MeshPlan(f"http://{http}", tuple(children))
+
+
+def _workers(options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft: str | None) -> Iterator[ChildSpec]:
+    for number in range(0 if options.aggregated else options.prefill):
+        yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *worker, number=number)
+    role = "both" if options.aggregated else "decode"
+    more = ("--role", role, "--draft", draft or "none")
+    for number in range(options.decode):
+        yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *worker, *more, number=number)
+
+
+def _draft(options: MeshOptions, address: str) -> ChildSpec:
+    chosen = options.draft_model
+    model = chosen if chosen == "ngram" else str(_model_directory("draft", chosen))
+    return _child(options, "draft", _DRAFT, "--address", address, "--model", model, "--threads", "1")
+
+
+def _child(options: MeshOptions, service: str, stage: int, *arguments: str, number: int | None = None) -> ChildSpec:
+    return ChildSpec(
+        name=service if number is None else f"{service}-{number}",
+        command=(sys.executable, "-m", f"penstock.{service}", *arguments),
+        stop_stage=stage,
+        environment={f"PENSTOCK_{service.upper()}_LOG_LEVEL": options.log_level, "GRPC_VERBOSITY": "NONE"},
+    )
+
+
+def _model_directory(field: str, chosen: str) -> Path:
+    directory = embedded(chosen) if chosen in NAMES else Path(chosen)
+    try:
+        inspect(directory)
+    except CheckpointError as error:
+        raise ConfigError(field, chosen, str(error)) from error
+    return directory.resolve()
+
+
+def _http_address(options: MeshOptions, ports: Ports) -> str:
+    try:
+        return ports.reserve(options.port)
+    except OSError as error:
+        raise ConfigError("port", options.port, f"{error}; choose another, or 0 for a free one") from error
+
+
+def _threads(options: MeshOptions) -> int:
+    if options.threads:
+        return options.threads
+    workers = options.decode + (0 if options.aggregated else options.prefill)
+    return max(1, len(os.sched_getaffinity(0)) // workers)

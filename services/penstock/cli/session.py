@@ -1,0 +1,91 @@
+"""A whole mesh for the length of a block: started, watched, and gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from penstock.cli.mesh import MeshOptions, plan_mesh
+from penstock.cli.ports import reserved_ports
+from penstock.cli.supervisor import supervised
+from penstock.cli.view import View
+
+_PROBE_S = 0.03
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@asynccontextmanager
+async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[str]:
+    """The mesh's URL, once a request would succeed. Raises ConfigError or ChildFailed when there is none to be had.
+
+    SIGINT, SIGTERM and SIGHUP cancel the calling task, and with it the block; a second one ends the services at once.
+    """
+    with reserved_ports() as ports:
+        plan = plan_mesh(options, ports)
+        async with supervised(plan.children, view.change, view.line) as supervisor:
+            with _cancelled_by_signals(view.stopping, supervisor.kill):
+                await supervisor.ready()
+                await serving(plan.url)
+                yield plan.url
+                view.stopping()
+                await supervisor.stop()
+
+
+def run_until_signalled(main: Callable[[], Any]) -> int:
+    """Runs the coroutine function to its end; its exit code, or 0 when a signal ended it."""
+
+    async def body() -> int:
+        try:
+            return int(await main() or 0)
+        except asyncio.CancelledError:
+            return 0
+
+    return asyncio.run(body())
+
+
+async def serving(url: str) -> None:
+    """Returns when the gateway says that a request would succeed."""
+    host, port = url.removeprefix("http://").split(":")
+    while True:
+        if await _says_ready(host, int(port)):
+            return
+        await asyncio.sleep(_PROBE_S)
+
+
+async def _says_ready(host: str, port: int) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        return b" 200 " in await reader.readline()
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+@contextmanager
+def _cancelled_by_signals(first: Callable[[], None], second: Callable[[], None]) -> Iterator[None]:
+    """Handlers stay in place until the loop ends: the second signal comes while the block is being left."""
+    task = asyncio.current_task()
+    assert task is not None
+    asked = False
+
+    def signalled() -> None:
+        nonlocal asked
+        if asked:
+            second()
+            return
+        asked = True
+        first()
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, signalled)
+    yield

@@ -1,0 +1,43 @@
+"""`penstock up`"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from penstock.cli.mesh import MeshOptions
+from penstock.cli.session import run_until_signalled, running_mesh
+from penstock.cli.supervisor import ChildFailed
+from penstock.cli.view import View
+from penstock.runtime.config import ConfigError
+
+
+def up(options: MeshOptions) -> int:
+    """Starts the mesh and stays until it is told to stop. Returns the exit code."""
+    return reporting(options, partial(_stay, options))
+
+
+def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> int:
+    """Runs `main(view)`; says why when the mesh can't be had."""
+    view = View(options.log_level)
+    try:
+        return run_until_signalled(partial(main, view))
+    except ConfigError as error:
+        view.failed(str(error))
+        return 2
+    except ChildFailed as error:
+        view.failed(str(error))
+        view.tail(error.name, error.tail)
+        return 1
+    finally:
+        view.quiet()
+
+
+async def _stay(options: MeshOptions, view: View) -> int:
+    async with running_mesh(options, view) as url:
+        print(f"ready {url}", flush=True)
+        view.ready(f"model {options.model_name}; Ctrl-C stops" if sys.stderr.isatty() else "")
+        await asyncio.Event().wait()  # until a signal cancels this task
+    return 0
