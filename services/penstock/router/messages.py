@@ -117,6 +117,8 @@ def view(served: list[Served]) -> router_pb2.MeshView:
                 spec=spec_to_message(model.spec),
                 max_model_len=model.max_model_len,
                 ready=model.ready,
+                prefill_workers=model.prefill_workers,
+                decode_workers=model.decode_workers,
             )
             for model in served
         ]

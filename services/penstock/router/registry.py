@@ -125,7 +125,13 @@ class Served:
     model: str
     spec: KvSpec
     max_model_len: int
-    ready: bool
+    prefill_workers: int
+    decode_workers: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would find workers."""
+        return self.decode_workers > 0
 
 
 class Registry:
@@ -198,8 +204,10 @@ class Registry:
     def _serve(self, model: str, seats: list[Seat], now: float) -> Served:
         spec = seats[0].member.spec
         assert spec is not None, "a worker's spec is checked when it joins"
-        ready = any(seat.member.role is not Role.PREFILL and self._available(seat, now) for seat in seats)
-        return Served(model, spec, min(seat.member.max_model_len for seat in seats), ready)
+        roles = [seat.member.role for seat in seats if self._available(seat, now)]
+        prefill = roles.count(Role.PREFILL)
+        longest = min(seat.member.max_model_len for seat in seats)
+        return Served(model, spec, longest, prefill, len(roles) - prefill)
 
     def _check_spec(self, member: Member) -> None:
         if member.spec is None:
