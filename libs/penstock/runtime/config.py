@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import App, Parameter, Token
 from cyclopts.config import Env, Toml
@@ -66,6 +66,14 @@ class _ServiceApp(App):
             sys.exit(f"{self.name[0]}: {error}")
 
 
+def resolve_hints(config_type: Any) -> None:
+    """Makes the field types of a dataclass readable for cyclopts, also those inherited from another module."""
+    hints = get_type_hints(config_type, include_extras=True)
+    config_type.__init__.__annotations__ = {
+        name: hints.get(name, hint) for name, hint in config_type.__init__.__annotations__.items()
+    }
+
+
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:
     """The command line of one service; `serve(config)` runs it."""
     table = name.replace("-", "_")
@@ -78,6 +86,7 @@ def service_app(name: str, serve: Callable[[Config], None], config_type: Callabl
     def start(config: Any = None) -> None:
         serve(config if config is not None else config_type())
 
+    resolve_hints(config_type)
     start.__annotations__["config"] = Annotated[config_type, Parameter(name="*")] | None
     app.default(start)
     return app
