@@ -22,14 +22,15 @@ import uvloop
 from penstock.runtime.config import ConfigError
 
 SUPERVISOR_FD = "PENSTOCK_SUPERVISOR_FD"
-_GRACE_S = 10.0
-"""Time for an ordered stop after the supervisor's end."""
+_ORPHAN_GRACE_S = 10.0
 
 
 class Lifecycle:
     """Given to a service's main coroutine: report readiness once, then wait for the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, orphan_grace_s: float = _ORPHAN_GRACE_S) -> None:
+        """After the supervisor's end there are `orphan_grace_s` seconds for an ordered stop."""
+        self._orphan_grace_s = orphan_grace_s
         self._stop = asyncio.Event()
         self._starting = asyncio.current_task()
         self._supervisor = _supervisor()
@@ -81,16 +82,16 @@ class Lifecycle:
         except RuntimeError:
             return  # the loop is closed: this process ends anyway
         # Not a sleep: nothing ever sets this event, and it ends with the process.
-        threading.Event().wait(_GRACE_S)
+        threading.Event().wait(self._orphan_grace_s)
         os._exit(1)
 
 
-def run(main: Callable[[Lifecycle], Coroutine[Any, Any, None]]) -> None:
+def run(main: Callable[[Lifecycle], Coroutine[Any, Any, None]], orphan_grace_s: float = _ORPHAN_GRACE_S) -> None:
     """Runs `main` on uvloop until it returns. Who is asked to stop before it is ready is cancelled. A ConfigError comes
     out bare, however many task groups it went through."""
 
     async def body() -> None:
-        lifecycle = Lifecycle()
+        lifecycle = Lifecycle(orphan_grace_s)
         lifecycle.watch()
         try:
             await main(lifecycle)

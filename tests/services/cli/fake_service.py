@@ -1,0 +1,35 @@
+"""A service as far as a supervisor can tell. `python fake_service.py NAME [BEHAVIOUR] [DIARY]`"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from penstock.runtime.lifecycle import Lifecycle, run
+
+
+async def live(name: str, behaviour: str, diary: Path | None, lifecycle: Lifecycle) -> None:
+    if behaviour == "broken":
+        print('{"event": "no such model", "level": "error", "model": "x"}', file=sys.stderr)
+        sys.exit(3)
+    if behaviour == "slow":
+        print("thinking", file=sys.stderr, flush=True)
+        await asyncio.Event().wait()
+    if behaviour == "chatty":
+        print("x" * 100_000, file=sys.stderr, flush=True)
+        print('{"event": "mind the gap", "level": "warning"}', file=sys.stderr, flush=True)
+    lifecycle.ready(address="127.0.0.1:1", name=name)
+    if behaviour == "hung":
+        time.sleep(60)  # noqa: ASYNC251  the point: its event loop is blocked
+    await lifecycle.stopped()
+    if diary is not None:
+        with diary.open("a") as pages:
+            pages.write(f"{name}\n")
+
+
+if __name__ == "__main__":
+    arguments = [*sys.argv[1:], "", ""]
+    run(partial(live, arguments[0], arguments[1], Path(arguments[2]) if arguments[2] else None), orphan_grace_s=0.5)
