@@ -63,7 +63,7 @@ class Group:
     tokens: int
     """Width of the gathered context."""
     index: Tensor
-    """[layers, 2 * batch * pages]: runs of the pool, see gather_kv."""
+    """[layers, 2 * batch * pages]: runs of the pool, see KvPool.gather."""
     mask: Tensor | None
     causal: bool
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 
@@ -33,9 +34,24 @@ class KvPool:
         """[pages * layers * 2, block_size * width]: run (page * layers + layer) * 2 is keys, the next one values."""
         self.slots = self.data.view(-1, width)
         """[pages * layers * 2 * block_size, width]: one token's keys or values in one layer."""
+        self._scratch = self.data.new_empty(0)
         self._bytes = self.data.view(pages + 1, -1).view(torch.uint8)
         self.block_bytes = self._bytes.shape[1]
         self._host = self._bytes.numpy() if device.type == "cpu" else None
+
+    def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], valid until the next call.
+
+        `index` [2 * batch * pages] names rows of `runs`, all keys before all values; `tokens` cuts off the end of
+        the last page. The copies go to one scratch buffer, which stays in the processor's cache.
+        """
+        count, width = index.shape[0], self.runs.shape[1]
+        if self._scratch.numel() < count * width:
+            self._scratch = self.data.new_empty(count * width * 2)
+        found = self._scratch[: count * width].view(count, width)
+        torch.index_select(self.runs, 0, index, out=found)
+        keys, values = found.view(2, batch, -1, *self.data.shape[-2:])[:, :, :tokens]
+        return keys, values
 
     def view(self, page: int) -> memoryview:
         """The page's bytes, read-only: the pool's own memory on the CPU, a copy otherwise."""

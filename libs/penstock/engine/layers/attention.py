@@ -1,11 +1,9 @@
-"""Attention over gathered pages."""
+"""Attention over gathered keys and values."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
-
-from penstock.engine.pool import KvPool
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -26,14 +24,3 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, cau
         query.transpose(1, 2), keys, values, mask, is_causal=causal, enable_gqa=heads != kv_heads
     )
     return mixed.transpose(1, 2).reshape(batch * rows, heads * dim)
-
-
-def gather_kv(pool: KvPool, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], copied out of the pool.
-
-    `index` [2 * batch * pages] names runs of the pool, all keys before all values; `tokens` cuts off the end of
-    the last page.
-    """
-    heads, dim = pool.data.shape[-2:]
-    found = pool.runs.index_select(0, index).view(2, batch, -1, heads, dim)
-    return found[0, :, :tokens], found[1, :, :tokens]

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Batch, Group
-from penstock.engine.layers.attention import attend, gather_kv
+from penstock.engine.layers.attention import attend
+from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 from penstock.engine.pool import KvPool
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """Matrices are [out, in]. Projections with a common input are stacked: query, key, value; gate, up."""
+    """Matrices are [in, out] and contiguous, which for a few rows is twice as fast on a CPU as [out, in].
+    Projections with a common input are side by side: query, key, value; gate, up."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -39,7 +41,7 @@ class Weights:
     layers: list[LayerWeights]
     norm: Tensor
     head: Tensor
-    """[vocab, hidden]; the embedding itself when the two are tied."""
+    """[hidden, vocab]; a copy of the embedding when the two are tied."""
 
 
 class Decoder:
@@ -54,6 +56,7 @@ class Decoder:
         self._q_width = config.n_heads * config.head_dim
         self._kv_width = config.n_kv_heads * config.head_dim
         dtype, device = weights.embedding.dtype, weights.embedding.device
+        self._eps = torch.tensor(config.rms_eps, dtype=torch.float32, device=device)
         cosine, sine = rope_tables(config.rope, config.head_dim, max_positions, dtype)
         self._cosine, self._sine = cosine.to(device).unsqueeze(1), sine.to(device).unsqueeze(1)
 
@@ -66,16 +69,16 @@ class Decoder:
             x = self._layer(number, layer, x, cosine, sine, batch, pool)
         x = self._last_layer(x, cosine, sine, batch, pool)
         x = self._norm(x, self._weights.norm)
-        return F.linear(x, self._weights.head).float()
+        return torch.mm(x, self._weights.head).float()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
+        return rms_norm(x, weight, self._eps)
 
     def _layer(
         self, number: int, layer: LayerWeights, x: Tensor, cosine: Tensor, sine: Tensor, batch: Batch, pool: KvPool
     ) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
-        fused = F.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        fused = _linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         values = fused[:, -self._kv_width :]
         turned = self._turn(fused[:, : -self._kv_width], layer.qk_norm, cosine, sine)
         query, keys = turned[:, : self.config.n_heads], turned[:, self.config.n_heads :]
@@ -90,13 +93,13 @@ class Decoder:
         heads, normed = self.config.n_heads, self._norm(x, layer.input_norm)
         q_bias, kv_bias = _halves(layer.qkv_bias, self._q_width)
         q_norm, k_norm = _halves(layer.qk_norm, heads)
-        fused = F.linear(normed, layer.qkv[self._q_width :], kv_bias)
+        fused = _linear(normed, layer.qkv[:, self._q_width :], kv_bias)
         keys = self._turn(fused[:, : self._kv_width], k_norm, cosine, sine)
         self._store(number, keys, fused[:, self._kv_width :], batch, pool)
         chosen = batch.sampled
         if not batch.n_sampled:
             return x[:0]
-        query = F.linear(normed.index_select(0, chosen), layer.qkv[: self._q_width], q_bias)
+        query = _linear(normed.index_select(0, chosen), layer.qkv[:, : self._q_width], q_bias)
         query = self._turn(query, q_norm, cosine.index_select(0, chosen), sine.index_select(0, chosen))
         return self._finish(number, layer, x.index_select(0, chosen), query, batch.last_groups, pool)
 
@@ -104,7 +107,7 @@ class Decoder:
         """[N, n * head_dim] -> [N, n, head_dim], normalised where the model asks for it, and rotated."""
         heads = heads.reshape(heads.shape[0], -1, self.config.head_dim)
         if norm is not None:
-            heads = F.rms_norm(heads, (self.config.head_dim,), None, self.config.rms_eps) * norm
+            heads = rms_norm(heads, norm, self._eps)
         return rotate(heads, cosine, sine)
 
     def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: KvPool) -> None:
@@ -117,18 +120,22 @@ class Decoder:
     ) -> Tensor:
         """Attention, its projection and the feed-forward block; `x` and `query` have the rows of `groups`."""
         mixed = [self._attend(number, query, group, pool) for group in groups]
-        x = x + F.linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
-        inner = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+        x = x + _linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
+        inner = _linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = inner.chunk(2, dim=1)
-        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        return x + _linear(F.silu(gate) * up, layer.down, layer.down_bias)
 
     def _attend(self, number: int, query: Tensor, group: Group, pool: KvPool) -> Tensor:
         config = self.config
         own = query[group.first : group.first + group.batch * group.rows]
         own = own.reshape(group.batch, group.rows, config.n_heads, config.head_dim)
-        keys, values = gather_kv(pool, group.index[number], group.batch, group.tokens)
+        keys, values = pool.gather(group.index[number], group.batch, group.tokens)
         return attend(own, keys, values, group.mask, group.causal)
 
 
 def _halves(both: Tensor | None, at: int) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if both is None else (both[:at], both[at:])
+
+
+def _linear(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)

@@ -33,11 +33,12 @@ class _Files:
         tensor: Tensor = self._open[file].get_tensor(name)
         return tensor.to(self._device, self._dtype, copy=True)
 
-    def stacked(self, prefix: str, names: tuple[str, ...], suffix: str) -> Tensor:
-        return torch.cat([self.one(f"{prefix}{name}.{suffix}") for name in names])
+    def matrix(self, prefix: str, *names: str) -> Tensor:
+        """[in, out]: the projections side by side."""
+        return torch.cat([self.one(f"{prefix}{name}.weight") for name in names]).t().contiguous()
 
-    def bias(self, present: bool, prefix: str, names: tuple[str, ...]) -> Tensor | None:
-        return self.stacked(prefix, names, "bias") if present else None
+    def bias(self, present: bool, prefix: str, *names: str) -> Tensor | None:
+        return torch.cat([self.one(f"{prefix}{name}.bias") for name in names]) if present else None
 
 
 def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
@@ -52,7 +53,7 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
             embedding=embedding,
             layers=[_layer(files, checkpoint, number) for number in range(checkpoint.config.n_layers)],
             norm=files.one("model.norm.weight"),
-            head=embedding if checkpoint.config.tied else files.one("lm_head.weight"),
+            head=(embedding if checkpoint.config.tied else files.one("lm_head.weight")).t().contiguous(),
         )
 
 
@@ -62,16 +63,16 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int) -> LayerWeights:
     gate_up = ("mlp.gate_proj", "mlp.up_proj")
     return LayerWeights(
         input_norm=files.one(f"{prefix}input_layernorm.weight"),
-        qkv=files.stacked(prefix, qkv, "weight"),
-        qkv_bias=files.bias(config.qkv_bias, prefix, qkv),
+        qkv=files.matrix(prefix, *qkv),
+        qkv_bias=files.bias(config.qkv_bias, prefix, *qkv),
         qk_norm=_head_norms(files, checkpoint, prefix),
-        out=files.one(f"{prefix}self_attn.o_proj.weight"),
-        out_bias=files.bias(config.o_bias, prefix, ("self_attn.o_proj",)),
+        out=files.matrix(prefix, "self_attn.o_proj"),
+        out_bias=files.bias(config.o_bias, prefix, "self_attn.o_proj"),
         mlp_norm=files.one(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=files.stacked(prefix, gate_up, "weight"),
-        gate_up_bias=files.bias(config.mlp_bias, prefix, gate_up),
-        down=files.one(f"{prefix}mlp.down_proj.weight"),
-        down_bias=files.bias(config.mlp_bias, prefix, ("mlp.down_proj",)),
+        gate_up=files.matrix(prefix, *gate_up),
+        gate_up_bias=files.bias(config.mlp_bias, prefix, *gate_up),
+        down=files.matrix(prefix, "mlp.down_proj"),
+        down_bias=files.bias(config.mlp_bias, prefix, "mlp.down_proj"),
     )
 
 
