@@ -1,0 +1,127 @@
+"""One typed request, shared by both doors. Nothing of a client's body goes further than this."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.chat.messages import Message, Tool
+from penstock.gateway import bounds
+from penstock.gateway.bounds import check, check_count
+from penstock.rpc.errors import InvalidRequest, Unprocessable
+from penstock.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the client asked for; None where it left the choice to us."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def check(self, max_tokens_field: str = "max_tokens") -> None:
+        """Raises InvalidRequest naming the field that is out of bounds."""
+        check("max_tokens", self.max_tokens, max_tokens_field)
+        for name in ("min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"):
+            check(name, getattr(self, name))
+        check("frequency_penalty", self.frequency_penalty)
+        check("seed", self.seed)
+        check_count("logit_bias", len(self.logit_bias), bounds.MAX_LOGIT_BIAS)
+        for token, bias in self.logit_bias.items():
+            check("logit_bias", bias, f"logit_bias.{token}")
+        check_count("stop_token_ids", len(self.stop_token_ids), bounds.MAX_STOP_TOKENS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise Unprocessable(f"min_tokens is more than {max_tokens_field}", field="min_tokens")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises Unprocessable for token ids that the model does not have."""
+        for token in self.logit_bias:
+            check_token(token, vocab_size, "logit_bias")
+        for token in self.stop_token_ids:
+            check_token(token, vocab_size, "stop_token_ids")
+
+    def message(self, max_tokens: int, seed: int) -> common_pb2.Sampling:
+        """Resolved: no field is left to a worker."""
+        return common_pb2.Sampling(
+            max_tokens=max_tokens,
+            min_tokens=min(self.min_tokens, max_tokens),
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=seed,
+            logprobs=self.logprobs,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def first_seed(self) -> int:
+        """The seed of choice 0; drawn when the client gave none."""
+        return secrets.randbits(63) if self.seed is None else self.seed & (2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt made of messages."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    """Shown to the model."""
+    call_tools: bool = False
+    """Whether its answer is searched for calls."""
+
+
+Prompt = Conversation | str | Sequence[int]
+"""Messages, raw text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is to be generated, checked as far as it can be without the model."""
+
+    model: str
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    stops: Sequence[str] = ()
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+    chat: bool = True
+    """Which of the two endpoints was asked."""
+    cache_key: str | None = None
+    """The client's own session key."""
+
+    def check(self, max_choices: int, max_tokens_field: str = "max_tokens") -> None:
+        """Raises InvalidRequest naming the field that can't be."""
+        self.sampling.check(max_tokens_field)
+        check("n", self.n)
+        if self.n * len(self.prompts) > max_choices:
+            raise InvalidRequest(f"n: at most {max_choices} choices per request are possible", field="n")
+        check_count("stop", len(self.stops), bounds.MAX_STOPS)
+        for stop in self.stops:
+            if not 0 < len(stop) <= bounds.MAX_STOP_LENGTH:
+                raise InvalidRequest(f"stop: each needs 1 to {bounds.MAX_STOP_LENGTH} characters", field="stop")
+
+
+def check_token(token: int, vocab_size: int, field: str) -> None:
+    """Raises Unprocessable for an id that the model does not have."""
+    if not 0 <= token < vocab_size:
+        raise Unprocessable(f"{field}: the model has no token {token}", field=field)

@@ -1,0 +1,58 @@
+"""Every numeric bound of a request, in one table. Tests and fuzzers read it too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock.rpc.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Inclusive limits."""
+
+    low: float
+    high: float
+
+
+BOUNDS = {
+    "max_tokens": Bound(1, 2**31 - 1),
+    "max_completion_tokens": Bound(1, 2**31 - 1),
+    "min_tokens": Bound(0, 2**31 - 1),
+    "temperature": Bound(0, 100),
+    "top_p": Bound(0, 1),
+    "top_k": Bound(-1, 2**31 - 1),
+    "min_p": Bound(0, 1),
+    "repetition_penalty": Bound(0.01, 100),
+    "presence_penalty": Bound(-2, 2),
+    "frequency_penalty": Bound(-2, 2),
+    "logit_bias": Bound(-100, 100),
+    "seed": Bound(-(2**63), 2**64 - 1),
+    "n": Bound(1, 128),
+    "best_of": Bound(1, 128),
+    "top_logprobs": Bound(0, 20),
+    "logprobs": Bound(0, 20),
+}
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_STOP_TOKENS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 512
+MAX_PROMPTS = 128
+
+
+def check(name: str, value: float | None, field: str | None = None) -> None:
+    """Raises InvalidRequest when `value` is outside of the bounds of `name`."""
+    if value is None:
+        return
+    bound = BOUNDS[name]
+    if not (math.isfinite(value) and bound.low <= value <= bound.high):
+        raise InvalidRequest(f"{field or name} must be between {bound.low:g} and {bound.high:g}", field=field or name)
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Raises InvalidRequest when a list is too long."""
+    if count > most:
+        raise InvalidRequest(f"{field} has {count} entries; at most {most} are possible", field=field)

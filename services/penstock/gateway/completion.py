@@ -1,0 +1,250 @@
+"""A request between its two doors and the mesh: from a typed ask to a running set of choices."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from penstock.chat.memory import PromptMemory
+from penstock.chat.model import ChatModel
+from penstock.chat.stops import StopAutomaton
+from penstock.gateway.answer import Answer
+from penstock.gateway.ask import Ask
+from penstock.gateway.auth import Auth
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.delta import Outbox
+from penstock.gateway.flow import Flow
+from penstock.gateway.mesh import Mesh
+from penstock.gateway.planner import plan_ask
+from penstock.gateway.prompts import THREAD_FROM, Prepared, prepare, weight
+from penstock.gateway.usage import TIERS, Usage
+from penstock.kv.identity import root_key
+from penstock.rpc.channels import Channels
+from penstock.rpc.errors import Internal, InvalidRequest, NotFound, PenstockError
+from penstock.runtime.metrics import GatewayMetrics
+from penstock.v1 import common_pb2
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and since when."""
+
+    tenant: str
+    session: str
+    """Digest of the client's session key; empty when it named none."""
+    request_id: str
+    began: float
+    """`time.perf_counter` at the first byte."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice: its way through the mesh and what it says."""
+
+    prompt: int
+    flow: Flow
+    answer: Answer
+
+
+class Completion:
+    """A running request. `outbox` gives its deltas; `usage` is complete when the outbox has ended."""
+
+    def __init__(self, ask: Ask, caller: Caller, id: str, prompts: Sequence[Prepared], metrics: GatewayMetrics) -> None:
+        self.ask = ask
+        self.id = id
+        self.created = int(time.time())
+        self.outbox = Outbox(len(prompts) * ask.n)
+        self._caller = caller
+        self._prompts = prompts
+        self._metrics = metrics
+        self._choices: list[_Choice] = []
+        self._first_token: float | None = None
+        self._last_token = 0.0
+        self.tokenize_s = 0.0
+
+    def usage(self) -> Usage:
+        """What it has cost so far."""
+        usage = Usage()
+        for number, choice in enumerate(self._choices):
+            if number % self.ask.n == 0:
+                usage.add_prompt(len(self._prompts[choice.prompt].ids), choice.flow.account)
+            usage.add_choice(choice.answer, choice.flow.account)
+        now = time.perf_counter() - self._caller.began
+        usage.times |= {"tokenize": self.tokenize_s, "first_token": self._first_token or now, "total": now}
+        return usage
+
+    def add(self, choice: _Choice) -> None:
+        """Takes part in the request."""
+        self._choices.append(choice)
+
+    async def run(self, number: int) -> None:
+        """Runs one choice to its end, or fails the request."""
+        choice = self._choices[number]
+        try:
+            finish = await choice.flow.run()
+            self.outbox.put(choice.answer.finish(finish))
+        except PenstockError as error:
+            self.outbox.fail(error)
+        except Exception:
+            structlog.get_logger("penstock.gateway").exception("request failed")
+            self.outbox.fail(Internal("internal error"))
+
+    def accept(self, answer: Answer, token: common_pb2.Token) -> bool:
+        """One more token of a choice; whether it was the last."""
+        now = time.perf_counter()
+        if self._first_token is None:
+            self._first_token = now - self._caller.began
+            self._metrics.ttft.observe(self._first_token)
+        elif self.ask.n == 1:
+            self._metrics.itl.observe(now - self._last_token)
+        self._last_token = now
+        self._metrics.generation_tokens.inc()
+        self.outbox.put(answer.feed(token))
+        return answer.ended
+
+
+class Completer:
+    """Makes completions; one per gateway."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        model: ChatModel,
+        mesh: Mesh,
+        auth: Auth,
+        channels: Channels,
+        pool: ThreadPoolExecutor,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.mesh = mesh
+        self.auth = auth
+        self.metrics = metrics
+        self.memory = PromptMemory(config.max_sessions)
+        self._channels = channels
+        self._pool = pool
+
+    async def in_thread(self, work: Callable[[], Value], size: int) -> Value:
+        """Runs `work` here when it is quick, else in the pool, so that the event loop never waits for it."""
+        if size < THREAD_FROM:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound for a model that is not served here."""
+        if name != self.config.served_name:
+            raise NotFound(f"the model {name[:100]!r} does not exist", field="model", code="model_not_found")
+
+    @asynccontextmanager
+    async def open(self, ask: Ask, caller: Caller) -> AsyncIterator[Completion]:
+        """Runs `ask`; leaving the block early ends everything that runs for it. Raises PenstockError."""
+        self.check_model(ask.model)
+        ask.sampling.check_vocabulary(self.model.vocab_size)
+        served = self.mesh.served()
+        root = root_key(served.spec, self.auth.namespace(caller.tenant))
+        begin = time.perf_counter()
+        prompts = [await self._prepare(prompt, caller, root, served.spec.block_size) for prompt in ask.prompts]
+        completion = Completion(ask, caller, secrets.token_hex(12), prompts, self.metrics)
+        completion.tokenize_s = time.perf_counter() - begin
+        self._add_choices(completion, ask, caller, prompts, root, served.max_model_len)
+        count = len(prompts) * ask.n
+        # Not a TaskGroup: it would wrap an exception of the block's body, which is the door's to report.
+        tasks = [asyncio.create_task(completion.run(number)) for number in range(count)]
+        try:
+            yield completion
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._count(completion.usage())
+
+    async def _prepare(self, prompt: object, caller: Caller, root: bytes, block_size: int) -> Prepared:
+        earlier = self.memory.get(caller.tenant, caller.session) if caller.session else None
+        size = weight(prompt)  # type: ignore[arg-type]
+        prepared = await self.in_thread(
+            lambda: prepare(self.model, prompt, root, block_size, earlier),  # type: ignore[arg-type]
+            size,
+        )
+        if caller.session and prepared.remembered is not None:
+            self.memory.put(caller.tenant, caller.session, prepared.remembered)
+        return prepared
+
+    def _add_choices(
+        self, completion: Completion, ask: Ask, caller: Caller, prompts: Sequence[Prepared], root: bytes, context: int
+    ) -> None:
+        stops = StopAutomaton(ask.stops) if ask.stops else None
+        ends = frozenset(ask.sampling.stop_token_ids) | (frozenset() if ask.sampling.ignore_eos else self.model.eos_ids)
+        seed = ask.sampling.first_seed()
+        deadline = caller.began + self.config.request_timeout_s
+        for number in range(len(prompts) * ask.n):
+            prompt, copy = divmod(number, ask.n)
+            prepared = prompts[prompt]
+            max_tokens = self._max_tokens(ask, len(prepared.ids), context)
+            parser = None
+            if prepared.rendered is not None:
+                parser = self.model.parser(prepared.rendered, tools=prepared.call_tools)
+            answer = Answer(number, self.model, parser, stops, ends, ask.sampling.min_tokens)
+            request = common_pb2.Request(
+                request_id=f"{caller.request_id[:64]}.{completion.id[:8]}.{number}",
+                prompt_ids=prepared.ids,
+                sampling=ask.sampling.message(max_tokens, (seed + copy) % 2**64),
+                cache_root=root,
+                session=caller.session,
+            )
+            plan = plan_ask(
+                request.request_id,
+                self.config.served_name,
+                caller.tenant,
+                caller.session,
+                len(prepared.ids),
+                max_tokens,
+                prepared.keys,
+                (),
+                0,
+            )
+            flow = Flow(
+                self._channels,
+                self.config.router,
+                request,
+                plan,
+                lambda token, answer=answer: completion.accept(answer, token),  # type: ignore[misc]
+                lambda: max(deadline - time.perf_counter(), 0.0),
+                self.config.max_replans,
+            )
+            completion.add(_Choice(prompt, flow, answer))
+
+    def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
+        """Tokens that may be generated: what was asked for, as far as the context has room."""
+        room = context - prompt_tokens
+        asked = ask.sampling.max_tokens
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {prompt_tokens} tokens; the model's context holds {context}, with the answer",
+                field="messages" if ask.chat else "prompt",
+                code="context_length_exceeded",
+            )
+        if asked is not None and asked > min(context, self.config.max_output_tokens):
+            most = min(context, self.config.max_output_tokens)
+            raise InvalidRequest(f"max_tokens is {asked}; at most {most} is possible", field="max_tokens")
+        return min(room, self.config.max_output_tokens, asked or room)
+
+    def _count(self, usage: Usage) -> None:
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+        for tier in TIERS:
+            self.metrics.prompt_by_source.labels(tier).inc(usage.cached[tier])
+        self.metrics.prompt_by_source.labels("computed").inc(usage.computed_tokens)
+        self.metrics.drafted.inc(usage.drafted)
+        self.metrics.accepted.inc(usage.accepted)
+        self.metrics.e2e.observe(usage.times["total"])

@@ -1,0 +1,79 @@
+"""What an operator may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from penstock.runtime.config import ConfigError, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """Settings of one gateway."""
+
+    router: str = ""
+    """Where the router serves, host:port."""
+    model_dir: Path = Path()
+    """The served model's directory; only its tokenizer and templates are read."""
+    model_name: str = ""
+    """The name that clients ask for; empty: the directory's name."""
+    http_address: str = "127.0.0.1:8080"
+    """Where HTTP listens; port 0 lets the kernel choose."""
+    grpc_address: str = "127.0.0.1:0"
+    """Where gRPC listens; port 0 lets the kernel choose."""
+    api_keys: Path | None = None
+    """A JSON file {"key": "tenant"}; without it everybody is the tenant "default"."""
+    server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
+    """Hex, 32 characters or more: separates tenants in the cache. All gateways of a mesh need the same. Empty: a
+    built-in one, which is good for a single user and refused together with api_keys."""
+    server_key_file: Path | None = None
+    """A file that holds the server key, instead of server_key."""
+    max_live_requests: int = 256
+    """Requests between first and last byte; more are answered with 429 at once."""
+    max_body_bytes: Size = 16 * 1024 * 1024
+    """Longest HTTP body."""
+    max_n: int = 16
+    """Choices per request, over all its prompts."""
+    max_output_tokens: int = 131_072
+    """Upper bound and default of max_tokens; the model's context bounds it further."""
+    request_timeout_s: float = 600.0
+    """A request's whole life."""
+    max_replans: int = 3
+    """How often a request may move to other workers."""
+    max_sessions: int = 1024
+    """Sessions whose last prompt is remembered."""
+    ping_s: float = 15.0
+    """A stream that is silent for this long gets a comment, so that nobody in between gives up."""
+    drain_s: float = 5.0
+    """Grace for running requests at the end."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        if not self.model_dir.is_dir() or self.model_dir == Path():
+            raise ConfigError("model_dir", str(self.model_dir), "give the directory of the served model")
+        for name in ("http_address", "grpc_address", "router"):
+            if ":" not in getattr(self, name):
+                raise ConfigError(name, getattr(self, name), "write host:port, for example 127.0.0.1:8080")
+        for name in ("max_live_requests", "max_body_bytes", "max_n", "max_output_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "must be 1 or more")
+        for name in ("request_timeout_s", "ping_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, getattr(self, name), "must be more than 0")
+        for name in ("max_replans", "max_sessions", "drain_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "must be 0 or more")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError("log_level", self.log_level, "use debug, info, warning or error")
+        if self.server_key and self.server_key_file:
+            raise ConfigError("server_key_file", str(self.server_key_file), "server_key is set too; use one of them")
+
+    @property
+    def served_name(self) -> str:
+        """The model's public name."""
+        return self.model_name or self.model_dir.resolve().name

@@ -1,0 +1,113 @@
+"""What the doors send: pieces of choices, merged when a reader is slower than the model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from penstock.rpc.errors import PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One generated token and its alternatives."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...]
+    offset: int
+    """Where its text begins in the choice's text."""
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """A piece of a tool call; `id` and `name` come in the first piece only."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice gained since its last delta."""
+
+    choice: int
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    """Every token that was counted, whether it has text or not."""
+    finish: str | None = None
+    """stop, length or tool_calls; once per choice, in its last delta."""
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls or self.logprobs or self.token_ids or self.finish)
+
+    def merge(self, later: Delta) -> None:
+        """Takes in what came after."""
+        self.content += later.content
+        self.reasoning += later.reasoning
+        self.logprobs += later.logprobs
+        self.token_ids += later.token_ids
+        self.finish = later.finish or self.finish
+        for call in later.calls:
+            self.add_call(call)
+
+    def add_call(self, call: CallDelta) -> None:
+        """Appends a piece of a call; pieces of the same call become one."""
+        if self.calls and self.calls[-1].index == call.index:
+            self.calls[-1].arguments += call.arguments
+        else:
+            self.calls.append(CallDelta(call.index, call.id, call.name, call.arguments))
+
+
+class Outbox:
+    """Hands deltas from the choices of a request to its one reader. Holds at most one delta per choice."""
+
+    def __init__(self, choices: int) -> None:
+        self._pending: dict[int, Delta] = {}
+        self._open = choices
+        self._error: PenstockError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        """Adds what a choice gained."""
+        if not delta:
+            return
+        waiting = self._pending.get(delta.choice)
+        if waiting is None:
+            self._pending[delta.choice] = delta
+        else:
+            waiting.merge(delta)
+        if delta.finish:
+            self._open -= 1
+        self._changed.set()
+
+    def fail(self, error: PenstockError) -> None:
+        """Ends the request; the first error counts."""
+        self._error = self._error or error
+        self._changed.set()
+
+    async def next(self) -> list[Delta]:
+        """What there is to send, at least one delta; empty when every choice has ended. Raises what failed."""
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if self._open == 0:
+                return []
+            self._changed.clear()
+            await self._changed.wait()
+        pending, self._pending = self._pending, {}
+        return list(pending.values())
+
+
+def fold(deltas: dict[int, Delta], more: list[Delta]) -> None:
+    """Merges `more` into whole choices: what is sent when nothing is streamed."""
+    for delta in more:
+        if delta.choice in deltas:
+            deltas[delta.choice].merge(delta)
+        else:
+            deltas[delta.choice] = delta

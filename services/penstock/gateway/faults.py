@@ -1,0 +1,44 @@
+"""What a failed call of the mesh means: for the client, and for the request's next move."""
+
+from __future__ import annotations
+
+import grpc
+
+from penstock.rpc.errors import (
+    DeadlineExceeded,
+    Internal,
+    Overloaded,
+    PenstockError,
+    Unavailable,
+    from_rpc,
+)
+
+_CLIENTS_FAULT = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
+
+
+def blames_member(error: grpc.aio.AioRpcError) -> bool:
+    """Whether another worker may do better: a fault of transport or of the worker, no refusal of the content."""
+    return error.code() not in _CLIENTS_FAULT
+
+
+def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError:
+    """For the client, whom no address of the mesh concerns: the transport's own words stay in the log."""
+    found = from_rpc(error)
+    if isinstance(found, DeadlineExceeded):
+        return DeadlineExceeded("the request took longer than it may", code="timeout")
+    if isinstance(found, Overloaded):
+        return Overloaded(
+            "the mesh is at its limit; try again later", code="overloaded", retry_after=found.retry_after or 1
+        )
+    if isinstance(found, Unavailable) or error.code() is grpc.StatusCode.CANCELLED:
+        return Unavailable(unavailable, code="unavailable", retry_after=found.retry_after or 1)
+    if isinstance(found, Internal):
+        return Internal("internal error")
+    return found

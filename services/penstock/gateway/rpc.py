@@ -1,0 +1,205 @@
+"""The gRPC door: the same requests, typed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from penstock.chat.messages import Call, Message, Tool
+from penstock.gateway import bounds
+from penstock.gateway.admission import Admission
+from penstock.gateway.ask import Ask, Conversation, Sampling
+from penstock.gateway.auth import session_digest
+from penstock.gateway.bounds import check, check_count
+from penstock.gateway.completion import Caller, Completer, Completion
+from penstock.gateway.delta import Delta, TokenLogprob
+from penstock.gateway.usage import Usage
+from penstock.rpc.errors import InvalidRequest
+from penstock.runtime.context import current_request_id, request_scope
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
+
+SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class GatewayService(gateway_pb2_grpc.GatewayServicer):
+    """Translates messages and delegates to the completer."""
+
+    def __init__(self, completer: Completer, admission: Admission, started: int) -> None:
+        self._completer = completer
+        self._admission = admission
+        self._started = started
+
+    async def ChatCompletion(
+        self,
+        request: gateway_pb2.ChatCompletionRequest,
+        context: grpc.aio.ServicerContext[gateway_pb2.ChatCompletionRequest, gateway_pb2.ChatCompletionChunk],
+    ) -> AsyncIterator[gateway_pb2.ChatCompletionChunk]:
+        """Streams one chat completion; its last message holds the usage."""
+        began = time.perf_counter()
+        with self._admission.one():
+            headers = metadata(context)
+            tenant = self._completer.auth.tenant(headers.get("authorization"))
+            ask = read_request(request, self._completer.config.max_n)
+            session = session_digest(tenant, headers, ask.cache_key)
+            request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
+            with request_scope(request_id):
+                caller = Caller(tenant, session, request_id, began)
+                async with self._completer.open(ask, caller) as completion:
+                    async for chunk in _chunks(completion):
+                        yield chunk
+
+    async def ListModels(
+        self,
+        request: gateway_pb2.ListModelsRequest,
+        context: grpc.aio.ServicerContext[gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse],
+    ) -> gateway_pb2.ListModelsResponse:
+        """The served models."""
+        self._completer.auth.tenant(metadata(context).get("authorization"))
+        known = self._completer.mesh.known
+        model = gateway_pb2.Model(
+            id=self._completer.config.served_name,
+            created=self._started,
+            context_length=known.max_model_len if known else 0,
+        )
+        return gateway_pb2.ListModelsResponse(models=[model])
+
+
+def metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
+    """The call's metadata that is text."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -> Ask:
+    """The ask of a message. Raises InvalidRequest naming the field."""
+    check_count("messages", len(request.messages), bounds.MAX_MESSAGES)
+    check_count("tools", len(request.tools), bounds.MAX_TOOLS)
+    if not request.messages:
+        raise InvalidRequest("messages is empty", field="messages")
+    if request.tool_choice not in ("", "auto", "none"):
+        raise InvalidRequest('tool_choice: only "auto" and "none" are served', field="tool_choice")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: only possible with logprobs", field="top_logprobs")
+    check("top_logprobs", request.top_logprobs)
+    conversation = Conversation(
+        [_message(message, at) for at, message in enumerate(request.messages)],
+        [_tool(tool, at) for at, tool in enumerate(request.tools)],
+        bool(request.tools) and request.tool_choice != "none",
+    )
+    ask = Ask(
+        model=request.model,
+        prompts=[conversation],
+        sampling=_sampling(request),
+        stops=tuple(request.stop),
+        n=request.n or 1,
+        stream=True,
+        include_usage=True,
+        cache_key=request.prompt_cache_key or None,
+    )
+    ask.check(max_choices, "max_completion_tokens")
+    return ask
+
+
+def _sampling(request: gateway_pb2.ChatCompletionRequest) -> Sampling:
+    given: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in (
+            "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+            "frequency_penalty", "seed",
+        )
+        if request.HasField(name)
+    }  # fmt: skip
+    return Sampling(
+        max_tokens=request.max_completion_tokens if request.HasField("max_completion_tokens") else None,
+        logit_bias=dict(request.logit_bias),
+        logprobs=request.top_logprobs if request.logprobs else None,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        **given,
+    )
+
+
+def _message(message: gateway_pb2.ChatMessage, at: int) -> Message:
+    if message.role not in _ROLES:
+        raise InvalidRequest(f"messages[{at}].role: use one of {', '.join(_ROLES)}", field=f"messages[{at}].role")
+    if message.role == "tool" and not message.tool_call_id:
+        field = f"messages[{at}].tool_call_id"
+        raise InvalidRequest(f"{field}: is required for role tool", field=field)
+    return Message(
+        role="system" if message.role == "developer" else message.role,
+        content=message.content,
+        calls=tuple(Call(call.id, call.name, call.arguments) for call in message.tool_calls),
+        call_id=message.tool_call_id,
+        reasoning=message.reasoning_content,
+    )
+
+
+def _tool(tool: gateway_pb2.FunctionTool, at: int) -> Tool:
+    field = f"tools[{at}].parameters"
+    try:
+        parameters = json.loads(tool.parameters or "{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"{field}: is no JSON", field=field) from None
+    if not isinstance(parameters, dict):
+        raise InvalidRequest(f"{field}: must be a JSON object", field=field)
+    if not tool.name:
+        raise InvalidRequest(f"tools[{at}].name: is empty", field=f"tools[{at}].name")
+    return Tool(tool.name, tool.description, parameters)
+
+
+async def _chunks(completion: Completion) -> AsyncIterator[gateway_pb2.ChatCompletionChunk]:
+    head: dict[str, Any] = {
+        "id": f"chatcmpl-{completion.id}",
+        "model": completion.ask.model,
+        "created": completion.created,
+    }
+    while deltas := await completion.outbox.next():
+        for delta in deltas:
+            yield _chunk(head, delta)
+    yield gateway_pb2.ChatCompletionChunk(**head, usage=_usage(completion.usage()))
+
+
+def _chunk(head: dict[str, Any], delta: Delta) -> gateway_pb2.ChatCompletionChunk:
+    calls = [
+        gateway_pb2.FunctionCallDelta(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+        for call in delta.calls
+    ]
+    return gateway_pb2.ChatCompletionChunk(
+        **head,
+        choice=delta.choice,
+        content=delta.content,
+        reasoning_content=delta.reasoning,
+        tool_calls=calls,
+        logprobs=[_logprob(entry) for entry in delta.logprobs],
+        finish_reason=delta.finish or "",
+    )
+
+
+def _logprob(entry: TokenLogprob) -> gateway_pb2.ContentLogprob:
+    def one(token: bytes, logprob: float, top: Sequence[Any] = ()) -> gateway_pb2.ContentLogprob:
+        text = token.decode(errors="replace")
+        return gateway_pb2.ContentLogprob(token=text, logprob=logprob, utf8=token, top=top)
+
+    return one(entry.token, entry.logprob, [one(token, value) for token, value in entry.top])
+
+
+def _usage(usage: Usage) -> gateway_pb2.Usage:
+    return gateway_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        cached_host=usage.cached["host"],
+        cached_nvme=usage.cached["nvme"],
+        cached_gpu=usage.cached["gpu"],
+        cached_remote=usage.cached["remote"],
+        drafted_tokens=usage.drafted,
+        accepted_tokens=usage.accepted,
+        seconds=usage.times,
+        computed_tokens=usage.computed_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+    )

@@ -1,0 +1,178 @@
+"""OpenAI's response bodies: whole, and as chunks of a stream. Folding the chunks gives the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.delta import Delta, TokenLogprob
+from penstock.gateway.usage import TIERS, TIMES, Usage
+from penstock.rpc.errors import PenstockError
+
+Json = dict[str, Any]
+
+
+def error_json(error: PenstockError) -> Json:
+    """OpenAI's error object."""
+    code = error.code or ("rate_limit_exceeded" if error.http_status == 429 else None)
+    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": code}}
+
+
+def models_json(name: str, created: int, context: int | None) -> Json:
+    """The list of models."""
+    model = {"id": name, "object": "model", "created": created, "owned_by": "penstock", "max_model_len": context}
+    return {"object": "list", "data": [model]}
+
+
+def usage_json(usage: Usage) -> Json:
+    """Every field always, zeros included."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+            "audio_tokens": 0,
+        },
+        "penstock": {
+            "cached_tokens": {tier: usage.cached[tier] for tier in TIERS},
+            "computed_tokens": usage.computed_tokens,
+            "drafted_tokens": usage.drafted,
+            "accepted_tokens": usage.accepted,
+            "times": {name: round(usage.times[name], 6) for name in TIMES},
+        },
+    }
+
+
+class ChatShape:
+    """`chat.completion` and its chunks."""
+
+    def __init__(self, id: str, created: int, model: str, logprobs: bool, include_usage: bool, token_ids: bool) -> None:
+        self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        self._token_ids = token_ids
+        self._begun: set[int] = set()
+
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
+        """The response to a request without stream."""
+        found = [self._choice(delta) for delta in choices]
+        return {**self._head, "object": "chat.completion", "choices": found, "usage": usage_json(usage)}
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunks for what a choice gained: the role first, the finish reason last and alone."""
+        chunks = []
+        if delta.choice not in self._begun:
+            self._begun.add(delta.choice)
+            chunks.append(self._chunk(delta.choice, {"role": "assistant", "content": ""}, None, None))
+        gained: Json = {}
+        if delta.reasoning:
+            gained["reasoning_content"] = delta.reasoning
+        if delta.content:
+            gained["content"] = delta.content
+        if delta.calls:
+            gained["tool_calls"] = [_call_chunk(call.index, call.id, call.name, call.arguments) for call in delta.calls]
+        ids = delta.token_ids if self._token_ids else []
+        if gained or delta.logprobs or ids:
+            logprobs = _chat_logprobs(delta.logprobs) if self._logprobs else None
+            chunk = self._chunk(delta.choice, gained, logprobs, None)
+            chunks.append(chunk)
+            if ids:
+                chunk["choices"][0]["token_ids"] = ids
+        if delta.finish:
+            chunks.append(self._chunk(delta.choice, {}, None, delta.finish))
+        return chunks
+
+    def last(self, usage: Usage) -> Json:
+        """The chunk that holds the usage, and no choices."""
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_json(usage)}
+
+    def _choice(self, delta: Delta) -> Json:
+        message: Json = {
+            "role": "assistant",
+            "content": delta.content or (None if delta.calls else ""),
+            "refusal": None,
+        }
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in delta.calls
+            ]
+        logprobs = _chat_logprobs(delta.logprobs) if self._logprobs else None
+        choice = {"index": delta.choice, "message": message, "logprobs": logprobs, "finish_reason": delta.finish}
+        return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
+
+    def _chunk(self, choice: int, gained: Json, logprobs: Json | None, finish: str | None) -> Json:
+        found = {"index": choice, "delta": gained, "logprobs": logprobs, "finish_reason": finish}
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [found]}
+        return chunk | {"usage": None} if self._include_usage else chunk
+
+
+class CompletionShape:
+    """`text_completion` and its chunks."""
+
+    def __init__(self, id: str, created: int, model: str, logprobs: bool, include_usage: bool, token_ids: bool) -> None:
+        self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
+        self._logprobs = logprobs
+        self._include_usage = include_usage
+        self._token_ids = token_ids
+
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
+        """The response to a request without stream."""
+        return {**self._head, "choices": [self._choice(delta) for delta in choices], "usage": usage_json(usage)}
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunk for what a choice gained, if any of it is to be shown."""
+        if not (delta.content or delta.finish or delta.logprobs or (self._token_ids and delta.token_ids)):
+            return []
+        chunk = {**self._head, "choices": [self._choice(delta)]}
+        return [chunk | {"usage": None} if self._include_usage else chunk]
+
+    def last(self, usage: Usage) -> Json:
+        """The chunk that holds the usage, and no choices."""
+        return {**self._head, "choices": [], "usage": usage_json(usage)}
+
+    def _choice(self, delta: Delta) -> Json:
+        logprobs = _legacy_logprobs(delta.logprobs) if self._logprobs else None
+        choice = {"index": delta.choice, "text": delta.content, "logprobs": logprobs, "finish_reason": delta.finish}
+        return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
+
+
+def encode(value: Json) -> bytes:
+    """JSON bytes."""
+    return msgspec.json.encode(value)
+
+
+def _call_chunk(index: int, id: str, name: str, arguments: str) -> Json:
+    if not id:
+        return {"index": index, "function": {"arguments": arguments}}
+    return {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text(token: bytes) -> str:
+    return token.decode(errors="replace")
+
+
+def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    content = []
+    for entry in tokens:
+        top = [{"token": _text(token), "logprob": value, "bytes": list(token)} for token, value in entry.top]
+        own = {"token": _text(entry.token), "logprob": entry.logprob, "bytes": list(entry.token)}
+        content.append({**own, "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _legacy_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    return {
+        "tokens": [_text(entry.token) for entry in tokens],
+        "token_logprobs": [entry.logprob for entry in tokens],
+        "top_logprobs": [{_text(token): value for token, value in entry.top} for entry in tokens],
+        "text_offset": [entry.offset for entry in tokens],
+    }

@@ -1,0 +1,279 @@
+"""A mesh of fakes on real sockets: the router plans as it is told, the workers say what a script says."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.kv.identity import KvSpec
+from penstock.rpc.convert import spec_to_message
+from penstock.rpc.errors import PenstockError, Unavailable
+from penstock.rpc.server import serve
+from penstock.v1 import (
+    common_pb2,
+    decode_pb2,
+    decode_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+)
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+MODEL = "tiny"
+BLOCK = 4
+CONTEXT = 2048
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PLAIN_ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+TEMPLATE = Path(__file__).parents[3] / "libs/penstock/models/chat_template.jinja"
+
+
+def make_model(directory: Path) -> Tokenizer:
+    """Writes a model directory without weights: a small byte-level BPE with ChatML tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=[AddedToken(text, special=True, normalized=False) for text in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    corpus = ["the quick brown fox jumps over the lazy dog", '{"name": "get_weather", "arguments": {"city": "Oslo"}}']
+    tokenizer.train_from_iterator(corpus * 4, trainer)
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN_ADDED])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE.read_text()}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer
+
+
+@dataclass
+class Script:
+    """What the fake workers do. `say` gives the tokens of an answer to a request."""
+
+    say: Callable[[common_pb2.Request], Sequence[int]]
+    eos: int
+    prefill: bool = True
+    """Whether plans name a prefill worker."""
+    cached: dict[str, int] = field(default_factory=dict)
+    batch: int = 1
+    """Tokens per decode event."""
+    repeat: bool = False
+    """Decode sends token 0 again."""
+    handoff_fails: bool = False
+    prefill_dies: bool = False
+    decode_dies_after: int | None = None
+    """Tokens after which the first decode call breaks."""
+    hang: bool = False
+    """Decode waits for ever after the first token."""
+    refuse: PenstockError | None = None
+    """What the router answers."""
+    logprobs: bool = True
+
+
+class Router(router_pb2_grpc.RouterServicer):
+    """Plans by script and remembers what it was asked."""
+
+    def __init__(self, mesh: FakeMesh) -> None:
+        self._mesh = mesh
+        self.asks: list[router_pb2.PlanAsk] = []
+        self.progress: list[router_pb2.PlanProgress] = []
+        self.live = 0
+        self.view = router_pb2.MeshView()
+        self.changed = asyncio.Event()
+
+    async def Plan(self, request_iterator, context):
+        self.live += 1
+        try:
+            epoch = 0
+            async for message in request_iterator:
+                if message.HasField("progress"):
+                    self.progress.append(message.progress)
+                    continue
+                epoch += 1
+                self.asks.append(message.ask)
+                yield self._mesh.plan(message.ask, epoch)
+        finally:
+            self.live -= 1
+            self._mesh.tick()
+
+    async def Watch(self, request, context):
+        while True:
+            yield self.view
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
+    """A prefill and decode worker in one."""
+
+    def __init__(self, mesh: FakeMesh, name: str) -> None:
+        self._mesh = mesh
+        self.name = name
+        self.address = ""
+        self.live = 0
+        self.requests: list[common_pb2.Request] = []
+        self.handoffs: list[decode_pb2.HandoffSource | None] = []
+
+    async def Prefill(self, request, context):
+        self.live += 1
+        self.requests.append(request.request)
+        script = self._mesh.script
+        try:
+            if script.prefill_dies:
+                raise Unavailable("the worker is going away")
+            start = len(request.request.output_ids)
+            tokens = self._tokens(request.request)
+            event = prefill_pb2.PrefillEvent(token=self._token(request.request, start, tokens[start]))
+            event.finish = _finish(request.request, tokens, start, script.eos)
+            event.cache.CopyFrom(self._cache(request.request))
+            event.times.CopyFrom(common_pb2.StageTimes(queue=0.01, fetch=0.02, prefill=0.03))
+            yield event
+        finally:
+            self.live -= 1
+            self._mesh.tick()
+
+    async def Generate(self, request, context):
+        self.live += 1
+        self.requests.append(request.request)
+        self.handoffs.append(request.handoff if request.HasField("handoff") else None)
+        try:
+            async for event in self._generate(request):
+                yield event
+        finally:
+            self.live -= 1
+            self._mesh.tick()
+
+    async def _generate(self, request):
+        script, asked = self._mesh.script, request.request
+        failed = request.HasField("handoff") and (script.handoff_fails or script.prefill_dies)
+        own = failed or not request.HasField("handoff")
+        tokens = self._tokens(asked)
+        start = len(asked.output_ids) + (0 if own or script.repeat else 1)
+        dies, script.decode_dies_after = script.decode_dies_after, None
+        for at in range(start, len(tokens), script.batch):
+            if dies is not None and at >= dies:
+                raise Unavailable("the worker is going away")
+            if script.hang and at > 0:
+                await asyncio.Event().wait()
+            many = range(at, min(at + script.batch, len(tokens)))
+            event = decode_pb2.GenerateEvent(tokens=[self._token(asked, index, tokens[index]) for index in many])
+            event.finish = _finish(asked, tokens, many[-1], script.eos)
+            if event.finish:
+                event.cache.CopyFrom(self._cache(asked) if own else common_pb2.CacheUse())
+                event.times.CopyFrom(common_pb2.StageTimes(decode=0.5))
+                event.drafted, event.accepted, event.handoff_failed = 8, 3, failed
+            yield event
+
+    def _tokens(self, request: common_pb2.Request) -> list[int]:
+        tokens = [*self._mesh.script.say(request)]
+        if not request.sampling.ignore_eos:
+            tokens.append(self._mesh.script.eos)
+        return tokens[: request.sampling.max_tokens]
+
+    def _token(self, request: common_pb2.Request, index: int, id: int) -> common_pb2.Token:
+        token = common_pb2.Token(index=index, id=id)
+        if request.sampling.HasField("logprobs"):
+            token.logprob = -0.25 * (index + 1)
+            for other in range(request.sampling.logprobs):
+                token.top.add(id=(id + other) % 300, logprob=-0.25 * (index + 1 + other))
+        return token
+
+    def _cache(self, request: common_pb2.Request) -> common_pb2.CacheUse:
+        cached = self._mesh.script.cached
+        computed = len(request.prompt_ids) - sum(cached.values())
+        return common_pb2.CacheUse(computed=computed, **cached)
+
+
+def _finish(request: common_pb2.Request, tokens: Sequence[int], index: int, eos: int) -> common_pb2.Finish.ValueType:
+    if index < len(tokens) - 1:
+        return common_pb2.FINISH_UNSPECIFIED
+    return common_pb2.FINISH_STOP if tokens[index] == eos else common_pb2.FINISH_LENGTH
+
+
+class FakeMesh:
+    """A router, and two workers of each kind."""
+
+    def __init__(self, script: Script, spec: KvSpec) -> None:
+        self.script = script
+        self.spec = spec
+        self.router = Router(self)
+        self.prefills = [Worker(self, "prefill-0"), Worker(self, "prefill-1")]
+        self.decodes = [Worker(self, "decode-0"), Worker(self, "decode-1")]
+        self.address = ""
+        self._ticked = asyncio.Event()
+        self.set_view(ready=True)
+
+    @property
+    def live(self) -> int:
+        """Calls that are open anywhere."""
+        return self.router.live + sum(worker.live for worker in (*self.prefills, *self.decodes))
+
+    def set_view(self, *, ready: bool) -> None:
+        model = router_pb2.ServedModel(
+            name=MODEL, spec=spec_to_message(self.spec), max_model_len=CONTEXT, ready=ready
+        )
+        self.router.view = router_pb2.MeshView(models=[model])
+        self.router.changed.set()
+
+    def tick(self) -> None:
+        self._ticked.set()
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 1.0) -> None:
+        """Waits, without polling, until a call's end has made `condition` true."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._ticked.clear()
+                await self._ticked.wait()
+
+    def plan(self, ask: router_pb2.PlanAsk, epoch: int) -> router_pb2.PlanResponse:
+        if self.script.refuse is not None:
+            raise self.script.refuse
+        plan = router_pb2.PlanResponse(epoch=epoch)
+        plan.decode.CopyFrom(_pick(self.decodes, ask))
+        if self.script.prefill:
+            plan.prefill.CopyFrom(_pick(self.prefills, ask))
+        return plan
+
+
+def _pick(workers: Sequence[Worker], ask: router_pb2.PlanAsk) -> router_pb2.Placement:
+    for worker in workers:
+        if worker.name not in ask.avoid:
+            return router_pb2.Placement(member_id=worker.name, address=worker.address)
+    raise Unavailable("no worker is left")
+
+
+@asynccontextmanager
+async def open_mesh(script: Script, tokenizer_file: Path) -> AsyncIterator[FakeMesh]:
+    """Serves the fakes for the length of the block."""
+    digest = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
+    mesh = FakeMesh(script, KvSpec("m" * 64, digest, "test", "float32", BLOCK, 1024))
+    async with AsyncExitStack() as stack:
+
+        def both(worker):
+            def register(server):
+                prefill_pb2_grpc.add_PrefillServicer_to_server(worker, server)
+                decode_pb2_grpc.add_DecodeServicer_to_server(worker, server)
+
+            return register
+
+        for worker in (*mesh.prefills, *mesh.decodes):
+            server = await stack.enter_async_context(serve("127.0.0.1:0", both(worker), [], grace=0.1))
+            worker.address = f"127.0.0.1:{server.port}"
+        server = await stack.enter_async_context(
+            serve(
+                "127.0.0.1:0",
+                lambda server: router_pb2_grpc.add_RouterServicer_to_server(mesh.router, server),
+                [],
+                grace=0.1,
+            )
+        )
+        mesh.address = f"127.0.0.1:{server.port}"
+        yield mesh
