@@ -1,0 +1,87 @@
+"""The sampler in plain Python: slow, obvious, and the oracle of the fast one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from penstock.engine.request import SamplingParams
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def _mix(value: int) -> int:
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def gumbel(seed: int, position: int, token: int) -> float:
+    """Standard Gumbel noise of one token id at one position of prompt + output."""
+    stream = _mix(_mix(seed + _GAMMA) + (position + 1) * _GAMMA)
+    bits = _mix(stream + (token + 1) * _GAMMA)
+    uniform = ((bits >> 11) + 0.5) * 2.0**-53
+    return -math.log(-math.log(uniform))
+
+
+def sample(
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    stops: frozenset[int] = frozenset(),
+) -> int:
+    """The token that follows `prompt` and `output`; `stops` are all tokens that would end the sequence."""
+    shaped = shape(logits, params, prompt, output, stops)
+    if params.temperature < 1e-5:
+        return shaped.index(max(shaped))
+    scaled = keep(
+        [value / params.temperature for value in shaped], params.top_k, params.top_p, params.min_p
+    )
+    position = len(prompt) + len(output)
+    noisy = [value + gumbel(params.seed, position, token) for token, value in enumerate(scaled)]
+    return noisy.index(max(noisy))
+
+
+def shape(
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    stops: frozenset[int],
+) -> list[float]:
+    """Bias, repetition penalty, frequency and presence penalty, then the ban on early ends."""
+    shaped = [value + params.logit_bias.get(token, 0.0) for token, value in enumerate(logits)]
+    for token in {*prompt, *output}:
+        value = shaped[token]
+        shaped[token] = (
+            value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+        )
+    for token, count in Counter(output).items():
+        shaped[token] -= params.frequency_penalty * count + params.presence_penalty
+    if len(output) < params.min_tokens:
+        for token in stops:
+            shaped[token] = -math.inf
+    return shaped
+
+
+def keep(scaled: Sequence[float], top_k: int, top_p: float, min_p: float) -> list[float]:
+    """min-p, then top-k, then top-p of what top-k left; a token that ties with the last kept one is kept."""
+    best = max(scaled)
+    kept = [value if min_p == 0 or value >= best + math.log(min_p) else -math.inf for value in scaled]
+    if top_k:
+        floor = sorted(kept, reverse=True)[min(top_k, len(kept)) - 1]
+        kept = [value if value >= floor else -math.inf for value in kept]
+    if top_p < 1:
+        weights = [math.exp(value - best) for value in kept]
+        total, before, floor = sum(weights), 0.0, best
+        for value in sorted(kept, reverse=True):
+            if before >= top_p:
+                break
+            floor = value
+            before += math.exp(value - best) / total
+        kept = [value if value >= floor else -math.inf for value in kept]
+    return kept
