@@ -98,7 +98,7 @@ async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> Non
 def mesh_keys(mesh: Mesh, tokens: list[int]) -> list[bytes]:
     """The block keys that the mesh gives these tokens, for its default tenant."""
     spec = mesh.workers[0].engine.spec
-    return block_keys(root_key(spec, mesh.gateway.namespace("default")), tokens, spec.block_size)
+    return block_keys(root_key(spec, mesh.gateway.completer.auth.namespace("default")), tokens, spec.block_size)
 
 
 async def settled(mesh: Mesh, tokens: list[int]) -> None:
@@ -108,7 +108,9 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     async with asyncio.timeout(10):
         while (await stub.Lookup(kvstore_pb2.LookupRequest(keys=keys))).found < len(keys):
             await asyncio.sleep(0.002)
-    await until(lambda: mesh.router.indexed(keys) == len(keys), "the router's index holds the blocks")
+    await until(
+        lambda: len(keys) in mesh.router.planner.index.match(keys).values(), "the router's index holds the blocks"
+    )
 
 
 class Adversary(draft_pb2_grpc.DraftServicer):

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -19,8 +20,11 @@ from penstock.testing.mesh import MeshOptions
 from .support import BLOCK, adversarial_draft, ask, settled
 
 DRAFTS = ("none", "model", "same", "ngram", "adversarial")
-GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0)
-SEEDED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.95, top_k=80, seed=11, ignore_eos=True, logprobs=0)
+NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
+"""Special tokens have no text, and so no place among the logprobs of a text."""
+PLAIN = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
+GREEDY = PLAIN
+SEEDED = replace(PLAIN, temperature=0.9, top_p=0.95, top_k=80, seed=11)
 PENALISED = SamplingParams(
     max_tokens=24,
     temperature=0.7,
@@ -28,7 +32,7 @@ PENALISED = SamplingParams(
     repetition_penalty=1.2,
     presence_penalty=0.3,
     frequency_penalty=0.2,
-    logit_bias={65: 4.0, 66: -100.0},
+    logit_bias={65: 4.0, 66: -100.0, **NO_SPECIALS},
     min_tokens=4,
     seed=2**40 + 7,
     logprobs=0,

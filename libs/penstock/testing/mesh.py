@@ -28,7 +28,8 @@ class MeshOptions:
     aggregated: bool = False
     """Workers that hold both roles; `prefill` counts nothing."""
     kv_host_bytes: int = 64 << 20
-    kvstore: bool = True
+    kvstore: bool | str = True
+    """False: none. An address: a store of the test's own."""
     model_name: str = "tiny"
     worker: dict[str, Any] = field(default_factory=dict)
     """Further fields of the workers' settings."""
@@ -64,7 +65,7 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(_open("router", **options.router))
         store = None
-        if options.kvstore:
+        if options.kvstore is True:
             settings = {"host_bytes": options.kv_host_bytes, "router": router.address, "host_id": "test"}
             store = await stack.enter_async_context(_open("kvstore", **settings))
         draft, draft_address = await _open_draft(stack, options.draft)
@@ -72,7 +73,7 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
             "model": options.model,
             "model_name": options.model_name,
             "router": router.address,
-            "kvstore": store.address if store else "",
+            "kvstore": store.address if store else options.kvstore or "",
             "host_id": "test",
             "kv_pool_tokens": 8192,
             **options.worker,
@@ -97,7 +98,8 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
             )
         )
         await wait_joined(router.address, len(prefill), len(decode))
-        await gateway.ready()
+        async with gateway.mesh.changed, asyncio.timeout(30):
+            await gateway.mesh.changed.wait_for(lambda: gateway.mesh.ready)
         yield Mesh(gateway, router, store, prefill, decode, draft)
 
 

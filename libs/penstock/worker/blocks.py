@@ -27,7 +27,7 @@ _LOG = structlog.get_logger("penstock.worker")
 class Fetcher:
     """Loads the stored prefix of one sequence, in one go or as it appears.
 
-    `tiers` counts the tokens loaded, by where they were.
+    `keys` name all full blocks of the sequence; `tiers` counts the tokens loaded, by where they were.
     """
 
     store: StoreClient
@@ -68,16 +68,17 @@ class Fetcher:
 
 
 class StoredPrefix:
-    """KvSource: the longest prefix that the store holds."""
+    """KvSource: the longest prefix that the store holds, up to `limit` blocks."""
 
-    def __init__(self, fetcher: Fetcher, loaded: Callable[[int], None]) -> None:
+    def __init__(self, fetcher: Fetcher, limit: int, loaded: Callable[[int], None]) -> None:
         """`loaded` is told how many leading blocks came from the store."""
         self.fetcher = fetcher
+        self._limit = limit
         self._loaded = loaded
 
     async def load(self, pages: PageWriter) -> LoadResult:
         """Asks once for all blocks; what is missing is computed."""
-        await self.fetcher.upto(len(self.fetcher.keys), pages)
+        await self.fetcher.upto(self._limit, pages)
         self._loaded(self.fetcher.blocks)
         valid = self.fetcher.blocks * self.fetcher.block_size
         return LoadResult(valid_tokens=valid, cached_tokens=valid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -37,11 +38,16 @@ class Work:
     """What one request brings along: where its KV comes from and where it goes."""
 
     fetcher: Fetcher
+    fetchable: int
+    """Leading blocks without the last given token, which somebody has to compute for its logits."""
     sink: BlockSink
 
     def cache_use(self, update: Update) -> common_pb2.CacheUse:
         """Where the KV of the given tokens came from, each token counted once."""
-        return common_pb2.CacheUse(computed=update.computed_tokens, **self.fetcher.tiers)
+        tiers = Counter(self.fetcher.tiers)
+        for tier in tiers:  # the engine computes the last token again even when its block was fetched
+            tiers[tier] -= min(tiers[tier], max(0, tiers.total() - update.cached_tokens))
+        return common_pb2.CacheUse(computed=update.computed_tokens, **tiers)
 
 
 class Worker:
@@ -66,18 +72,17 @@ class Worker:
         """Set when the load has changed."""
 
     def work(self, message: common_pb2.Request) -> Work:
-        """The hooks of one request. Its last token is never fetched: somebody has to compute logits from it."""
+        """The hooks of one request."""
         tokens = [*message.prompt_ids, *message.output_ids]
         size = self.engine.spec.block_size
         keys = block_keys(message.cache_root, tokens, size)
-        fetchable = (len(tokens) - 1) // size
-        fetcher = Fetcher(self.store, self.metrics, keys[:fetchable], size)
-        return Work(fetcher, BlockSink(self.publisher, message.cache_root, keys, size))
+        fetcher = Fetcher(self.store, self.metrics, keys, size)
+        return Work(fetcher, (len(tokens) - 1) // size, BlockSink(self.publisher, message.cache_root, keys, size))
 
     async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
         """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""
         self.changed.set()
-        origin = source or StoredPrefix(work.fetcher, work.sink.loaded)
+        origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded)
         try:
             async with aclosing(self.engine.generate(request, source=origin, sink=work.sink)) as updates:
                 async for update in updates:

@@ -10,8 +10,8 @@ from penstock.engine.hooks import LoadResult, PageWriter
 from penstock.engine.request import TokenOut
 from penstock.rpc.context import outgoing
 from penstock.v1 import prefill_pb2, prefill_pb2_grpc
-from penstock.worker.blocks import Fetcher
 from penstock.worker.convert import token_from_message
+from penstock.worker.worker import Work
 
 _LOG = structlog.get_logger("penstock.decode")
 
@@ -28,11 +28,12 @@ class HandoffPrefix:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, request_id: str, epoch: int, fetcher: Fetcher, timeout_s: float | None
+        self, channel: grpc.aio.Channel, request_id: str, epoch: int, work: Work, timeout_s: float | None
     ) -> None:
         self._stub = prefill_pb2_grpc.PrefillStub(channel)
         self._asked = prefill_pb2.HandoffRequest(request_id=request_id, epoch=epoch)
-        self._fetcher = fetcher
+        self._fetcher = work.fetcher
+        self._fetchable = work.fetchable
         self._timeout_s = timeout_s
         self._token: TokenOut | None = None
         self.failed = False
@@ -47,7 +48,7 @@ class HandoffPrefix:
                 self._fetcher.metrics.handoff_faults.inc()
                 reason = fault.details() if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
                 _LOG.warning("hand-off became a recompute", reason=reason)
-        await self._fetcher.upto(len(self._fetcher.keys), pages)
+        await self._fetcher.upto(self._fetchable, pages)
         valid = self._fetcher.blocks * self._fetcher.block_size
         return LoadResult(valid_tokens=valid, cached_tokens=valid if self.failed else 0)
 

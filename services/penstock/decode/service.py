@@ -40,7 +40,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         source: HandoffPrefix | None = None
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
-            source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work.fetcher, context.time_remaining())
+            source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, context.time_remaining())
         async for update in self._worker.generate(asked, work, source):
             yield _event(update, work, source)
 

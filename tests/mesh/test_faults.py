@@ -1,0 +1,187 @@
+"""What goes wrong in the store or the draft service never fails a request and never changes a token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from penstock.engine.request import SamplingParams
+from penstock.rpc.convert import spec_to_message
+from penstock.runtime.lifecycle import SUPERVISOR_FD
+from penstock.testing.mesh import MeshOptions
+from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+from .support import ask, body_of, mesh_keys, settled, until
+
+NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
+LONG = replace(GREEDY, max_tokens=400)
+
+
+def prompt(name: str, length: int) -> list[int]:
+    source = random.Random(name)
+    return [source.randrange(256) for _ in range(length)]
+
+
+@pytest.fixture(scope="module")
+async def mesh(tiny, meshes):
+    async with meshes(MeshOptions(model=tiny)) as mesh:
+        yield mesh
+
+
+def flip(blocks):
+    blocks[3][100] ^= 1
+
+
+def swap(blocks):
+    blocks[2][:], blocks[5][:] = bytes(blocks[5]), bytes(blocks[2])
+
+
+def truncate(blocks):
+    half = len(blocks[1]) // 2
+    blocks[1][half:] = bytes(len(blocks[1]) - half)
+
+
+@pytest.mark.parametrize(("damage", "good"), [(flip, 3), (swap, 2), (truncate, 1)])
+async def test_a_damaged_block_is_refused_recomputed_and_counted(mesh, oracle, http, damage, good):
+    tokens = prompt(damage.__name__, 170)
+    expected = await oracle(tokens, GREEDY)
+    assert (await ask(http, mesh, tokens, GREEDY)).ids == expected.ids
+    await settled(mesh, tokens)
+    before = mesh.kvstore.stats().quarantined
+    async with leased(mesh, tokens) as blocks:
+        damage(blocks)
+    again = await ask(http, mesh, tokens, GREEDY)
+    assert again.ids == expected.ids
+    assert again.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert again.cached == good * 16
+    assert mesh.kvstore.stats().quarantined > before
+
+
+@asynccontextmanager
+async def leased(mesh, tokens):
+    """Writable views of the stored blocks of `tokens`, straight from the arena."""
+    import mmap
+
+    stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address))
+    spec = mesh.workers[0].engine.spec
+    attach = kvstore_pb2.AttachRequest(client="test")
+    attach.spec.CopyFrom(spec_to_message(spec))
+    call = stub.Attach(attach)
+    first = await call.read()
+    answer = await stub.Lease(
+        kvstore_pb2.LeaseRequest(session_id=first.session_id, keys=mesh_keys(mesh, tokens), lease_s=5)
+    )
+    with open(first.arena_path, "r+b") as file:
+        arena = mmap.mmap(file.fileno(), first.arena_bytes)
+    view = memoryview(arena)
+    blocks = [view[block.offset : block.offset + block.length] for block in answer.blocks]
+    yield blocks
+    for block in blocks:
+        block.release()
+    view.release()
+    arena.close()
+    call.cancel()
+
+
+async def test_without_a_store_everything_is_computed(tiny, meshes, oracle, http):
+    async with meshes(MeshOptions(model=tiny, kvstore=False)) as mesh:
+        tokens = prompt("no store", 100)
+        for _ in range(2):
+            answer = await ask(http, mesh, tokens, GREEDY)
+            assert answer.ids == (await oracle(tokens, GREEDY)).ids
+            assert answer.cached == 0
+
+
+@asynccontextmanager
+async def process(service: str, *arguments: str):
+    """A service in a process of its own; yields its address and pid, kills what is left of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", f"penstock.{service}", *arguments),
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, SUPERVISOR_FD: str(theirs.fileno())},
+        )
+        theirs.close()
+        ours.setblocking(False)
+        try:
+            line = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 4096), 30)
+            yield json.loads(line)["address"], child.pid
+        finally:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+
+
+@pytest.mark.parametrize("victim", ["kvstore", "draft"])
+async def test_kill_9_under_load(victim, tiny, other, meshes, oracle, http):
+    """Four long generations run; the victim dies in their middle; all end with the oracle's tokens."""
+    arguments = {"kvstore": ["--host-bytes", "64MiB", "--host-id", "test"], "draft": ["--model", str(other)]}[victim]
+    async with process(victim, *arguments) as (address, pid):
+        options = MeshOptions(
+            model=tiny,
+            kvstore=address if victim == "kvstore" else True,
+            draft=f"address:{address}" if victim == "draft" else "none",
+        )
+        async with meshes(options) as mesh:
+            prompts = [prompt(f"{victim}/{number}", 120 + number) for number in range(4)]
+            await ask(http, mesh, prompts[0], GREEDY)
+            running = asyncio.gather(*(ask(http, mesh, tokens, LONG) for tokens in prompts))
+            decode = mesh.decode[0].worker.engine
+            start = decode.stats().generated_tokens
+            await until(lambda: decode.stats().generated_tokens > start + 100, "the load runs")
+            os.kill(pid, signal.SIGKILL)
+            answers = await running
+            assert decode.stats().generated_tokens >= start + 4 * 399
+            for tokens, answer in zip(prompts, answers, strict=True):
+                assert answer.ids == (await oracle(tokens, LONG)).ids
+            after = await ask(http, mesh, prompts[1], GREEDY)
+            assert after.ids == (await oracle(prompts[1], GREEDY)).ids
+
+
+STAGES = ("at once", "first chunk", "middle")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_client_that_hangs_up_frees_everything(mesh, http, stage):
+    """Pages, leases, reservations, charges and sequences return to what they were."""
+    before = baseline(mesh)
+    body = body_of(prompt(stage, 400), LONG) | {"stream": True}
+    task = asyncio.ensure_future(read_until(http, mesh, body, {"first chunk": 1, "middle": 50}.get(stage, 10**9)))
+    if stage == "at once":
+        await until(lambda: sum(w.engine.stats().running for w in mesh.workers) > 0, "a worker has begun", 5)
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(lambda: baseline(mesh) == before, f"{before} again", 1.0)
+
+
+async def read_until(http, mesh, body, events):
+    """Reads that many SSE events, then hangs up."""
+    async with http.stream("POST", f"{mesh.url}/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            events -= line.startswith("data:")
+            if events <= 0:
+                return
+
+
+def baseline(mesh):
+    """Everything that is lent out."""
+    workers = [worker.engine.stats() for worker in mesh.workers]
+    store = mesh.kvstore.stats()
+    return {
+        "pages": [stats.total_pages - stats.free_pages for stats in workers],
+        "sequences": [stats.running + stats.waiting + stats.loading for stats in workers],
+        "leases": store.leases,
+        "reserved": store.reserved,
+        "charges": len(mesh.router.planner.ledger),
+    }
