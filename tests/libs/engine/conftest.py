@@ -15,7 +15,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk, Drafter, KvSink, KvSource, LoadResult, PageRef, PageWriter
 from penstock.engine.request import Request, SamplingParams, TokenOut, Update
-from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.checkpoints import write_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,6 +63,8 @@ class Kit:
     """Helpers as one fixture: test modules cannot import each other."""
 
     Answer = Answer
+    LoadResult = LoadResult
+    TokenOut = TokenOut
 
     async def read(
         self, engine: Engine, request: Request, source: KvSource | None = None, sink: KvSink | None = None
@@ -132,7 +134,7 @@ class Sink:
         self._hold = hold
 
     def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
-        assert first_block == len(self.blocks) or not self.blocks, "blocks come in order, each once"
+        assert not self.blocks or first_block == max(self.blocks) + 1, "blocks come in order, each once"
         for number, page in enumerate(pages, start=first_block):
             self.blocks[number] = self._take(page)
             self.tokens[number] = tuple(tokens[number * 16 : number * 16 + 16])

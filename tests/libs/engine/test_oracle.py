@@ -145,9 +145,7 @@ def test_chunked_prompts_alone_and_together(case, chunk):
     expected = [logits_of(model, prompt)[-1] for prompt in prompts]
     for start in range(0, max(LENGTHS), chunk):
         live = [at for at, prompt in enumerate(prompts) if start < len(prompt)]
-        runs = [
-            run_of(prompts[at], start, min(chunk, len(prompts[at]) - start), pages[at]) for at in live
-        ]
+        runs = [run_of(prompts[at], start, min(chunk, len(prompts[at]) - start), pages[at]) for at in live]
         answers = recorder.runner.step(runs)
         ended = [at for at, answer in zip(live, answers, strict=True) if answer]
         assert ended == [at for at in live if len(prompts[at]) <= start + chunk]

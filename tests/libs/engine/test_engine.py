@@ -1,0 +1,435 @@
+"""Same request, same tokens, whatever else is going on; and everything that was taken is given back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from penstock.engine.engine import Engine
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused, RequestTooLong
+from penstock.engine.request import Request, SamplingParams
+from penstock.testing.checkpoints import END_OF_TURN, EOS
+
+
+@pytest.fixture
+async def alone(config, kit):
+    """The mixed requests, each run by itself."""
+    async with Engine.open(config) as engine:
+        return [await kit.read(engine, request) for request in kit.mixed()]
+
+
+def assert_idle(engine):
+    """Nothing runs and every page is back."""
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.loading) == (0, 0, 0)
+    assert stats.free_pages == stats.total_pages
+
+
+async def test_update_carries_the_numbers(config, kit):
+    async with Engine.open(config) as engine:
+        answer = await kit.read(engine, kit.request("a", 50, kit.seeded(1, logprobs=2)))
+        assert [token.index for token in answer.tokens] == list(range(24))
+        assert all(len(token.top) == 2 and token.logprob <= 0 for token in answer.tokens)
+        assert [update.finish for update in answer.updates[:-1]] == [None] * (len(answer.updates) - 1)
+        last = answer.last
+        assert (last.finish, last.cached_tokens, last.computed_tokens) == ("length", 0, 50)
+        assert min(last.queue_s, last.prefill_s, last.decode_s) > 0
+        stats = engine.stats()
+        assert stats.generated_tokens == 24 and stats.prefill_tokens_per_s > 0 and stats.decode_step_s > 0
+        assert_idle(engine)
+
+
+async def test_alone_and_in_a_batch(config, kit, alone):
+    async with Engine.open(config) as engine:
+        for one, other in zip(alone, await kit.read_all(engine, kit.mixed()), strict=True):
+            kit.assert_same(one, other)
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("budget", [16, 37, 1000])
+async def test_any_token_budget(config, kit, alone, budget):
+    async with Engine.open(replace(config, max_batch_tokens=budget)) as engine:
+        for one, other in zip(alone, await kit.read_all(engine, kit.mixed()), strict=True):
+            kit.assert_same(one, other)
+
+
+async def test_preemption_loses_nothing(config, kit):
+    requests = [kit.request(str(number), 60, kit.seeded(number, 80, logprobs=1)) for number in range(6)]
+    async with Engine.open(config) as engine:
+        expected = await kit.read_all(engine, requests)
+    async with Engine.open(replace(config, kv_pool_tokens=16 * 20)) as engine:
+        sinks = [kit.Sink() for _ in requests]
+        answers = await asyncio.gather(
+            *[kit.read(engine, one, sink=sink) for one, sink in zip(requests, sinks, strict=True)]
+        )
+        assert engine.stats().preemptions > 0
+        assert any(answer.last.preemptions for answer in answers)
+        for one, other, sink in zip(expected, answers, sinks, strict=True):
+            kit.assert_same(one, other)
+            assert other.last.computed_tokens == 60
+            assert sorted(sink.blocks) == list(range(139 // 16)), "no block is reported twice"
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("known", [1, 7, 16, 23])
+async def test_continues_what_another_worker_began(config, kit, alone, known):
+    async with Engine.open(config) as engine:
+        for request, whole in zip(kit.mixed(), alone, strict=True):
+            begun = replace(request, output=tuple(whole.ids[:known]))
+            rest = await kit.read(engine, begun)
+            assert rest.tokens[0].index == known
+            assert rest.ids == whole.ids[known:] and rest.last.finish == whole.last.finish
+
+
+async def test_given_output_may_be_the_end(config, kit):
+    async with Engine.open(config) as engine:
+        for output, finish in [((1, 2, 3), "length"), ((1, END_OF_TURN), "stop")]:
+            request = Request("a", (1, 2), SamplingParams(max_tokens=3), output=output)
+            answer = await kit.read(engine, request)
+            assert answer.tokens == [] and answer.last.finish == finish
+        assert_idle(engine)
+
+
+async def test_stops(config, kit):
+    async with Engine.open(config) as engine:
+        free = await kit.read(engine, kit.request("a", 20, kit.seeded(3, 60)))
+        stop = free.ids[10]
+        first = free.ids.index(stop)
+        stopped = await kit.read(engine, kit.request("a", 20, kit.seeded(3, 60, stop_token_ids=frozenset({stop}))))
+        assert stopped.ids == free.ids[: first + 1] and stopped.last.finish == "stop"
+        late = kit.seeded(3, 60, stop_token_ids=frozenset({stop}), min_tokens=first + 1)
+        held = await kit.read(engine, kit.request("a", 20, late))
+        assert stop not in held.ids[: first + 1] and len(held.ids) > first + 1
+        for token in (EOS, END_OF_TURN):
+            forced = kit.greedy(ignore_eos=False, logit_bias={token: 1000.0})
+            assert (await kit.read(engine, kit.request("a", 20, forced))).ids == [token]
+            banned = replace(forced, min_tokens=5)
+            ids = (await kit.read(engine, kit.request("a", 20, banned))).ids
+            assert ids[5] == token and not {EOS, END_OF_TURN} & set(ids[:5])
+
+
+# KV that comes and goes
+
+
+async def filled(engine, kit, request):
+    """(answer, sink) of a run whose blocks were kept."""
+    sink = kit.Sink()
+    return await kit.read(engine, request, sink=sink), sink
+
+
+def blocks_of(sink):
+    return [sink.blocks[number] for number in range(len(sink.blocks))]
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 150])
+async def test_what_a_sink_gets_serves_as_a_source_elsewhere(config, kit, length):
+    request = kit.request("a", length, kit.seeded(8, 40, logprobs=2, repetition_penalty=1.1))
+    async with Engine.open(config) as one, Engine.open(config) as other:
+        answer, sink = await filled(one, kit, request)
+        total = length + 40
+        assert sink.valid_tokens == total - 1
+        assert len(sink.blocks) == (total - 1) // 16 and (sink.tail is None) == ((total - 1) % 16 == 0)
+        tokens = [*request.prompt, *answer.ids]
+        assert all(list(ids) == tokens[16 * at : 16 * at + 16] for at, ids in sink.tokens.items())
+        source, second = kit.Source(blocks_of(sink)[: length // 16], step=2), kit.Sink()
+        again = await kit.read(other, request, source, second)
+        kit.assert_same(answer, again)
+        cached = min(length // 16 * 16, length - 1)
+        assert (again.last.cached_tokens, again.last.computed_tokens) == (cached, length - cached)
+        assert sorted(second.blocks) == list(range(length // 16, (total - 1) // 16)), "loaded ones are not reported"
+        assert all(len(block) == one.spec.block_bytes == other.spec.block_bytes for block in blocks_of(sink))
+        assert one.spec == other.spec
+        assert_idle(one)
+        assert_idle(other)
+
+
+@pytest.mark.parametrize("length", [1, 16, 47, 48, 150])
+async def test_hand_off_from_prefill_to_decode(config, kit, length):
+    request = kit.request("a", length, kit.seeded(8, 30, logprobs=2, presence_penalty=0.5))
+    first_only = replace(request, sampling=replace(request.sampling, max_tokens=1))
+    async with Engine.open(config) as whole, Engine.open(config) as prefill, Engine.open(config) as decode:
+        expected = await kit.read(whole, request)
+        first, sink = await filled(prefill, kit, first_only)
+        assert first.ids == expected.ids[:1] and sink.valid_tokens == length
+        blocks = [*blocks_of(sink), *([] if sink.tail is None else [sink.tail])]
+        result = kit.LoadResult(length, tuple(first.tokens), cached_tokens=3)
+        rest = await kit.read(decode, request, kit.Source(blocks, result))
+        assert [*first.ids, *rest.ids] == expected.ids
+        assert [token.index for token in rest.tokens] == list(range(1, 30))
+        assert (rest.last.cached_tokens, rest.last.computed_tokens) == (min(3, length), 0)
+        assert decode.stats().computed_tokens == 29, "nothing but decode rows"
+
+
+async def test_hand_off_of_a_token_that_ends_it(config, kit):
+    request = kit.request("a", 20, kit.seeded(1, 30, ignore_eos=False))
+    async with Engine.open(config) as engine:
+        result = kit.LoadResult(0, (kit.TokenOut(0, EOS),))
+        answer = await kit.read(engine, request, kit.Source([], result))
+        assert answer.tokens == [] and answer.last.finish == "stop"
+        assert_idle(engine)
+
+
+async def test_bad_sources_cost_time_and_nothing_else(config, kit):
+    request = kit.request("a", 100, kit.seeded(8, logprobs=1))
+    async with Engine.open(config) as engine:
+        expected, sink = await filled(engine, kit, request)
+        blocks = blocks_of(sink)
+        bad = [
+            kit.Source(blocks[:3], RuntimeError("the store is gone")),
+            kit.Source(blocks[:3], -1),
+            kit.Source(blocks[:2], kit.LoadResult(32, (kit.TokenOut(5, 1),))),
+            kit.Source(blocks[:2], kit.LoadResult(32, (kit.TokenOut(0, 10**6),))),
+            kit.Source([b"short"], 16),
+        ]
+        for number, source in enumerate(bad, start=1):
+            answer = await kit.read(engine, request, source)
+            kit.assert_same(expected, answer)
+            assert (answer.last.cached_tokens, answer.last.computed_tokens) == (0, 100)
+            assert engine.stats().load_failures == number
+            assert_idle(engine)
+        boasting = kit.Source(blocks[:2], 10**6)
+        answer = await kit.read(engine, request, boasting)
+        kit.assert_same(expected, answer)
+        assert answer.last.cached_tokens == 32, "what was not written is not believed"
+
+
+async def test_short_pool_stops_a_loader(config, kit):
+    request = kit.request("a", 100, kit.seeded(8))
+    async with Engine.open(replace(config, kv_pool_tokens=16 * 10)) as engine:
+        expected, sink = await filled(engine, kit, request)
+        gate = asyncio.Event()
+        first = kit.Source(blocks_of(sink)[:6], gate=gate)
+        async with asyncio.TaskGroup() as tasks:
+            one = tasks.create_task(kit.read(engine, request, first))
+            await first.started.wait()
+            second = kit.Source(blocks_of(sink)[:6])
+            other = tasks.create_task(kit.read(engine, kit.renamed(request, "b"), second))
+            await second.started.wait()
+            assert second.written == 4
+            gate.set()
+        kit.assert_same(expected, one.result())
+        kit.assert_same(expected, other.result())
+        assert_idle(engine)
+
+
+async def test_loaders_that_wait_with_all_pages_give_way(config, kit):
+    """Both loaded sequences hold half of what they need; one gives its pages up, both finish."""
+    requests = [kit.request(id, 120, kit.seeded(8)) for id in "ab"]
+    async with Engine.open(replace(config, kv_pool_tokens=16 * 10)) as engine:
+        filled_runs = [await filled(engine, kit, request) for request in requests]
+        gate = asyncio.Event()
+        sources = [kit.Source(blocks_of(sink)[:5], gate=gate) for _, sink in filled_runs]
+        async with asyncio.TaskGroup() as tasks:
+            readers = [
+                tasks.create_task(kit.read(engine, request, source))
+                for request, source in zip(requests, sources, strict=True)
+            ]
+            for source in sources:
+                await source.started.wait()
+            assert engine.stats().free_pages == 0
+            gate.set()
+        for (expected, _), reader in zip(filled_runs, readers, strict=True):
+            kit.assert_same(expected, reader.result())
+            assert reader.result().last.cached_tokens + reader.result().last.computed_tokens == 120
+        assert_idle(engine)
+
+
+async def test_late_write_touches_nothing(config, kit):
+    request = kit.request("a", 100, kit.seeded(8))
+    async with Engine.open(config) as engine:
+        _, sink = await filled(engine, kit, request)
+        source = kit.Source(blocks_of(sink)[:2])
+        await kit.read(engine, request, source)
+        assert await source.writer.write(0, [memoryview(blocks_of(sink)[0])]) == 0
+        assert_idle(engine)
+
+
+async def test_sink_that_holds_pages_keeps_them(config, kit):
+    request = kit.request("a", 70, kit.seeded(8))
+    async with Engine.open(config) as engine:
+        sink = kit.Sink(hold=True)
+        await kit.read(engine, request, sink=sink)
+        held = len(sink.held)
+        assert held == len(sink.blocks) + (sink.tail is not None)
+        assert engine.stats().free_pages == engine.stats().total_pages - held
+        await kit.read_all(engine, kit.mixed())
+        assert [bytes(page.view()) for page in sink.held[:-1]] == blocks_of(sink)
+        sink.release()
+        assert_idle(engine)
+
+
+async def test_waits_for_pages_that_a_sink_holds(config, kit):
+    async with Engine.open(replace(config, kv_pool_tokens=16 * 6)) as engine:
+        request = kit.request("a", 60, kit.seeded(8, 20))
+        sink = kit.Sink(hold=True)
+        expected = await kit.read(engine, request, sink=sink)
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(kit.read(engine, kit.renamed(request, "b")))
+            while engine.stats().waiting != 1:
+                await asyncio.sleep(0)
+            sink.release()
+        kit.assert_same(expected, reader.result())
+        assert_idle(engine)
+
+
+async def test_broken_sink_is_counted_and_ignored(config, kit):
+    class Broken:
+        def filled(self, first_block, pages, tokens):
+            raise RuntimeError("no")
+
+        def finished(self, valid_tokens, tail):
+            raise RuntimeError("no")
+
+    async with Engine.open(config) as engine:
+        request = kit.request("a", 40, kit.seeded(8))
+        kit.assert_same(await kit.read(engine, request), await kit.read(engine, request, sink=Broken()))
+        assert engine.stats().sink_failures == 3
+        assert_idle(engine)
+
+
+# Comings and goings
+
+
+async def test_dropped_while_loading_waiting_and_running(config, kit):
+    async with Engine.open(replace(config, max_running=1)) as engine:
+        _, sink = await filled(engine, kit, kit.request("x", 100, kit.seeded(8)))
+        source = kit.Source(blocks_of(sink), gate=asyncio.Event())
+        loading = asyncio.create_task(kit.read(engine, kit.request("x", 100, kit.seeded(8)), source))
+        await source.started.wait()
+        running = engine.generate(kit.request("a", 100, kit.seeded(1, 500)))
+        await anext(running)
+        waiting = asyncio.create_task(kit.read(engine, kit.request("b", 100, kit.seeded(1))))
+        while engine.stats().waiting != 1:
+            await asyncio.sleep(0)
+        assert engine.stats().loading == 1
+        for task in (loading, waiting):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await running.aclose()
+        while engine.stats().free_pages != engine.stats().total_pages:
+            await asyncio.sleep(0)
+        assert_idle(engine)
+        assert len((await kit.read(engine, kit.request("a", 10, kit.seeded(1)))).ids) == 24
+
+
+async def test_reader_that_leaves_after_every_count_of_tokens(config, kit):
+    async with Engine.open(config) as engine:
+        steady = asyncio.create_task(kit.read(engine, kit.request("s", 80, kit.seeded(5, 150))))
+        for count in range(12):
+            async with aclosing(engine.generate(kit.request("a", 90, kit.seeded(1, 100)))) as updates:
+                for _ in range(count):
+                    await anext(updates)
+        answer = await steady
+        kit.assert_same(answer, await kit.read(engine, kit.request("s", 80, kit.seeded(5, 150))))
+        assert_idle(engine)
+
+
+async def test_slow_reader_gets_everything_merged(config, kit):
+    async with Engine.open(config) as engine:
+        request = kit.request("a", 30, kit.seeded(1, 200))
+        expected = await kit.read(engine, request)
+        slow = kit.Answer()
+        async with aclosing(engine.generate(request)) as updates:
+            slow.updates.append(await anext(updates))
+            await kit.read(engine, kit.request("b", 30, kit.seeded(2, 400)))
+            slow.updates.append(await anext(updates))
+        kit.assert_same(expected, slow)
+
+
+async def test_refusals(config, kit):
+    def ask(**fields):
+        return Request("a", (1, 2, 3), SamplingParams(**{"max_tokens": 5, **fields}))
+
+    bad = [
+        Request("a", (), kit.greedy()),
+        Request("a", (320,), kit.greedy()),
+        Request("a", (-1,), kit.greedy()),
+        Request("a", (1,), kit.greedy(), output=(400,)),
+        *[ask(**{name: value}) for name, value in [("max_tokens", 0), ("min_tokens", -1), ("temperature", -0.1)]],
+        *[ask(temperature=float("nan")), ask(temperature=float("inf")), ask(top_k=-1), ask(top_p=0.0)],
+        *[ask(top_p=1.01), ask(min_p=-0.1), ask(min_p=1.5), ask(repetition_penalty=0.0), ask(logprobs=-1)],
+        *[ask(presence_penalty=float("nan")), ask(frequency_penalty=float("inf")), ask(logprobs=10**6)],
+        *[ask(logit_bias={320: 1.0}), ask(logit_bias={1: float("nan")}), ask(stop_token_ids=frozenset({-4}))],
+    ]
+    async with Engine.open(config) as engine:
+        for request in bad:
+            with pytest.raises(RequestRefused):
+                engine.check(request)
+            with pytest.raises(RequestRefused):
+                await kit.read(engine, request)
+        with pytest.raises(RequestTooLong, match="1024"):
+            await kit.read(engine, kit.request("a", 1000, kit.greedy(25)))
+        assert len((await kit.read(engine, kit.request("a", 1000, kit.greedy(24)))).ids) == 24
+        async with aclosing(engine.generate(kit.request("a", 10, kit.greedy()))) as updates:
+            await anext(updates)
+            with pytest.raises(RequestRefused, match="live"):
+                await kit.read(engine, kit.request("a", 10, kit.greedy()))
+    async with Engine.open(replace(config, kv_pool_tokens=64)) as engine:
+        with pytest.raises(RequestTooLong, match="never fit"):
+            await kit.read(engine, kit.request("a", 60, kit.greedy(6)))
+        assert len((await kit.read(engine, kit.request("a", 60, kit.greedy(5)))).ids) == 5
+
+
+async def test_full_line_refuses_at_once(config, kit):
+    async with Engine.open(replace(config, max_running=1, max_waiting=2)) as engine:
+        async with aclosing(engine.generate(kit.request("a", 10, kit.seeded(1, 500)))) as running:
+            await anext(running)
+            waiting = [asyncio.create_task(kit.read(engine, kit.request(id, 10, kit.seeded(1)))) for id in "bc"]
+            while engine.stats().waiting != 2:
+                await asyncio.sleep(0)
+            with pytest.raises(EngineBusy):
+                await kit.read(engine, kit.request("d", 10, kit.seeded(1)))
+        assert [len((await task).ids) for task in waiting] == [24, 24]
+
+
+async def test_failed_step_fails_its_requests_only(config, kit, monkeypatch):
+    async with Engine.open(config) as engine:
+        requests = [kit.request(id, 20, kit.seeded(1)) for id in "ab"]
+        expected = await kit.read_all(engine, requests)
+        step = engine._runner.step
+
+        def fail(runs):
+            monkeypatch.setattr(engine._runner, "step", step)
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(engine._runner, "step", fail)
+        for answer in await asyncio.gather(*[kit.read(engine, one) for one in requests], return_exceptions=True):
+            assert isinstance(answer, EngineError) and "out of memory" in str(answer)
+        assert engine.stats().failed_steps == 1
+        assert_idle(engine)
+        for one, other in zip(expected, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(one, other)
+
+
+async def test_closing_ends_live_requests(config, kit):
+    async with Engine.open(replace(config, max_running=1)) as engine:
+        source = kit.Source([], gate=asyncio.Event())
+        reads = [
+            asyncio.create_task(kit.read(engine, kit.request("a", 10, kit.seeded(1, 900)))),
+            asyncio.create_task(kit.read(engine, kit.request("b", 10, kit.seeded(1)))),
+            asyncio.create_task(kit.read(engine, kit.request("c", 10, kit.seeded(1)), source)),
+        ]
+        await source.started.wait()
+    for answer in await asyncio.gather(*reads, return_exceptions=True):
+        assert isinstance(answer, EngineClosed)
+    with pytest.raises(EngineClosed):
+        await kit.read(engine, kit.request("d", 10, kit.seeded(1)))
+    assert_idle(engine)
+
+
+async def test_error_of_the_caller_leaves_as_it_is(config):
+    with pytest.raises(KeyError):
+        async with Engine.open(config):
+            raise KeyError("mine")
+
+
+async def test_bfloat16_runs(config, kit):
+    async with Engine.open(replace(config, dtype="bfloat16")) as engine:
+        answers = await kit.read_all(engine, kit.mixed())
+        assert all(answer.last.finish for answer in answers)
+        assert engine.spec.dtype == "bfloat16" and engine.spec.block_bytes == 3 * 2 * 16 * 2 * 16 * 2
+        assert_idle(engine)

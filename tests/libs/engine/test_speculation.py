@@ -1,0 +1,223 @@
+"""Drafts change the number of steps and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from penstock.checkpoint import inspect
+from penstock.engine.draft_model import ModelProposer
+from penstock.engine.drafting import InlineDrafter, NgramProposer, draft_misfit, thread_drafter
+from penstock.engine.engine import Engine
+from penstock.engine.hooks import DraftAsk
+from penstock.engine.noise import mix
+from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
+
+
+@pytest.fixture
+async def plain(config, kit):
+    async with Engine.open(config) as engine:
+        return await kit.read_all(engine, kit.mixed())
+
+
+def oracle_drafts(kit, plain):
+    """Proposes what plain decoding gave."""
+    known = {one.id: [*one.prompt, *answer.ids] for one, answer in zip(kit.mixed(), plain, strict=True)}
+    return lambda ask: known[ask.id][len(ask.tokens) : len(ask.tokens) + ask.k]
+
+
+def drafters(kit, plain):
+    perfect = oracle_drafts(kit, plain)
+
+    def sometimes(ask):
+        tokens = list(perfect(ask))
+        if tokens:
+            at = mix(len(ask.tokens)) % (len(tokens) + 1)
+            tokens[at : at + 1] = [mix(at) % 320]
+        return tokens
+
+    return {
+        "perfect": perfect,
+        "sometimes wrong": sometimes,
+        "random": lambda ask: [mix(len(ask.tokens) * 64 + at) % 320 for at in range(ask.k)],
+        "end tokens": lambda ask: [EOS] * ask.k,
+        "shifted": lambda ask: [(token + 1) % 320 for token in perfect(ask)],
+        "too many": lambda ask: [*perfect(ask), *range(100)],
+        "too few": lambda ask: perfect(ask)[:1],
+        "no tokens": lambda ask: [-1, 10**9, 3],
+        "no such types": lambda ask: ["a", None],
+        "silent": lambda ask: [],
+    }
+
+
+KINDS = (
+    "perfect",
+    "sometimes wrong",
+    "random",
+    "end tokens",
+    "shifted",
+    "too many",
+    "too few",
+    "no tokens",
+    "no such types",
+    "silent",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_same_tokens_with_any_drafter(config, kit, plain, kind):
+    drafter = kit.Drafts(drafters(kit, plain)[kind])
+    async with Engine.open(config, drafter) as engine:
+        answers = await kit.read_all(engine, kit.mixed())
+        for one, other in zip(plain, answers, strict=True):
+            kit.assert_same(one, other)
+        stats = engine.stats()
+        assert stats.free_pages == stats.total_pages
+        assert stats.drafted == sum(answer.last.drafted for answer in answers)
+        if kind == "perfect":
+            assert stats.accepted == stats.drafted > 0
+        if kind in ("shifted", "no tokens", "silent"):
+            assert stats.accepted == 0
+    assert sorted(drafter.forgotten) == sorted(request.id for request in kit.mixed())
+
+
+async def test_rejected_drafts_never_reach_a_sink(config, kit, plain):
+    shifted = kit.Drafts(drafters(kit, plain)["sometimes wrong"])
+    for request, answer in zip(kit.mixed(), plain, strict=True):
+        async with Engine.open(config, shifted) as drafted, Engine.open(config) as undrafted:
+            sinks = kit.Sink(), kit.Sink()
+            await kit.read(drafted, request, sink=sinks[0])
+            await kit.read(undrafted, request, sink=sinks[1])
+            assert sinks[0].valid_tokens == sinks[1].valid_tokens
+            assert sinks[0].tokens == sinks[1].tokens and len(sinks[0].blocks) == len(sinks[1].blocks)
+            blocks = [sinks[0].blocks[number] for number in range(len(request.prompt) // 16)]
+            source = kit.Source([sinks[0].blocks[number] for number in sorted(sinks[0].blocks)])
+            longer = replace(request, output=tuple(answer.ids[:20]))
+            assert (await kit.read(undrafted, longer, source)).ids == answer.ids[20:]
+            assert len(blocks) == len(request.prompt) // 16
+
+
+async def test_drafts_under_page_shortage_and_small_budget(config, kit):
+    requests = [kit.request(str(number), 10, kit.seeded(number, 100)) for number in range(6)]
+    async with Engine.open(config) as engine:
+        expected = await kit.read_all(engine, requests)
+    known = {one.id: [*one.prompt, *answer.ids] for one, answer in zip(requests, expected, strict=True)}
+    drafter = kit.Drafts(lambda ask: known[ask.id][len(ask.tokens) : len(ask.tokens) + ask.k])
+    tight = replace(config, kv_pool_tokens=16 * 20, max_batch_tokens=20, max_running=8, draft_tokens=7)
+    async with Engine.open(tight, drafter) as engine:
+        for one, other in zip(expected, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(one, other)
+        assert engine.stats().preemptions > 0 and engine.stats().accepted > 0
+
+
+async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain):
+    class Dying:
+        asked = 0
+
+        async def propose(self, asks):
+            self.asked += 1
+            raise ConnectionError("gone")
+
+        def forget(self, id):
+            raise ConnectionError("gone")
+
+    class Sleeping(Dying):
+        async def propose(self, asks):
+            self.asked += 1
+            await asyncio.Event().wait()
+
+    for drafter in (Dying(), Sleeping()):
+        async with Engine.open(replace(config, draft_timeout_s=0.01), drafter) as engine:
+            for one, other in zip(plain, await kit.read_all(engine, kit.mixed()), strict=True):
+                kit.assert_same(one, other)
+            assert engine.stats().draft_failures == drafter.asked
+            assert 2 <= drafter.asked <= 6, "the pauses double"
+
+
+async def test_no_draft_past_max_tokens(config, kit):
+    asked = []
+
+    def propose(ask):
+        asked.append(len(ask.tokens) + ask.k)
+        return [7] * ask.k
+
+    async with Engine.open(config, kit.Drafts(propose)) as engine:
+        await kit.read(engine, kit.request("a", 10, kit.greedy(6, logit_bias={7: 1000.0})))
+        assert asked == [15], "one step: four drafts and one more"
+        await kit.read(engine, kit.request("a", 10, kit.greedy(1)))
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram", "other model"])
+async def test_the_real_proposers(config, kit, plain, tiny, tmp_path, kind):
+    if kind == "ngram":
+        proposer = NgramProposer()
+    elif kind == "model":
+        proposer = ModelProposer(tiny, max_batch_tokens=64)
+    else:
+        proposer = ModelProposer(write_checkpoint(tmp_path / "draft", TinyModel(layers=1, seed=5)))
+    with thread_drafter(proposer) as threaded:
+        drafter = InlineDrafter(proposer) if kind == "ngram" else threaded
+        async with Engine.open(config, drafter) as engine:
+            for one, other in zip(plain, await kit.read_all(engine, kit.mixed()), strict=True):
+                kit.assert_same(one, other)
+            stats = engine.stats()
+            if kind == "model":
+                assert stats.accepted > 0.9 * stats.drafted > 0, "the model agrees with itself, sampled or not"
+    if kind != "ngram":
+        left = proposer.stats()
+        assert left.sequences == 0 and left.free_pages == 2048
+
+
+def ask_of(id, tokens, k=4, **fields):
+    values = {"seed": 3, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **fields}
+    return DraftAsk(id, tokens, k, **values)
+
+
+def test_model_proposer_keeps_common_prefixes(tiny):
+    fresh, kept = ModelProposer(tiny), ModelProposer(tiny)
+    tokens = [mix(at) % 256 for at in range(100)]
+    for cut, more in [(100, []), (97, [1, 2, 3]), (50, [9]), (100, [5] * 30), (1, [])]:
+        now = [*tokens[:cut], *more]
+        for temperature in (0.0, 0.8):
+            expected = fresh.propose([ask_of("a", now, temperature=temperature)])
+            fresh.forget("a")
+            assert kept.propose([ask_of("a", now, temperature=temperature)]) == expected
+
+
+def test_model_proposer_many_at_once_equal_one_by_one(tiny):
+    many, single = ModelProposer(tiny), ModelProposer(tiny)
+    asks = [ask_of(str(at), [mix(at * 100 + n) % 256 for n in range(1 + at * 7)], k=1 + at % 5) for at in range(12)]
+    answers = many.propose(asks)
+    assert answers == [single.propose([ask])[0] for ask in asks]
+    assert [len(answer) for answer in answers] == [ask.k for ask in asks]
+
+
+def test_model_proposer_is_bounded(tiny):
+    proposer = ModelProposer(tiny, kv_pool_tokens=16 * 8, max_batch_tokens=32, max_sequences=3, max_model_len=120)
+    tokens = [mix(at) % 256 for at in range(200)]
+    assert proposer.propose([ask_of("far", tokens[:100])]) == [[]], "catches up over several calls"
+    for _ in range(2):
+        assert proposer.propose([ask_of("far", tokens[:100])]) == [[]]
+    assert len(proposer.propose([ask_of("far", tokens[:100])])[0]) == 4
+    assert proposer.stats().behind == 3
+    assert len(proposer.propose([ask_of("far", tokens[:118])])[0]) == 2, "no further than its context"
+    assert proposer.propose([ask_of("far", tokens), ask_of("odd", [5000]), ask_of("none", [])]) == [[], [], []]
+    answers = proposer.propose([ask_of(str(at), tokens[at : at + 10]) for at in range(5)])
+    assert [len(answer) for answer in answers] == [4, 4, 4, 0, 0]
+    assert proposer.stats().sequences == 3 and proposer.stats().evicted == 1
+    for id in ("0", "1", "2", "far", "unknown"):
+        proposer.forget(id)
+    assert proposer.stats().free_pages == 8
+
+
+def test_draft_misfit(tiny, tmp_path):
+    same = inspect(write_checkpoint(tmp_path / "same", TinyModel(layers=1)))
+    assert draft_misfit(inspect(tiny), same) is None
+    file = tmp_path / "same" / "tokenizer.json"
+    file.write_text(file.read_text().replace("  ", " "))
+    assert draft_misfit(inspect(tiny), same) is None, "other bytes, same vocabulary"
+    file.write_text(file.read_text().replace("<|im_end|>", "<|end|>"))
+    assert "<|end|>" in draft_misfit(inspect(tiny), same)
