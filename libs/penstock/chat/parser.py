@@ -21,6 +21,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -111,7 +113,9 @@ class AssistantParser:
 
     def finish(self) -> list[Event]:
         """What was held back and, now that the text has ended, is known to be no call."""
-        while self._held and self._state in (self._start, self._mark, self._head):
+        if self._state == self._start:
+            self._leave_start()
+        while self._held and self._state in (self._mark, self._head):
             self._give_back()
         if self._state in (self._think, self._think_close):
             self._emit(Reasoning(self._held))
@@ -126,22 +130,12 @@ class AssistantParser:
             at = self._state(text, at)
 
     def _emit(self, event: Event) -> None:
-        if isinstance(event, CallStart):
-            self._events.append(event)
-            return
-        last = self._events[-1] if self._events else None
-        if isinstance(event, Content) and isinstance(last, Content):
-            self._events[-1] = Content(last.text + event.text)
-        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
-            self._events[-1] = Reasoning(last.text + event.text)
-        elif isinstance(event, CallArguments) and isinstance(last, CallArguments) and last.index == event.index:
-            self._events[-1] = CallArguments(last.index, last.text + event.text)
-        elif event.text:
+        if isinstance(event, CallStart) or event.text:
             self._events.append(event)
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
-        return events
+        return events if len(events) < 2 else _merged(events)
 
     # Think blocks: only at the very beginning.
 
@@ -153,8 +147,12 @@ class AssistantParser:
             if matched + letter == THINK_OPEN:
                 self._held, self._state = "", self._think_begin
             return at + 1
-        self._give_back()
+        self._leave_start()
         return at
+
+    def _leave_start(self) -> None:
+        held, self._held, self._state = self._held, "", self._content
+        self._run(held)
 
     def _think_begin(self, text: str, at: int) -> int:
         if text[at] == "\n":
@@ -253,9 +251,6 @@ class AssistantParser:
     def _give_back(self) -> None:
         """The held text is no marker: its first character is content, the rest is read again."""
         held, self._held, self._state = self._held, "", self._content
-        if not self._calls:
-            self._emit(Content(held))
-            return
         self._plain(held[0])
         self._run(held[1:])
 
@@ -327,6 +322,22 @@ class AssistantParser:
         elif letter == '"' and self._offset > 1:
             self._piece, self._offset = self._piece + 1, 0
         return True
+
+
+def _merged(events: list[Event]) -> list[Event]:
+    merged: list[Event] = []
+    for (kind, index), run in groupby(events, key=_kind):
+        first, *rest = run
+        if not rest or isinstance(first, CallStart):
+            merged += [first, *rest]
+            continue
+        text = "".join(event.text for event in (first, *rest) if not isinstance(event, CallStart))
+        merged.append(CallArguments(index, text) if kind is CallArguments else kind(text))
+    return merged
+
+
+def _kind(event: Event) -> tuple[Any, int]:
+    return type(event), event.index if isinstance(event, CallStart | CallArguments) else 0
 
 
 def _find(text: str, what: str, at: int) -> int:

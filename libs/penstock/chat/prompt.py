@@ -15,12 +15,21 @@ import re
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 SPLIT = "\ufdd0"
 _REPLACEMENT = "\ufffd"
+
+
+class Cut(NamedTuple):
+    """The last place where a text may be cut: right before an added token."""
+
+    chars: int
+    ids: int
+    through: int
+    """Characters up to the end of that token: another text can be cut here too when it shares these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +39,7 @@ class Encoded:
     text: str
     """As rendered, with split marks."""
     ids: array[int]
-    cut: tuple[int, int] = (0, 0)
-    """(characters, ids) before the last place where the text may be cut."""
+    cut: Cut
     reused: int = field(default=0, compare=False)
     """Leading ids that were taken from an earlier prompt."""
 
@@ -54,22 +62,22 @@ class PromptEncoder:
 
     def encode(self, text: str, earlier: Encoded | None = None) -> Encoded:
         """The ids of a rendered, marked `text`; `earlier` is a prompt that it may continue."""
-        chars, count = 0, 0
+        cut = Cut(0, 0, 0)
         ids: array[int] = array("I")
-        if earlier is not None and text.startswith(earlier.text[: earlier.cut[0]]):
-            chars, count = earlier.cut
-            ids = earlier.ids[:count]
-        cut = (chars, count)
-        at = chars
-        for piece in text[chars:].split(SPLIT):
+        if earlier is not None and text.startswith(earlier.text[: earlier.cut.through]):
+            cut = earlier.cut
+            ids = earlier.ids[: cut.ids]
+        at, reused = cut.chars, cut.ids
+        for piece in text[at:].split(SPLIT):
             encoding = self._tokenizer.encode(piece, add_special_tokens=False)
             start = len(ids)
             ids.extend(encoding.ids)
             last = self._last_cut(ids, start)
             if last is not None:
-                cut = (at + encoding.offsets[last - start][0], last)
+                begin, end = encoding.offsets[last - start]
+                cut = Cut(at + begin, last, at + end)
             at += len(piece) + len(SPLIT)
-        return Encoded(text, ids, cut, count)
+        return Encoded(text, ids, cut, reused)
 
     def _last_cut(self, ids: Sequence[int], start: int) -> int | None:
         for at in range(len(ids) - 1, start - 1, -1):

@@ -23,6 +23,9 @@ from jinja2.utils import Namespace
 from penstock.rpc.errors import InvalidRequest
 
 _MAX_RENDERED = 64 * 1024 * 1024
+_FAULTS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+)  # fmt: skip
 
 
 class GeneratedObject(dict[str, Any]):
@@ -74,7 +77,7 @@ class ChatTemplate:
                 if size > _MAX_RENDERED:
                     raise InvalidRequest("the rendered messages are too long", field="messages")
             return "".join(pieces)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        except _FAULTS as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from None
 
 

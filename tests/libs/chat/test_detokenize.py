@@ -1,0 +1,52 @@
+"""Incremental text equals the text, and tokens know their bytes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.chat.detokenize import TextStream, TokenBytes
+
+from .tiny import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+SILENT = frozenset({0, 1, 2})
+SIZE = TOKENIZER.get_vocab_size()
+
+
+def stream(ids: list[int]) -> str:
+    text = TextStream(TOKENIZER, SILENT)
+    return "".join([*(text.feed(token) for token in ids), text.finish()])
+
+
+@given(st.text(max_size=60))
+def test_text_comes_back(text):
+    assert stream(TOKENIZER.encode(text).ids) == text
+
+
+@given(st.lists(st.integers(0, SIZE - 1), max_size=60))
+def test_any_tokens_have_some_text(ids):
+    shown = [token for token in ids if token not in SILENT]
+    text = stream(ids)
+    exact = b"".join(TokenBytes(TOKENIZER, True).of(token) for token in shown)
+    assert text.replace("\ufffd", "") == exact.decode(errors="ignore") or "\ufffd" in text
+    assert "<|im_" not in text
+
+
+@given(st.text(max_size=40))
+def test_bytes_of_tokens_make_the_text(text):
+    table = TokenBytes(TOKENIZER, True)
+    assert b"".join(table.of(token) for token in TOKENIZER.encode(text).ids) == text.encode()
+
+
+def test_partial_characters_are_held_back():
+    ids = TOKENIZER.encode("🎉").ids
+    text = TextStream(TOKENIZER, SILENT)
+    assert [text.feed(token) for token in ids] == ["", "", "", "🎉"]
+
+
+def test_broken_characters_are_shown_in_the_end():
+    head = TOKENIZER.encode("🎉").ids[:2]
+    assert stream(head) == "\ufffd"
+    assert len(stream(head * 40)) >= 20
+    assert stream([*head, *TOKENIZER.encode("the").ids]).endswith("the")

@@ -1,0 +1,147 @@
+"""Our sandbox renders what transformers' does, and gives away no more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from penstock.chat.template import ChatTemplate, generated_arguments
+from penstock.rpc.errors import InvalidRequest
+
+from .tiny import TEMPLATE
+
+QWEN = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}{{- messages[0]['content'] }}{%- else %}{{- 'You are Q.' }}{%- endif %}
+    {{- "\\n\\n# Tools\\n\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role in ("user", "system") or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role }}
+        {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+ODDS = """\
+{% set ns = namespace(found=false, n=0) %}
+{% for message in messages %}
+    {% if message.role == 'tool' %}{% continue %}{% endif %}
+    {% if loop.index > 3 %}{% break %}{% endif %}
+    {% set ns.n = ns.n + 1 %}
+    {% generation %}{{ message.content | trim | upper }}{% endgeneration %}
+{% endfor %}
+{{ ns.n }} {{ {'b': 'é<', 'a': [1, none]} | tojson(indent=2) }} {{ dict(a=1)['a'] }} {{ messages | length }}
+"""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Weather <now> & é",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+ARGUMENTS = '{"city": "Tromsø", "n": [1, 2.5, null], "deep": {"a": "\\"<b>"}}'
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Weather in Tromsø? <b>&amp;"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": None}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": '{"sky": "clear"}'},
+    {"role": "assistant", "content": "Clear."},
+    {"role": "user", "content": "Thanks"},
+]
+
+
+def with_arguments(arguments: object) -> list[dict]:
+    messages = json.loads(json.dumps(MESSAGES))
+    messages[2]["tool_calls"][0]["function"]["arguments"] = arguments
+    return messages
+
+
+@pytest.mark.parametrize("template", [QWEN, TEMPLATE, ODDS], ids=["qwen", "embedded", "odds"])
+@pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools", "plain"])
+def test_same_bytes_as_transformers(template, tools):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    theirs, _ = render_jinja_template(
+        [with_arguments(json.loads(ARGUMENTS))], tools=tools, chat_template=template, add_generation_prompt=True
+    )
+    ours = ChatTemplate(template).render(with_arguments(generated_arguments(ARGUMENTS)), tools)
+    assert ours == theirs[0]
+
+
+@pytest.mark.parametrize("template", [QWEN, TEMPLATE], ids=["qwen", "embedded"])
+@pytest.mark.parametrize(
+    "arguments", ['{"city":"Oslo"}', '{ "a" :1e3 }', '{"a": 1, "a": 2}', '{"cut": "he', "[1]", "{}"]
+)
+def test_arguments_are_rendered_as_generated(template, arguments):
+    text = ChatTemplate(template).render(with_arguments(generated_arguments(arguments)), TOOLS)
+    assert f'"arguments": {arguments}}}\n</tool_call>' in text
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ lipsum.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
+        "{{ '%s' | format(self._TemplateReference__context) | attr('__class__') }}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_the_sandbox_holds(attack):
+    messages = [{"role": "user", "content": "x"}]
+    try:
+        text = ChatTemplate(attack).render(messages, None)
+    except InvalidRequest:
+        text = ""
+    assert "class" not in text and "uid=" not in text and "module" not in text
+    assert messages == [{"role": "user", "content": "x"}]
+
+
+def test_a_template_may_refuse():
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        template.render([], None)
+
+
+def test_a_malformed_template_is_named():
+    with pytest.raises(ValueError, match="chat template"):
+        ChatTemplate("{% if %}")
+
+
+def test_nothing_heavy_is_imported():
+    code = "import sys, penstock.chat.model; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
