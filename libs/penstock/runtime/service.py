@@ -41,7 +41,8 @@ def service_main(
     def serve(config: Config) -> None:
         async def main(lifecycle: Lifecycle) -> None:
             async with open_service(config) as served:
-                lifecycle.ready(address=served.address)
+                more = {"grpc_address": served.grpc_address} if hasattr(served, "grpc_address") else {}
+                lifecycle.ready(address=served.address, **more)
                 await lifecycle.stopped()
 
         with telemetry(name, config.log_level):

@@ -38,6 +38,15 @@ class Entry:
         self.failed = True
         self.sink.changed.set()
 
+    async def news(self, patience_s: float) -> bool:
+        """Waits for a change. Once the token is there only the store can be slow: False after `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s if self.token is not None else None):
+                await self.sink.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
     @property
     def ready(self) -> bool:
         """Nothing more will change."""

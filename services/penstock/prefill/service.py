@@ -71,7 +71,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         """Reports stored blocks as they appear, then the first token and the tail."""
         entry = await self._handoffs.take((request.request_id, request.epoch))
         told = -1
-        while True:
+        ready = False
+        while not ready:
             entry.sink.changed.clear()
             ready = entry.ready
             if entry.failed:
@@ -79,9 +80,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             if entry.sink.stored is not None and entry.sink.stored != told:
                 told = entry.sink.stored
                 yield prefill_pb2.HandoffEvent(stored_blocks=told)
-            if ready:
-                break
-            await entry.sink.changed.wait()
+            if not ready:
+                ready = not await entry.news(self._worker.config.store_timeout_s)
         for event in self._last(entry):
             yield event
 
