@@ -59,7 +59,7 @@ def keys(count: int, chain: int = 0) -> list[bytes]:
 async def eventually(condition: Callable[[], object]) -> None:
     """Lets everybody else run until `condition` holds; the time is bounded, not guessed."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0)
 
 

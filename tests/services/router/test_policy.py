@@ -1,0 +1,182 @@
+"""The policy alone: plain data in, a decision out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock.router.policy import (
+    Answer,
+    Ask,
+    Decision,
+    Knobs,
+    NoWorker,
+    QueueFull,
+    Role,
+    TooLong,
+    Worker,
+    decide,
+    decode_s,
+    prompt_s,
+)
+
+
+def worker(id: str, role: Role = Role.BOTH, **other: Any) -> Worker:
+    fields: dict[str, Any] = {
+        "max_model_len": 32_768,
+        "max_running": 32,
+        "kv_capacity_tokens": 200_000,
+        "queued_tokens": 0,
+        "sequences": 0,
+        "context_tokens": 0,
+        "prefill_rate": 5000.0,
+        "step_s": 0.02,
+        "fetch_s": 1e-6,
+        "cached_tokens": 0,
+    }
+    return Worker(id, role, **(fields | other))
+
+
+def pick(workers: list[Worker], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Answer:
+    return decide(ask or Ask(2000, 100), workers, Random(seed), Knobs(**knobs))
+
+
+def decision(workers: list[Worker], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Decision:
+    answer = pick(workers, ask, seed, **knobs)
+    assert isinstance(answer, Decision), answer
+    return answer
+
+
+def names(workers: list[Worker], ask: Ask | None = None, **knobs: Any) -> Counter[str]:
+    return Counter(decision(workers, ask, seed, **knobs).decode.id for seed in range(200))
+
+
+PREFILL, DECODE = worker("p", Role.PREFILL), worker("d", Role.DECODE)
+
+
+def test_prefill_and_decode_are_placed_apart() -> None:
+    made = decision([PREFILL, DECODE])
+    assert (made.prefill, made.decode) == (PREFILL, DECODE)
+    assert made.first_token_s == pytest.approx(2000 / 5000)
+
+
+def test_decode_prefills_when_nobody_else_does() -> None:
+    assert decision([DECODE]).prefill is None
+
+
+def test_a_worker_of_both_roles_prefills_what_it_decodes() -> None:
+    slow = replace(DECODE, step_s=1.0)
+    made = decision([PREFILL, slow, worker("b")])
+    assert (made.prefill, made.decode.id) == (None, "b")
+
+
+def test_a_queue_weighs_as_much_as_a_cached_prefix() -> None:
+    busy = worker("busy", cached_tokens=1900, queued_tokens=3000)
+    assert decision([busy, worker("idle")]).decode.id == "idle"
+    assert decision([replace(busy, queued_tokens=500), worker("idle")]).decode.id == "busy"
+
+
+def test_seconds_make_unequal_workers_comparable() -> None:
+    fast_with_queue = worker("fast", queued_tokens=8000, prefill_rate=20_000)
+    assert decision([fast_with_queue, worker("slow", prefill_rate=2000)]).decode.id == "fast"
+
+
+def test_a_slow_link_makes_the_cache_worthless() -> None:
+    far = worker("far", cached_tokens=1900, fetch_s=1e-3)
+    assert decision([far, worker("near")]).decode.id == "near"
+
+
+def test_the_last_token_is_always_computed() -> None:
+    made = decision([worker("a", cached_tokens=4096)], Ask(2000, 10))
+    assert (made.cached_tokens, made.uncached_tokens) == (1999, 1)
+
+
+def test_a_short_tail_stays_with_decode() -> None:
+    cached = [replace(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
+    assert decision(cached).prefill is None
+    assert decision(cached, local_prefill_tokens=0).prefill is not None
+    assert decision([replace(w, cached_tokens=1900) for w in cached]).prefill is not None
+
+
+def test_a_short_tail_does_not_wait_behind_another_prompt() -> None:
+    cached = [replace(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
+    assert decision([cached[0], replace(cached[1], queued_tokens=4000)]).prefill is not None
+
+
+def test_equals_are_chosen_by_chance() -> None:
+    found = names([worker(name) for name in "abcd"])
+    assert set(found) == set("abcd")
+    assert max(found.values()) < 100
+
+
+def test_the_same_seed_decides_the_same() -> None:
+    workers = [worker(name) for name in "abcdefgh"]
+    assert len({decision(workers, seed=7).decode.id for _ in range(20)}) == 1
+
+
+def test_home_decides_between_near_equals_only() -> None:
+    home = Ask(2000, 100, home_decode="b")
+    workers = [worker("a"), worker("b", queued_tokens=200)]
+    assert names(workers, home) == {"b": 200}
+    workers = [worker("a"), worker("b", queued_tokens=5000)]
+    assert names(workers, home) == {"a": 200}
+
+
+def test_prefill_home_decides_between_near_equals() -> None:
+    ask = Ask(2000, 100, home_prefill="q")
+    workers = [PREFILL, worker("q", Role.PREFILL, queued_tokens=100), DECODE]
+    assert decision(workers, ask).prefill == workers[1]
+
+
+def test_a_failed_worker_is_not_used_again_while_there_is_another() -> None:
+    ask = Ask(2000, 100, avoid=frozenset("a"))
+    assert names([worker("a"), worker("b", queued_tokens=100_000)], ask) == {"b": 200}
+    assert decision([worker("a")], ask).decode.id == "a"
+
+
+def test_a_failed_prefill_worker_leaves_the_prompt_to_decode() -> None:
+    assert decision([PREFILL, DECODE], Ask(2000, 100, avoid=frozenset("p"))).prefill is None
+
+
+def test_a_penalty_is_only_a_cost() -> None:
+    assert decision([worker("a", penalty_s=2), worker("b")]).decode.id == "b"
+    assert decision([worker("a", penalty_s=2), worker("b", queued_tokens=50_000)]).decode.id == "a"
+
+
+def test_decode_goes_where_there_is_room() -> None:
+    full = worker("full", Role.DECODE, context_tokens=199_000)
+    crowded = worker("crowded", Role.DECODE, sequences=32)
+    assert decision([full, crowded, DECODE]).decode is DECODE
+    ask = Ask(2000, 100)
+    assert decode_s(ask, full) > decode_s(ask, DECODE)
+    assert decode_s(ask, crowded) > decode_s(ask, replace(crowded, sequences=31)) > decode_s(ask, DECODE)
+
+
+def test_every_cost_grows_with_its_cause() -> None:
+    ask, base = Ask(2000, 100), worker("a", cached_tokens=500)
+    for change in ({"queued_tokens": 1}, {"prefill_rate": 4999}, {"cached_tokens": 499}, {"fetch_s": 1e-5}):
+        assert prompt_s(ask, replace(base, **change)) > prompt_s(ask, base), change
+    for change in ({"sequences": 1}, {"context_tokens": 1}, {"step_s": 0.021}, {"penalty_s": 0.1}):
+        assert decode_s(ask, replace(base, **change)) > decode_s(ask, base), change
+
+
+def test_nobody_decodes() -> None:
+    assert isinstance(pick([]), NoWorker)
+    assert isinstance(pick([PREFILL]), NoWorker)
+
+
+def test_too_long_for_all_is_an_answer() -> None:
+    answer = pick([worker("a", max_model_len=1000), worker("b", kv_capacity_tokens=1500)])
+    assert answer == TooLong(1500)
+    assert decision([worker("a", max_model_len=1000), worker("b")]).decode.id == "b"
+    assert decision([replace(PREFILL, max_model_len=1000), DECODE]).prefill is None
+
+
+def test_a_long_queue_is_an_answer_but_a_long_prompt_is_not() -> None:
+    answer = pick([worker("a", queued_tokens=10_000, prefill_rate=1000)], max_queue_s=9)
+    assert answer == QueueFull(10.0)
+    assert decision([worker("a", prefill_rate=100)], max_queue_s=9).first_token_s == 20
