@@ -1,0 +1,217 @@
+"""The planner with a clock of its own: what is believed of workers, and for how long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.kv.identity import KvSpec
+from penstock.router.config import RouterConfig
+from penstock.router.planner import PlanAsk, Planned, Planner
+from penstock.router.policy import Role
+from penstock.router.registry import Member, Report, Seat
+from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
+
+SPEC = KvSpec("m", "t", "v1", "float32", 16, 4096)
+
+
+class Desk:
+    """A planner, its clock and its members."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = 1000.0
+        self.planner = Planner(RouterConfig(seed=3, **settings), lambda: self.now)
+
+    def join(self, name: str, role: Role = Role.BOTH, spec: KvSpec = SPEC, host: str = "h") -> Seat:
+        return self.planner.registry.join(
+            Member(name, role, f"{name}:1", host, "m", spec, 32_768, 32, 200_000), self.now
+        )
+
+    def plan(self, tokens: int = 1000, **fields: Any) -> Planned:
+        return self.planner.plan(PlanAsk("m", tokens, 100, **fields))
+
+    def spread(self, count: int = 40, **fields: Any) -> Counter[str]:
+        """Where so many requests would go, one at a time."""
+        found: Counter[str] = Counter()
+        for _ in range(count):
+            planned = self.plan(**fields)
+            self.planner.release(planned.number)
+            found[planned.decode.id] += 1
+        return found
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_fault_is_forgotten_by_itself(desk: Desk) -> None:
+    seats = [desk.join("a"), desk.join("b")]
+    desk.planner.release(desk.plan(avoid=frozenset("a")).number)
+    assert set(desk.spread()) == {"b"}
+    desk.now += 3.1
+    for seat in seats:
+        seat.hear(Report(free_kv_tokens=200_000), desk.now)
+    assert set(desk.spread()) == {"a", "b"}
+
+
+def test_the_name_of_an_unknown_member_does_no_harm(desk: Desk) -> None:
+    desk.join("a")
+    assert set(desk.spread(avoid=frozenset({"left long ago"}))) == {"a"}
+
+
+def test_a_silent_worker_gets_nothing_until_it_speaks() -> None:
+    desk = Desk(silent_s=5.0)
+    quiet, other = desk.join("quiet"), desk.join("other")
+    desk.now += 4
+    other.hear(Report(free_kv_tokens=200_000), desk.now)
+    desk.now += 2
+    assert set(desk.spread()) == {"other"}
+    quiet.hear(Report(free_kv_tokens=200_000), desk.now)
+    assert set(desk.spread()) == {"quiet", "other"}
+    desk.now += 6
+    assert [served.ready for served in desk.planner.registry.served(desk.now)] == [False]
+    with pytest.raises(Unavailable):
+        desk.plan()
+
+
+def test_an_old_measurement_counts_less_and_less(desk: Desk) -> None:
+    slow, fast = desk.join("slow"), desk.join("fast")
+    slow.measure(100, 0, 0, desk.now)
+    fast.measure(10_000, 0, 0, desk.now)
+    assert set(desk.spread(tokens=5000)) == {"fast"}
+    desk.now += 600
+    for seat in (slow, fast):
+        seat.hear(Report(free_kv_tokens=200_000), desk.now)
+    assert set(desk.spread(tokens=5000)) == {"slow", "fast"}
+
+
+def test_a_repeated_rate_is_no_new_measurement(desk: Desk) -> None:
+    seat = desk.join("a")
+    seat.measure(100, 0, 0, desk.now)
+    seat.measure(100, 0, 0, desk.now + 120)
+    assert seat.prefill.believed(1000, desk.now + 120) == pytest.approx(100 * 0.25 + 1000 * 0.75)
+    seat.measure(0, 0, 0, desk.now + 121)
+    assert seat.prefill.value == 100
+
+
+def test_a_step_is_measured_as_that_of_an_empty_worker(desk: Desk) -> None:
+    seat = desk.join("a")
+    seat.hear(Report(running=16, free_kv_tokens=100_000), desk.now)
+    seat.measure(0, 0.04, 0, desk.now)
+    assert seat.step.value == pytest.approx(0.02)
+
+
+def test_reports_and_charges_are_not_counted_twice(desk: Desk) -> None:
+    seat = desk.join("a")
+    planner = desk.planner
+    ahead = lambda: planner._ahead(seat.member, seat.report, seat.reported_at)[0]  # noqa: E731
+    first = desk.plan(1000)
+    assert ahead() == 1000  # nothing reported yet: the ledger alone
+    desk.now += 1
+    seat.hear(Report(running=1, queued_tokens=400, free_kv_tokens=200_000), desk.now)
+    assert ahead() == 400  # the report knows how far it is
+    second = desk.plan(700)
+    assert ahead() == 1100  # and can't know of what is still on its way
+    desk.now += 0.01
+    seat.hear(Report(running=2, queued_tokens=1000, free_kv_tokens=200_000), desk.now)
+    assert ahead() == 1700  # it may, or may not: at most the ledger
+    planner.prefilled(first.number)
+    assert ahead() == 1000  # at most the ledger, at least the report
+    planner.release(second.number)
+    seat.hear(Report(queued_tokens=5000, free_kv_tokens=200_000), desk.now)
+    assert ahead() == 5000  # work of another router
+    planner.release(first.number)
+    assert planner.ledger.empty
+
+
+def test_work_of_another_router_is_seen(desk: Desk) -> None:
+    busy = desk.join("busy")
+    desk.join("idle")
+    busy.hear(Report(running=30, waiting=10, queued_tokens=20_000, free_kv_tokens=0), desk.now)
+    assert set(desk.spread()) == {"idle"}
+
+
+def test_a_session_goes_home_but_not_into_a_queue(desk: Desk) -> None:
+    desk.join("a")
+    desk.join("b")
+    home = desk.plan(session="s").decode.id
+    desk.planner.release(1)
+    assert set(desk.spread(session="s")) == {home}
+    for _ in range(10):
+        seat = desk.planner.registry.get(home)
+        assert seat is not None
+        seat.hear(Report(running=20, queued_tokens=20_000, free_kv_tokens=1000), desk.now)
+    assert desk.plan(session="s").decode.id != home
+
+
+def test_stores_serve_their_host(desk: Desk) -> None:
+    desk.join("near", host="h1")
+    desk.join("far", host="h2")
+    for host in ("h1", "h2"):
+        desk.planner.registry.join(Member(f"store-{host}", None, "s:1", host), desk.now)
+    keys = [bytes([number]) * 32 for number in range(60)]
+    desk.planner.index.stored("store-h1", keys)
+    planned = desk.plan(1000, block_keys=keys)
+    assert (planned.decode.id, planned.cached_tokens) == ("near", 960)
+
+
+def test_a_worker_without_a_store_on_its_host_uses_any(desk: Desk) -> None:
+    desk.join("a", host="h1")
+    desk.planner.registry.join(Member("store", None, "s:1", "h9"), desk.now)
+    desk.planner.index.stored("store", [b"k" * 32])
+    assert desk.plan(1000, block_keys=[b"k" * 32]).cached_tokens == 16
+
+
+def test_a_moved_request_charges_what_is_left(desk: Desk) -> None:
+    desk.join("a")
+    planned = desk.plan(1000, output_tokens=60)
+    account = desk.planner.ledger.of("a")
+    assert (planned.uncached_tokens, account.context_tokens) == (1060, 1000 + 100)
+
+
+def test_learned_lengths_shape_the_charge(desk: Desk) -> None:
+    desk.join("a")
+    ask = PlanAsk("m", 1000, 500, tenant="t")
+    desk.planner.learn(ask, 30)
+    desk.planner.plan(ask)
+    assert desk.planner.ledger.of("a").context_tokens == 1030
+
+
+def test_refusals_say_what_to_do(desk: Desk) -> None:
+    with pytest.raises(Unavailable, match="no worker has joined"):
+        desk.plan()
+    seat = desk.join("a")
+    with pytest.raises(NotFound, match="'other' is not served here"):
+        desk.planner.plan(PlanAsk("other", 10, 10))
+    seat.draining = True
+    with pytest.raises(Unavailable, match="draining"):
+        desk.plan()
+
+
+def test_members_are_bounded_and_must_fit() -> None:
+    desk = Desk(max_members=2)
+    first = desk.join("a")
+    with pytest.raises(Refused, match="dtype is 'bfloat16' here and 'float32' there"):
+        desk.join("b", spec=KvSpec("m", "t", "v1", "bfloat16", 16, 2048))
+    desk.join("b")
+    with pytest.raises(Overloaded):
+        desk.join("c")
+    desk.join("b")  # again: takes its own place
+    for seat in (first, desk.planner.registry.get("b")):
+        assert seat is not None
+        desk.planner.registry.leave(seat)
+    desk.join("d", spec=KvSpec("m", "t", "v1", "bfloat16", 16, 2048))  # nobody is left to differ from
+
+
+def test_thousands_of_refused_requests_change_nothing(desk: Desk) -> None:
+    desk.join("a")
+    desk.join("b")
+    for _ in range(1000):
+        with pytest.raises(NotFound):
+            desk.planner.plan(PlanAsk("nope", 10, 10))
+    assert desk.planner.ledger.empty
+    assert all(seat.penalty_s(desk.now) == 0 for seat in desk.planner.registry)
+    assert set(desk.spread()) == {"a", "b"}
