@@ -96,7 +96,7 @@ def _entries(file: Path, header: dict[str, Any], data_bytes: int) -> Iterator[tu
 def _entry(file: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-        sound = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        sound = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:

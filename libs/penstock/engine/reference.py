@@ -38,9 +38,7 @@ def sample(
     shaped = shape(logits, params, prompt, output, stops)
     if params.temperature < 1e-5:
         return shaped.index(max(shaped))
-    scaled = keep(
-        [value / params.temperature for value in shaped], params.top_k, params.top_p, params.min_p
-    )
+    scaled = keep([value / params.temperature for value in shaped], params.top_k, params.top_p, params.min_p)
     position = len(prompt) + len(output)
     noisy = [value + gumbel(params.seed, position, token) for token, value in enumerate(scaled)]
     return noisy.index(max(noisy))
@@ -57,9 +55,7 @@ def shape(
     shaped = [value + params.logit_bias.get(token, 0.0) for token, value in enumerate(logits)]
     for token in {*prompt, *output}:
         value = shaped[token]
-        shaped[token] = (
-            value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
-        )
+        shaped[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token, count in Counter(output).items():
         shaped[token] -= params.frequency_penalty * count + params.presence_penalty
     if len(output) < params.min_tokens:
@@ -69,19 +65,17 @@ def shape(
 
 
 def keep(scaled: Sequence[float], top_k: int, top_p: float, min_p: float) -> list[float]:
-    """min-p, then top-k, then top-p of what top-k left; a token that ties with the last kept one is kept."""
+    """min-p, then top-k, then top-p of the k; a token that ties with the last one kept is kept."""
     best = max(scaled)
     kept = [value if min_p == 0 or value >= best + math.log(min_p) else -math.inf for value in scaled]
-    if top_k:
-        floor = sorted(kept, reverse=True)[min(top_k, len(kept)) - 1]
-        kept = [value if value >= floor else -math.inf for value in kept]
+    ordered = sorted(kept, reverse=True)[: top_k or None]
+    floor = ordered[-1]
     if top_p < 1:
-        weights = [math.exp(value - best) for value in kept]
-        total, before, floor = sum(weights), 0.0, best
-        for value in sorted(kept, reverse=True):
-            if before >= top_p:
+        weights = [math.exp(value - best) for value in ordered]
+        before = 0.0
+        for value, weight in zip(ordered, weights, strict=True):
+            if before >= top_p * sum(weights):
                 break
             floor = value
-            before += math.exp(value - best) / total
-        kept = [value if value >= floor else -math.inf for value in kept]
-    return kept
+            before += weight
+    return [value if value >= floor else -math.inf for value in kept]

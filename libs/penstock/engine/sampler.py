@@ -163,15 +163,15 @@ class Sampler:
         if min(top_k) >= self._vocab_size and min(top_p) >= 1.0:
             return scaled
         ordered = scaled.topk(widest, dim=-1).values
-        last = self._tensor(top_k, torch.int64).clamp_(max=widest).sub_(1).unsqueeze(1)
-        floor = ordered.gather(1, last)
+        counts = self._tensor(top_k, torch.int64).clamp_(max=widest).unsqueeze(1)
+        floor = ordered.gather(1, counts - 1)
         if min(top_p) < 1.0:
-            kept = ordered.masked_fill(ordered < floor, float("-inf"))
-            share = kept.softmax(-1)
+            beyond = torch.arange(widest, device=self._device) >= counts
+            share = ordered.masked_fill(beyond, float("-inf")).softmax(-1)
             before = share.cumsum(-1) - share
             limit = self._tensor(top_p, torch.float32).unsqueeze(1)
             inside = (before < limit).sum(-1, keepdim=True).clamp_(min=1)
-            inside = torch.where(limit < 1.0, inside, widest)
+            inside = torch.where(limit < 1.0, inside.minimum(counts), counts)
             floor = torch.maximum(floor, ordered.gather(1, inside - 1))
         return scaled.masked_fill(scaled < floor, float("-inf"))
 

@@ -105,7 +105,7 @@ async def test_drafts_under_page_shortage_and_small_budget(config, kit):
         expected = await kit.read_all(engine, requests)
     known = {one.id: [*one.prompt, *answer.ids] for one, answer in zip(requests, expected, strict=True)}
     drafter = kit.Drafts(lambda ask: known[ask.id][len(ask.tokens) : len(ask.tokens) + ask.k])
-    tight = replace(config, kv_pool_tokens=16 * 20, max_batch_tokens=20, max_running=8, draft_tokens=7)
+    tight = replace(config, kv_pool_tokens=16 * 12, max_batch_tokens=20, max_running=8, draft_tokens=2)
     async with Engine.open(tight, drafter) as engine:
         for one, other in zip(expected, await kit.read_all(engine, requests), strict=True):
             kit.assert_same(one, other)

@@ -1,0 +1,172 @@
+"""The fast sampler says what the plain one says, and its noise is what it claims to be."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine import noise, reference
+from penstock.engine.request import SamplingParams
+from penstock.engine.sampler import Choice, Sampler
+
+VOCAB = 24
+CPU = torch.device("cpu")
+SAMPLER = Sampler(VOCAB, CPU)
+
+
+def choice_of(params, prompt, output, stops=frozenset(), drafts=0, memory=None):
+    """The last `drafts` tokens of the output as drafts."""
+    known = len(output) - drafts
+    tokens = [*prompt, *output[:known]]
+    return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), {} if memory is None else memory)
+
+
+tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+sampling = st.builds(
+    SamplingParams,
+    max_tokens=st.just(50),
+    min_tokens=st.integers(0, 6),
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.9]),
+    top_k=st.sampled_from([0, 1, 3, 10, VOCAB, 100]),
+    top_p=st.sampled_from([0.05, 0.37, 0.61, 0.93, 1.0]),
+    min_p=st.sampled_from([0.0, 0.03, 0.21]),
+    repetition_penalty=st.sampled_from([1.0, 0.8, 1.4]),
+    presence_penalty=st.sampled_from([0.0, 0.65, -0.4]),
+    frequency_penalty=st.sampled_from([0.0, 0.35, -0.2]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.3, 2.6]), max_size=3),
+    seed=st.integers(-(2**63), 2**64),
+)
+rows = st.tuples(sampling, tokens.filter(bool), tokens, st.frozensets(st.integers(0, VOCAB - 1), max_size=3))
+
+
+def acceptable(logits, params, prompt, output, stops):
+    """What the reference says, also with cuts moved by less than float32 can tell."""
+    found = set()
+    for nudge in (-1e-5, 0.0, 1e-5):
+        near = {name: getattr(params, name) for name in params.__dataclass_fields__ if name not in ("top_p", "min_p")}
+        top_p = params.top_p if params.top_p == 1.0 else params.top_p + nudge
+        min_p = params.min_p if params.min_p == 0.0 else params.min_p + nudge
+        changed = SamplingParams(**near, top_p=top_p, min_p=min_p)
+        found.add(reference.sample(logits, changed, prompt, output, stops))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(rows, min_size=1, max_size=5), st.integers(0, 10**6), st.integers(0, 4))
+def test_equals_the_plain_sampler(batch, seed, drafts):
+    """Seeds below 1,000 give logits with many ties."""
+    rows = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    rows = rows.round() if seed < 1000 else rows
+    before = rows.clone()
+    choices = [
+        choice_of(params, prompt, output, stops, min(drafts, len(output))) for params, prompt, output, stops in batch
+    ]
+    chosen = SAMPLER.sample(rows, choices)
+    assert torch.equal(rows, before)
+    for row, (params, prompt, output, stops), found in zip(rows.tolist(), batch, chosen, strict=True):
+        assert found.token in acceptable(row, params, prompt, output, stops)
+
+
+def test_counts_follow_a_growing_sequence():
+    params = SamplingParams(50, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    memory: dict = {}
+    known = [3, 4, 5]
+    for _ in range(40):
+        plain = reference.sample(logits[0].tolist(), params, [3, 4, 5], known[3:])
+        for drafts in (0, min(2, len(known) - 3)):
+            again = choice_of(params, [3, 4, 5], known[3:], drafts=drafts, memory={})
+            assert SAMPLER.sample(logits, [again])[0].token == plain
+        assert SAMPLER.sample(logits, [choice_of(params, [3, 4, 5], known[3:], memory=memory)])[0].token == plain
+        known.append(plain)
+
+
+def test_lowest_id_wins_ties():
+    flat = torch.zeros(2, VOCAB)
+    flat[1, [7, 11]] = 1.0
+    greedy = SamplingParams(1, temperature=0.0)
+    assert [one.token for one in SAMPLER.sample(flat, [choice_of(greedy, [1], [])] * 2)] == [0, 7]
+
+
+def test_logprobs_are_the_models_own():
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
+    expected = logits[0].log_softmax(-1)
+    params = SamplingParams(9, temperature=0.3, top_k=2, logit_bias={5: 100.0}, presence_penalty=2.0, logprobs=4)
+    chosen = SAMPLER.sample(logits, [choice_of(params, [1], [5])])[0]
+    assert chosen.token == 5 and chosen.logprob == pytest.approx(float(expected[5]), abs=1e-6)
+    best = sorted(range(VOCAB), key=lambda token: -expected[token])[:4]
+    assert [token for token, _ in chosen.top] == best
+    assert SAMPLER.sample(logits, [choice_of(SamplingParams(9, logprobs=0), [1], [])])[0].top == ()
+    assert SAMPLER.sample(logits, [choice_of(SamplingParams(9), [1], [])])[0].logprob is None
+    everything = SAMPLER.sample(logits, [choice_of(SamplingParams(9, logprobs=500), [1], [])])[0]
+    assert len(everything.top) == VOCAB
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(40, VOCAB, generator=generator)
+    choices = [
+        choice_of(SamplingParams(9, seed=at, temperature=0.9, top_k=at % 7, top_p=1 - at / 80), [1], [2] * at)
+        for at in range(40)
+    ]
+    together = [one.token for one in SAMPLER.sample(logits, choices)]
+    alone = [SAMPLER.sample(logits[at : at + 1], [choices[at]])[0].token for at in range(40)]
+    assert together == alone
+
+
+# Noise
+
+
+def test_noise_is_the_published_one():
+    """Golden values: a change here changes what every stored seed means."""
+    streams = torch.tensor([noise.stream(seed, position) for seed, position in [(0, 0), (1, 7), (2**64 - 1, 10**6)]])
+    found = noise.gumbel(streams, noise.steps(3, CPU))
+    plain = [[reference.gumbel(seed, at, token) for token in range(3)] for seed, at in [(0, 0), (1, 7), (-1, 10**6)]]
+    torch.testing.assert_close(found, torch.tensor(plain, dtype=torch.float32), rtol=1e-6, atol=1e-6)
+    assert noise.stream(0, 0) == -6411193824288604561
+    assert noise.stream(42, 17) == noise.stream(42 + 2**64, 17) == 8248495297299237157
+    assert noise.mix(1) == 6238072747940578789
+
+
+def test_noise_is_the_same_in_another_process():
+    script = (
+        "import torch; from penstock.engine import noise;"
+        "print(noise.gumbel(torch.tensor([noise.stream(5, 9)]), noise.steps(50, torch.device('cpu'))).tolist())"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "123"}
+    printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+    here = noise.gumbel(torch.tensor([noise.stream(5, 9)]), noise.steps(50, CPU)).tolist()
+    assert printed.stdout.decode().strip() == str(here)
+
+
+def test_noise_looks_like_gumbel():
+    """Mean and variance over a million draws, and no correlation of neighbours in seed, position or token."""
+    streams = torch.tensor([noise.stream(seed, position) for seed in range(30) for position in range(30)])
+    draws = noise.gumbel(streams, noise.steps(1200, CPU)).double()
+    assert float(draws.mean()) == pytest.approx(0.5772157, abs=0.005)
+    assert float(draws.var()) == pytest.approx(math.pi**2 / 6, abs=0.01)
+    assert bool(draws.isfinite().all())
+    cube = draws.view(30, 30, 1200)
+    for one, other in [(cube[1:], cube[:-1]), (cube[:, 1:], cube[:, :-1]), (cube[..., 1:], cube[..., :-1])]:
+        pairs = torch.stack((one.flatten(), other.flatten()))
+        assert abs(float(torch.corrcoef(pairs)[0, 1])) < 0.005
+
+
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_samples_follow_the_softmax(vary):
+    """Chi-square over 20,000 draws of 24 tokens; the bound is far beyond the 99.99th percentile."""
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
+    expected = (logits / 0.8).softmax(-1).tolist()
+    count = 20_000
+    streams = [noise.stream(*((at, 5) if vary == "seed" else (5, at))) for at in range(count)]
+    noisy = logits / 0.8 + noise.gumbel(torch.tensor(streams), noise.steps(VOCAB, CPU))
+    seen = Counter(noisy.argmax(-1).tolist())
+    score = sum((seen[token] - count * share) ** 2 / (count * share) for token, share in enumerate(expected))
+    assert score < 65

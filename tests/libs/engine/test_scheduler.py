@@ -1,0 +1,166 @@
+"""The policy on its own: budgets and pages respected, order kept, everything ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.request import Request, SamplingParams
+from penstock.engine.scheduler import Limits, Scheduler, plan
+from penstock.engine.sequence import new_sequence
+from penstock.kv.pages import PagePool
+
+
+@dataclass
+class One:
+    ticket: int
+    length: int
+    remaining: int
+    pages: list[int] = field(default_factory=list)
+
+
+LIMITS = Limits(max_batch_tokens=32, max_running=4, block_size=8)
+
+
+def running(ticket, length, remaining=1):
+    """Holds pages for all it knows, but for the last token of a decode step when that opens a page."""
+    held = LIMITS.pages_for(length - 1 if remaining == 1 else length)
+    return One(ticket, length, remaining, list(range(held)))
+
+
+def rows_of(made):
+    return [(row.ticket, row.count, row.drafts, row.new_pages) for row in made.rows]
+
+
+def test_decode_comes_first_then_drafts_then_prompts_then_new_ones():
+    made = plan(LIMITS, 100, [running(1, 50, 40), running(2, 9), running(3, 12)], [One(4, 5, 5)], {2: 3, 3: 2})
+    assert rows_of(made) == [(2, 1, 3, 1), (3, 1, 2, 0), (1, 25, 0, 0)]
+    assert made.admit == [] and made.preempt == []
+
+
+def test_chunks_fill_the_budget_in_order_of_arrival():
+    made = plan(LIMITS, 100, [running(1, 20, 10)], [One(2, 15, 15), One(3, 30, 30), One(4, 9, 9)], {})
+    assert rows_of(made) == [(1, 10, 0, 0), (2, 15, 0, 2), (3, 7, 0, 4)]
+    assert made.admit == [2, 3]
+
+
+def test_nobody_overtakes_a_head_that_does_not_fit():
+    made = plan(LIMITS, 3, [running(1, 4)], [One(2, 40, 40), One(3, 2, 2)], {})
+    assert made.admit == [] and rows_of(made) == [(1, 1, 0, 0)]
+
+
+def test_the_youngest_gives_way():
+    made = plan(LIMITS, 0, [running(1, 9), running(2, 17), running(3, 30, 20)], [One(4, 5, 5)], {1: 4})
+    assert made.preempt == [3] and made.admit == []
+    assert rows_of(made) == [(1, 1, 4, 1), (2, 1, 0, 1)]
+
+
+def test_loaded_pages_of_the_line_go_before_running_sequences():
+    made = plan(LIMITS, 0, [running(1, 9)], [One(2, 20, 4, [1, 2]), One(3, 20, 4, [3, 4])], {})
+    assert made.strip == [3] and made.preempt == []
+    assert rows_of(made) == [(1, 1, 0, 1)]
+
+
+def test_the_last_one_gives_way_to_holds_that_are_not_its_own():
+    made = plan(LIMITS, 0, [running(1, 9)], [], {})
+    assert made.preempt == [1] and made.rows == []
+
+
+def test_drafts_shrink_to_free_pages():
+    made = plan(LIMITS, 0, [running(1, 14)], [], {1: 9})
+    assert rows_of(made) == [(1, 1, 2, 0)]
+
+
+@st.composite
+def situations(draw):
+    limits = Limits(draw(st.integers(4, 40)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 16])))
+    tickets = draw(st.lists(st.integers(0, 50), unique=True, max_size=10))
+    split = draw(st.integers(0, min(len(tickets), limits.max_running)))
+    lines: list[list[One]] = [[], []]
+    for line, part in enumerate((sorted(tickets[:split]), sorted(tickets[split:]))):
+        for ticket in part:
+            length = draw(st.integers(1, 60))
+            computed = draw(st.integers(0, length - 1))
+            held = limits.pages_for(computed) if length - computed == 1 or line else limits.pages_for(length)
+            lines[line].append(One(ticket, length, length - computed, [0] * held))
+    drafts = draw(st.dictionaries(st.sampled_from(tickets), st.integers(0, 9))) if tickets else {}
+    return limits, draw(st.integers(0, 20)), *lines, drafts
+
+
+@given(situations())
+def test_plans_are_sound(situation):
+    limits, free, active, line, drafts = situation
+    before = repr((active, line))
+    made = plan(limits, free, active, line, drafts)
+    assert repr((active, line)) == before, "the policy touches nothing"
+    known = {one.ticket: one for one in [*active, *line]}
+    assert sum(row.count + row.drafts for row in made.rows) <= limits.max_batch_tokens
+    tickets = [row.ticket for row in made.rows]
+    assert len(set(tickets)) == len(tickets) and not set(tickets) & set(made.preempt)
+    assert len(active) - len(made.preempt) + len(made.admit) <= limits.max_running
+    assert made.admit == [one.ticket for one in line][: len(made.admit)]
+    kept = sorted(one.ticket for one in active)[: len(active) - len(made.preempt)]
+    assert sorted(made.preempt) == sorted({one.ticket for one in active} - set(kept)), "the youngest go"
+    freed = sum(len(known[ticket].pages) for ticket in [*made.preempt, *made.strip])
+    assert sum(row.new_pages for row in made.rows) <= free + freed
+    for row in made.rows:
+        one = known[row.ticket]
+        remaining = one.length if row.ticket in made.strip else one.remaining
+        held = 0 if row.ticket in made.strip else len(one.pages)
+        assert 1 <= row.count <= remaining and row.drafts <= drafts.get(row.ticket, 0)
+        assert not row.drafts or remaining == 1
+        reach = one.length - remaining + row.count + row.drafts
+        assert (held + row.new_pages) * limits.block_size >= reach
+
+
+@settings(max_examples=150)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),
+    limits=st.builds(Limits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
+    spare=st.integers(0, 12),
+    luck=st.randoms(use_true_random=False),
+)
+def test_everything_ends_whatever_happens(requests, limits, spare, luck):
+    """A simulated engine: prompts, drafts accepted or not, loaded pages, readers that leave."""
+    largest = max(limits.pages_for(prompt + output - 1) for prompt, output, _ in requests)
+    pool = PagePool(largest + spare)
+    scheduler = Scheduler(limits, pool)
+    arrivals = []
+    for ticket, (prompt, output, loaded) in enumerate(requests):
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True)
+        request = Request(str(ticket), tuple(range(prompt)), sampling)
+        one = new_sequence(request, ticket, frozenset(), None, None, 0.0)
+        arrivals.append((one, min(loaded, limits.pages_for(prompt))))
+    ended = set()
+    for _ in range(20_000):
+        if arrivals and (luck.random() < 0.3 or not scheduler.running + scheduler.waiting):
+            one, blocks = arrivals.pop(0)
+            if pool.can_allocate(blocks + len(scheduler.running)):
+                scheduler.grow(one, blocks)
+                one.computed = min(blocks * limits.block_size, one.length - 1)
+            scheduler.add(one)
+        step = scheduler.next_step({one.ticket: luck.randint(0, 3) for one in scheduler.decoding()})
+        assert step or not (scheduler.running or scheduler.waiting), "somebody always moves"
+        pages = [page for one in scheduler.running + scheduler.waiting for page in one.pages]
+        assert len(set(pages)) == len(pages), "no page has two owners"
+        assert len(pages) + pool.free == pool.total
+        for one, row in step:
+            one.computed += row.count
+            grown = 1 + luck.randint(0, row.drafts) if one.computed == one.length else 0
+            for _ in range(grown):
+                one.tokens.append(0)
+                if one.verdict(10**6):
+                    break
+            one.computed = one.length - 1 if grown else one.computed
+            leaves = luck.random() < 0.01
+            if one.verdict(10**6) or leaves:
+                ended.add(one.ticket)
+                assert leaves or one.generated == one.sampling.max_tokens
+                scheduler.drop(one)
+            scheduler.settle(one)
+        if len(ended) == len(requests):
+            break
+    assert ended == set(range(len(requests)))
+    assert pool.free == pool.total and not pool.owners()
