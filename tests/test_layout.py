@@ -32,7 +32,6 @@ def test_penstock_is_a_namespace_over_two_roots() -> None:
 )
 def test_light_parts_never_import_torch(module: str) -> None:
     """With torch made impossible to import, the part still starts far enough to print its help."""
-    module = f"penstock.{module}"
     run = module if (ROOT / "services" / Path(*module.split("."))).is_dir() else ""
     program = (
         "import sys, runpy, importlib\n"
