@@ -1,0 +1,117 @@
+"""`penstock models`: train the embedded pair, and measure it. Torch is imported only inside the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import cyclopts
+
+if TYPE_CHECKING:
+    from .train import Progress, Report
+
+app = cyclopts.App(name="models", help="Train and measure the embedded models.")
+
+
+def _prepare(threads: int | None) -> None:
+    """Let idle threads sleep: on a shared machine spinning ones starve the rest. Before torch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _reporter(name: str, minutes: float, tokens: int) -> Report:
+    began = time.monotonic()
+
+    def report(progress: Progress, note: str) -> None:
+        share = max(progress.seconds / (60 * minutes), progress.tokens / tokens)
+        print(
+            f"{time.strftime('%H:%M:%S')} {name} {share:6.1%}  step {progress.steps}  {progress.tokens / 1e6:.2f}M tokens"
+            f"  {progress.tokens / max(progress.seconds, 1e-9):.0f}/s  loss {progress.loss:.3f}"
+            f"  up {time.monotonic() - began:.0f}s {note}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return report
+
+
+@app.command
+def train(
+    preset: str = "mini",
+    *,
+    runs: Path = Path("runs"),
+    only: Literal["seedling", "target", "draft"] | None = None,
+    minutes: float | None = None,
+    threads: int | None = None,
+    out: Path | None = None,
+) -> None:
+    """Train the pair of a preset, resuming where an earlier run stopped.
+
+    A small network is trained first (the seedling); grown, it becomes the target and is trained on; the
+    draft is the seedling again, distilled from the target.
+
+    Args:
+        preset: `mini` for the embedded pair, `tiny` for a rehearsal of seconds.
+        runs: where checkpoints are kept; a run lives in its preset's folder.
+        only: do one of the three steps; what it stands on must be done.
+        minutes: another time budget for each step.
+        threads: CPU threads.
+        out: where the finished model directories go; the run's folder unless told.
+    """
+    _prepare(threads)
+    from .pair import STEPS, train_pair
+    from .presets import PRESETS
+
+    steps = STEPS if only is None else (only,)
+    train_pair(PRESETS[preset], runs / preset, out or runs / preset, steps, minutes, _reporter)
+
+
+@app.command(name="eval")
+def evaluate(
+    directory: Path | None = None,
+    *,
+    draft: Path | None = None,
+    count: int = 24,
+    seed: int = 1,
+    threads: int | None = None,
+    json: bool = False,
+) -> None:
+    """Measure a model directory, and its draft, on held-out tools, words and phrasings.
+
+    Args:
+        directory: the model; the embedded one unless told.
+        draft: its draft; the sibling directory `NAME-draft` unless told, none if there is no such directory.
+        count: sessions per kind.
+        seed: of the evaluation data, which shares nothing with training whatever the seed.
+        threads: CPU threads.
+        json: print one JSON object and nothing else.
+    """
+    _prepare(threads)
+    from . import embedded
+    from .evaluate import evaluate as measure
+
+    model = directory or embedded("penstock-mini")
+    pair = draft or model.with_name(model.name + "-draft")
+    report = measure(model, pair if pair.is_dir() else None, count, seed, lambda text: print(text, file=sys.stderr))
+    print(dumps(report) if json else _table(report))
+
+
+def _table(report: dict[str, Any]) -> str:
+    rows = []
+    for figure in report["figures"]:
+        goal = "" if figure["goal"] is None else f"  goal {figure['goal']}: {'met' if figure['met'] else 'not met'}"
+        span = "" if figure["min"] is None else f"  [{figure['min']}, {figure['max']}]"
+        rows.append(f"{figure['id']:26} {figure['value']:>10} {figure['unit']}{span}{goal}")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,84 @@
+"""Growing a small trained network into a larger one that computes the same function.
+
+Training the small network first is several times cheaper per token; the large one then starts where the
+small one ended. Every width is doubled by repeating it, and layers that change nothing are put in between.
+The repeated halves differ by noise that cancels out, so that training can tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .net import Net, Shape
+
+
+def grown_shape(small: Shape, layers: int) -> Shape:
+    """`small` with every width doubled and `layers` layers."""
+    return Shape(
+        layers=layers,
+        width=2 * small.width,
+        inner=2 * small.inner,
+        heads=2 * small.heads,
+        kv_heads=2 * small.kv_heads,
+        vocabulary=small.vocabulary,
+        head=small.head,
+        theta=small.theta,
+        context=small.context,
+        epsilon=small.epsilon,
+    )
+
+
+@torch.no_grad()
+def grow(small: Net, places: Sequence[int], seed: int, noise: float = 0.5) -> Net:
+    """A network of twice the width whose logits are those of `small`, up to rounding.
+
+    `places[i]` is the layer of the result that continues layer i of `small`; there are
+    `max(places) + 1` layers in the result, and those not named start as the identity.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    layers = max(places) + 1
+    large = Net(grown_shape(small.shape, layers))
+    old = dict(small.named_parameters())
+
+    def noise_like(weight: Tensor) -> Tensor:
+        return torch.randn(weight.shape, generator=generator) * weight.std() * noise
+
+    def wide(weight: Tensor) -> Tensor:
+        """Twice the outputs, each reading the sum of both halves of the input, with cancelling noise."""
+        rows = []
+        for _ in range(2):
+            change = noise_like(weight)
+            rows.append(torch.cat([weight + change, weight - change], 1) / 2)
+        return torch.cat(rows, 0)
+
+    for name, parameter in large.named_parameters():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            layer = int(parts[2])
+            if layer not in places:
+                _identity(name, parameter, generator)
+                continue
+            parts[2] = str(places.index(layer))
+        weight = old[".".join(parts)]
+        if name == "model.norm.weight":
+            parameter.copy_(weight.repeat(2) / 2)  # the doubled embedding doubles every logit
+        elif weight.ndim == 1:
+            parameter.copy_(weight.repeat(2))
+        elif "embed_tokens" in name:
+            parameter.copy_(weight.repeat(1, 2))
+        else:
+            parameter.copy_(wide(weight))
+    return large
+
+
+def _identity(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+    """A weight of a layer that adds nothing: its output projections are zero, the rest small noise."""
+    if parameter.ndim == 1:
+        parameter.fill_(1.0)
+    elif "o_proj" in name or "down_proj" in name:
+        parameter.zero_()
+    else:
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6 / parameter.shape[1] ** 0.5)

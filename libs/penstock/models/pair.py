@@ -1,0 +1,55 @@
+"""The whole run: seedling, target grown from it, draft distilled from the target; each step resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .distil import OwnWords, imitate
+from .export import export
+from .grow import grow
+from .net import Net
+from .presets import Plan, Preset
+from .text import Library
+from .train import Report, Trainer, learn_tokenizer
+
+STEPS = ("seedling", "target", "draft")
+NAMES = {"target": "penstock-mini", "draft": "penstock-mini-draft"}
+
+
+def train_pair(
+    preset: Preset,
+    folder: Path,
+    out: Path,
+    steps: Sequence[str],
+    minutes: float | None,
+    reporter: Callable[[str, float, int], Report],
+) -> None:
+    """Do `steps` in their order, checkpoints in `folder`, and write the finished models under `out`.
+
+    A step that was finished before costs only its loading, so a killed run is resumed by running it again.
+    """
+    tokenizer = learn_tokenizer(preset, folder / "tokenizer.json")
+    for step in steps:
+        plan: Plan = getattr(preset, step)
+        if minutes is not None:
+            plan = replace(plan, minutes=minutes)
+        trainer = _trainer(preset, step, plan, tokenizer, folder)
+        net = trainer.run(reporter(step, plan.minutes, plan.tokens))
+        if step in NAMES:
+            export(net.cpu(), tokenizer, out / NAMES[step])
+
+
+def _trainer(preset: Preset, step: str, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Trainer:
+    home = folder / step
+    if step == "seedling":
+        return Trainer(plan, tokenizer, home)
+    seedling = Trainer(preset.seedling, tokenizer, folder / "seedling").net.cpu()
+    if step == "target":
+        return Trainer(plan, tokenizer, home, start=grow(seedling, preset.places, plan.seed))
+    target: Net = Trainer(preset.target, tokenizer, folder / "target").net
+    own = OwnWords(target, tokenizer, Library(evaluation=False), plan.seed)
+    return Trainer(plan, tokenizer, home, imitate(target), start=seedling, library=own)

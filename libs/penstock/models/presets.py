@@ -1,0 +1,94 @@
+"""What a training run consists of: sizes, data mixture and budget, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .data import Stage
+from .grow import grown_shape
+from .net import Shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model's training. It ends after `minutes` of computing or `tokens` tokens, whichever is first; the
+    learning rate and the mixture follow the fraction of that budget that is used."""
+
+    shape: Shape
+    rate: float
+    minutes: float
+    tokens: int
+    stages: tuple[Stage, ...]
+    batch: int = 4096
+    warmup: int = 60
+    hold: float = 0.3  # fraction of the run at the full rate, before the linear decay
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A pair. The seedling, of the draft's shape, is trained first; the target is grown from it, its layer i
+    becoming layer `places[i]`, and trained on; the draft starts as the seedling and is distilled."""
+
+    seedling: Plan
+    target: Plan
+    draft: Plan
+    places: tuple[int, ...]
+    vocabulary: int = 4096
+    tokenizer_documents: int = 6000
+
+
+_START = {"repeat": 5, "lookup": 10, "select": 15, "L1": 50, "chat": 5, "everyday": 10, "text": 5}
+_MIDDLE = {"select": 10, "lookup": 6, "L1": 24, "L2": 28, "everyday": 15, "json": 6, "facts": 4, "chat": 3, "text": 4}
+_MAIN = {
+    "select": 6,
+    "lookup": 3,
+    "L1": 12,
+    "L2": 18,
+    "L3": 28,
+    "everyday": 18,
+    "json": 7,
+    "facts": 3,
+    "chat": 2,
+    "text": 4,
+}
+_END = {
+    "L1": 8,
+    "L2": 12,
+    "L3": 26,
+    "everyday": 18,
+    "long": 10,
+    "huge": 7,
+    "json": 8,
+    "facts": 3,
+    "chat": 3,
+    "select": 2,
+    "text": 5,
+}
+
+_STAGES = (Stage(0.08, _START, 1024), Stage(0.22, _MIDDLE, 1400), Stage(0.8, _MAIN, 2000), Stage(1.0, _END, 4096))
+_GROWN = (Stage(0.5, _MAIN, 2000), Stage(1.0, _END, 4096))
+_SMALL = Shape(4, 128, 352, 2, 2)
+_TINY = (Stage(1.0, {"repeat": 1, "L1": 2, "chat": 1, "text": 1}, 256),)
+_DOT = Shape(2, 32, 64, 1, 1, vocabulary=384, head=32)
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "mini": Preset(
+            seedling=Plan(_SMALL, 4e-3, 34, 30_000_000, _STAGES, seed=2),
+            target=Plan(grown_shape(_SMALL, 6), 1e-3, 34, 30_000_000, _GROWN, hold=0.15, seed=3),
+            draft=Plan(_SMALL, 1e-3, 10, 10_000_000, _GROWN, hold=0.1, seed=4),
+            places=(0, 1, 3, 5),
+        ),
+        "tiny": Preset(
+            seedling=Plan(_DOT, 4e-3, 5, 20_000, _TINY, batch=512, warmup=5),
+            target=Plan(grown_shape(_DOT, 3), 2e-3, 5, 20_000, _TINY, batch=512, warmup=5),
+            draft=Plan(_DOT, 2e-3, 5, 20_000, _TINY, batch=512, warmup=5),
+            places=(0, 1),
+            vocabulary=384,
+            tokenizer_documents=20,
+        ),
+    }
+)
