@@ -230,11 +230,9 @@ class Completer:
         room = context - prompt_tokens
         asked = ask.sampling.max_tokens
         if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {prompt_tokens} tokens; the model's context holds {context}, with the answer",
-                field="messages" if ask.chat else "prompt",
-                code="context_length_exceeded",
-            )
+            field = "messages" if ask.chat else "prompt"
+            what = f"{field}: {prompt_tokens} tokens; the model's context holds {context}, with the answer"
+            raise InvalidRequest(what, field=field, code="context_length_exceeded")
         if asked is not None and asked > min(context, self.config.max_output_tokens):
             most = min(context, self.config.max_output_tokens)
             raise InvalidRequest(f"max_tokens is {asked}; at most {most} is possible", field="max_tokens")

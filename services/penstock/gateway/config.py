@@ -50,6 +50,8 @@ class GatewayConfig:
     """A stream that is silent for this long gets a comment, so that nobody in between gives up."""
     drain_s: float = 5.0
     """Grace for running requests at the end."""
+    metrics_address: str = ""
+    """Where Prometheus may read besides GET /metrics, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 

@@ -79,6 +79,7 @@ class Flow:
         self._finish: str | None = None
         self._prefill_failed = False
         self._start = 0
+        self._drafted = (0, 0)
         self._log = structlog.get_logger("penstock.gateway")
 
     async def run(self) -> str:
@@ -124,6 +125,7 @@ class Flow:
     async def _execute(self, plan: router_pb2.PlanResponse) -> None:
         """Runs the workers of a plan until the choice is complete. Raises _MemberFailed or a PenstockError."""
         self._start, self._finish = len(self._tokens), None
+        self._drafted = self.account.drafted, self.account.accepted
         self._prefill_failed = not plan.HasField("prefill")
         work = [self._decode(plan)]
         if plan.HasField("prefill"):
@@ -209,9 +211,8 @@ class Flow:
             self._charge(event.cache, event.times)
         if event.HasField("times"):
             self.account.times["decode"] = self.account.times.get("decode", 0.0) + event.times.decode
-        if event.finish:
-            self.account.drafted += event.drafted
-            self.account.accepted += event.accepted
+        self.account.drafted = self._drafted[0] + event.drafted
+        self.account.accepted = self._drafted[1] + event.accepted
 
     def _charge(self, cache: common_pb2.CacheUse, times: common_pb2.StageTimes) -> None:
         """The prompt is charged once: to the worker that first computed it."""

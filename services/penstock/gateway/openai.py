@@ -202,7 +202,9 @@ def _decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is no UTF-8", code="invalid_json") from None
+    except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is no valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None

@@ -42,6 +42,11 @@ class Gateway:
     admission: Admission
 
     @property
+    def metrics(self) -> GatewayMetrics:
+        """What GET /metrics tells."""
+        return self.completer.metrics
+
+    @property
     def mesh(self) -> Mesh:
         """Its view of the mesh."""
         return self.completer.mesh

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer
+
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import Gateway, open_gateway
-from tokenizers import Tokenizer
 
 from . import fakes
 
@@ -42,6 +43,12 @@ class Setup:
         self.script.say = lambda request: ids
 
 
+def plain_script(tokenizer: Tokenizer) -> fakes.Script:
+    """Every answer is the same sentence."""
+    ids = tokenizer.encode("The quick brown fox.").ids
+    return fakes.Script(say=lambda request: ids, eos=tokenizer.token_to_id("<|im_end|>"))
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("models") / fakes.MODEL
@@ -49,23 +56,18 @@ def model_dir(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def opened(model_dir) -> Callable[..., AbstractAsyncContextManager[Setup]]:
     """Opens a gateway with other settings than the default ones."""
 
     @asynccontextmanager
     async def make(*, api_key: str = "none", **settings: object) -> AsyncIterator[Setup]:
         tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-        eos = tokenizer.token_to_id("<|im_end|>")
-        ids = tokenizer.encode("The quick brown fox.").ids
-        script = fakes.Script(say=lambda request: ids, eos=eos)
-        async with fakes.open_mesh(script, model_dir / "tokenizer.json") as mesh:
-            config = GatewayConfig(
-                router=mesh.address, model_dir=model_dir, http_address="127.0.0.1:0", drain_s=0.2, **settings
-            )
+        async with fakes.open_mesh(plain_script(tokenizer), model_dir / "tokenizer.json") as mesh:
+            defaults = {"model_dir": model_dir, "http_address": "127.0.0.1:0", "drain_s": 0.2}
+            config = GatewayConfig(router=mesh.address, **{**defaults, **settings})
             async with open_gateway(config) as gateway:
-                async with gateway.mesh.changed:
-                    await gateway.mesh.changed.wait_for(lambda: gateway.mesh.ready)
+                await gateway.ready()
                 client = AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key=api_key, max_retries=0)
                 async with client:
                     yield Setup(gateway, mesh, client, tokenizer)
@@ -73,7 +75,14 @@ def opened(model_dir) -> Callable[..., AbstractAsyncContextManager[Setup]]:
     return make
 
 
-@pytest.fixture
-async def setup(opened) -> AsyncIterator[Setup]:
+@pytest.fixture(scope="session")
+async def shared(opened) -> AsyncIterator[Setup]:
     async with opened() as made:
         yield made
+
+
+@pytest.fixture
+async def setup(shared) -> Setup:
+    """The gateway that most tests share, before a mesh as new."""
+    await shared.mesh.reset(plain_script(shared.tokenizer))
+    return shared

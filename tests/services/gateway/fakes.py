@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from penstock.kv.identity import KvSpec
 from penstock.rpc.convert import spec_to_message
 from penstock.rpc.errors import PenstockError, Unavailable
@@ -23,7 +25,6 @@ from penstock.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 MODEL = "tiny"
 BLOCK = 4
@@ -211,15 +212,23 @@ class FakeMesh:
         self._ticked = asyncio.Event()
         self.set_view(ready=True)
 
+    async def reset(self, script: Script) -> None:
+        """As new: another script, nothing remembered, nothing open."""
+        await self.until(lambda: self.live == 0)
+        self.script = script
+        self.router.asks.clear()
+        self.router.progress.clear()
+        for worker in (*self.prefills, *self.decodes):
+            worker.requests.clear()
+            worker.handoffs.clear()
+
     @property
     def live(self) -> int:
         """Calls that are open anywhere."""
         return self.router.live + sum(worker.live for worker in (*self.prefills, *self.decodes))
 
     def set_view(self, *, ready: bool) -> None:
-        model = router_pb2.ServedModel(
-            name=MODEL, spec=spec_to_message(self.spec), max_model_len=CONTEXT, ready=ready
-        )
+        model = router_pb2.ServedModel(name=MODEL, spec=spec_to_message(self.spec), max_model_len=CONTEXT, ready=ready)
         self.router.view = router_pb2.MeshView(models=[model])
         self.router.changed.set()
 
@@ -250,10 +259,14 @@ def _pick(workers: Sequence[Worker], ask: router_pb2.PlanAsk) -> router_pb2.Plac
     raise Unavailable("no worker is left")
 
 
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 @asynccontextmanager
 async def open_mesh(script: Script, tokenizer_file: Path) -> AsyncIterator[FakeMesh]:
     """Serves the fakes for the length of the block."""
-    digest = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest()
+    digest = _digest(tokenizer_file)
     mesh = FakeMesh(script, KvSpec("m" * 64, digest, "test", "float32", BLOCK, 1024))
     async with AsyncExitStack() as stack:
 

@@ -1,0 +1,248 @@
+"""Whatever is wrong is refused by name, at once, in OpenAI's shape, and disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx2
+import openai
+import pytest
+
+from penstock.gateway.bounds import BOUNDS
+
+from .fakes import CONTEXT
+
+HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+async def post(setup):
+    async with httpx2.AsyncClient(base_url=setup.url) as client:
+
+        async def send(path: str, body: object, **options):
+            if isinstance(body, bytes):
+                return await client.post(path, content=body, **options)
+            return await client.post(path, json=body, **options)
+
+        yield send
+
+
+def check(answer, status: int, field: str | None, code: str | None = None) -> str:
+    found = answer.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert (answer.status_code, found["param"]) == (status, field), found
+    assert found["type"] == "invalid_request_error"
+    assert "127.0.0.1" not in found["message"] and "0x" not in found["message"]
+    if code:
+        assert found["code"] == code
+    if field:
+        assert field.split(".")[0].split("[")[0] in found["message"]
+    return found["message"]
+
+
+def chat(**more) -> dict:
+    return {"model": "tiny", "messages": HELLO, **more}
+
+
+def message(**fields) -> dict:
+    return {"model": "tiny", "messages": [fields]}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b'{"model": "tiny", "messages": [], "tool_choice": ' + b"[" * 100_000, None),
+        (b'{"model": "\xff", "messages": []}', None),
+        (b'{"model": "tiny", "messages": [], "temperature": NaN}', None),
+        ({"messages": HELLO}, "model"),
+        ({"model": 3, "messages": HELLO}, "model"),
+        ({"model": "tiny"}, "messages"),
+        (chat(messages=[]), "messages"),
+        (chat(messages="hi"), "messages"),
+        (message(content="x"), "messages[0].role"),
+        (message(role="wizard", content="x"), "messages[0].role"),
+        (message(role="user"), "messages[0].content"),
+        (message(role="user", content=7), "messages[0].content"),
+        (message(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
+        (message(role="user", content=[{"type": "image_url", "image_url": {}}]), "messages[0].content[0].type"),
+        (message(role="tool", content="x"), "messages[0].tool_call_id"),
+        (message(role="assistant"), "messages[0].content"),
+        (message(role="assistant", tool_calls=[{"id": "1"}]), "messages[0].tool_calls[0].function"),
+        (message(role="assistant", function_call={"name": "f"}), "messages[0].function_call"),
+        (chat(stream="yes"), "stream"),
+        (chat(stream_options={"include_usage": True}), "stream_options"),
+        (chat(temperature="hot"), "temperature"),
+        (chat(max_tokens=1.5), "max_tokens"),
+        (chat(max_tokens=0), "max_tokens"),
+        (chat(max_completion_tokens=0), "max_completion_tokens"),
+        (chat(max_tokens=5, max_completion_tokens=6), "max_tokens"),
+        (chat(max_tokens=CONTEXT + 1), "max_tokens"),
+        (chat(logit_bias={"a": 1}), "logit_bias"),
+        (chat(logit_bias={"5": 101}), "logit_bias.5"),
+        (chat(logit_bias={str(n): 1 for n in range(1025)}), "logit_bias"),
+        (chat(stop=["x"] * 17), "stop"),
+        (chat(stop=""), "stop"),
+        (chat(stop="x" * 257), "stop"),
+        (chat(stop=[1]), "stop[0]"),
+        (chat(n=0), "n"),
+        (chat(n=17), "n"),
+        (chat(n=10**9), "n"),
+        (chat(top_logprobs=2), "top_logprobs"),
+        (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (chat(logprobs=3), "logprobs"),
+        (chat(response_format={"type": "json_object"}), "response_format"),
+        (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
+        (chat(tools=[TOOL], tool_choice="required"), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
+        (chat(tool_choice="auto"), "tool_choice"),
+        (chat(tools=[TOOL], parallel_tool_calls=False), "parallel_tool_calls"),
+        (chat(tools=[{"type": "retrieval", "function": {"name": "f"}}]), "tools[0].type"),
+        (chat(tools=[{"type": "function", "function": {"name": ""}}]), "tools[0].function.name"),
+        (chat(tools=[{"type": "function", "function": {"name": "f", "strict": True}}]), "tools[0].function.strict"),
+        (chat(tools=[TOOL] * 513), "tools"),
+        (chat(functions=[{}]), "functions"),
+        (chat(function_call="auto"), "function_call"),
+        (chat(modalities=["text", "audio"]), "modalities"),
+        (chat(audio={"voice": "x"}), "audio"),
+        (chat(prediction={}), "prediction"),
+        (chat(chat_template="{{ 1 }}"), "chat_template"),
+        (chat(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs"),
+        (chat(guided_json={}), "guided_json"),
+        (chat(use_beam_search=True), "use_beam_search"),
+        (chat(prompt_logprobs=1), "prompt_logprobs"),
+    ],
+)
+async def test_chat(setup, post, body, field):
+    check(await post(CHAT, body), 400, field)
+    assert setup.mesh.router.asks == []
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+async def test_the_table_of_bounds_is_kept(setup, post, name):
+    bound = BOUNDS[name]
+    body = {"model": "tiny", "prompt": "x"} if name in ("best_of", "logprobs") else chat()
+    path = TEXT if "prompt" in body else CHAT
+    body |= {"logprobs": True} if name == "top_logprobs" else {}
+    for value in (bound.low - 1, bound.high + 1):
+        given = {"5": value} if name == "logit_bias" else int(value) if float(value).is_integer() else value
+        answer = await post(path, {**body, name: given})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": ["a"] * 17}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_completions(setup, post, body, field):
+    check(await post(TEXT, {"model": "tiny", **body}), 400, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, chat(min_tokens=5, max_tokens=4), "min_tokens"),
+        (CHAT, chat(stop_token_ids=[10**6]), "stop_token_ids"),
+        (CHAT, chat(logit_bias={"1000000": 1}), "logit_bias"),
+        (TEXT, {"model": "tiny", "prompt": [1, 10**6]}, "prompt"),
+        (TEXT, {"model": "tiny", "prompt": [1, -1]}, "prompt"),
+    ],
+)
+async def test_well_formed_and_impossible(setup, post, path, body, field):
+    check(await post(path, body), 422, field)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_unknown_model(setup, post, path):
+    body = {"model": "other", "messages": HELLO, "prompt": "x"}
+    check(await post(path, body), 404, "model", "model_not_found")
+    with pytest.raises(openai.NotFoundError):
+        await setup.client.models.retrieve("other")
+
+
+async def test_unknown_paths_and_methods(setup, post):
+    check(await post("/v1/embeddings", {}), 404, None)
+    async with httpx2.AsyncClient(base_url=setup.url) as client:
+        check(await client.get(CHAT), 405, None)
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+async def test_context_limit(setup, post, extra):
+    prompt = [5] * (CONTEXT - 1 + extra)
+    answer = await post(TEXT, {"model": "tiny", "prompt": prompt})
+    if extra > 0:
+        message = check(answer, 400, "prompt", "context_length_exceeded")
+        assert str(CONTEXT) in message and str(len(prompt)) in message
+    else:
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 1 - extra
+
+
+async def test_long_conversations_name_messages(setup, post):
+    body = chat(messages=[{"role": "user", "content": "word " * 4000}])
+    check(await post(CHAT, body), 400, "messages", "context_length_exceeded")
+
+
+async def test_room_in_the_context_bounds_max_tokens(setup, post):
+    await post(TEXT, {"model": "tiny", "prompt": [5] * 2000, "max_tokens": 1000})
+    assert setup.mesh.decodes[0].requests[-1].sampling.max_tokens == 48
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_body_over_the_limit_is_refused_before_it_is_read(opened, chunked):
+    async with opened(max_body_bytes=10_000) as setup:
+        host, _, port = setup.gateway.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        length = "transfer-encoding: chunked" if chunked else "content-length: 100000000"
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{length}\r\n\r\n".encode())
+        if chunked:
+            writer.write(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+        async with asyncio.timeout(2):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 413")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_template_that_refuses(opened, model_dir, tmp_path):
+    settings = json.loads((model_dir / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ raise_exception('no system message, please') }}"
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    async with opened(model_dir=directory) as setup, httpx2.AsyncClient(base_url=setup.url) as client:
+        assert "no system message" in check(await client.post(CHAT, json=chat()), 400, "messages")
+
+
+async def test_others_are_not_disturbed(setup, post):
+    setup.script.hang = True
+    stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+    chunks = aiter(stream)
+    assert (await anext(chunks)).choices[0].delta.role == "assistant"
+    for body in (b"{", chat(temperature=-1), chat(messages=[{"role": "user", "content": "x" * 100_000}])):
+        assert (await post(CHAT, body)).status_code == 400
+    assert setup.mesh.router.live == 1
+    await stream.close()
+    await setup.mesh.until(lambda: setup.mesh.live == 0)

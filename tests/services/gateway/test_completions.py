@@ -1,0 +1,87 @@
+"""Legacy completions through the official client."""
+
+from __future__ import annotations
+
+import pytest
+
+
+async def whole(client, **body):
+    answer = await client.completions.create(model="tiny", **body)
+    found = {choice.index: (choice.text, choice.finish_reason, dump(choice.logprobs)) for choice in answer.choices}
+    return found, answer.usage
+
+
+async def streamed(client, **body):
+    found: dict = {}
+    usage = None
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    async for chunk in await client.completions.create(model="tiny", **body, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text, finish, logprobs = found.get(choice.index, ("", None, None))
+            more = dump(choice.logprobs)
+            if logprobs and more:
+                more = {name: logprobs[name] + more[name] for name in logprobs}
+            found[choice.index] = (text + choice.text, finish or choice.finish_reason, more or logprobs)
+    return found, usage
+
+
+def dump(logprobs) -> dict | None:
+    return logprobs.model_dump() if logprobs else None
+
+
+async def both(client, **body):
+    first, second = await whole(client, **body), await streamed(client, **body)
+    assert first[0] == second[0]
+    assert first[1].total_tokens == second[1].total_tokens
+    return first
+
+
+async def test_text(setup):
+    choices, usage = await both(setup.client, prompt="the quick")
+    assert choices == {0: ("The quick brown fox.", "stop", None)}
+    assert usage.prompt_tokens == len(setup.ids("the quick"))
+
+
+async def test_control_tokens_are_the_clients_own(setup):
+    await whole(setup.client, prompt="<|im_start|>")
+    assert list(setup.mesh.prefills[0].requests[-1].prompt_ids) == [setup.tokenizer.token_to_id("<|im_start|>")]
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[5, 6], [7]]])
+async def test_several_prompts(setup, prompt):
+    setup.script.say = lambda request: [*request.prompt_ids, 40 + request.sampling.seed]
+    choices, usage = await both(setup.client, prompt=prompt, n=2, seed=1)
+    assert list(choices) == [0, 1, 2, 3]
+    ids = [setup.ids(one) if isinstance(one, str) else one for one in prompt]
+    expected = [setup.tokenizer.decode([*one, 40 + seed]) for one in ids for seed in (1, 2)]
+    assert [choices[number][0] for number in range(4)] == expected
+    assert usage.prompt_tokens == sum(map(len, ids))
+
+
+async def test_token_ids(setup):
+    await whole(setup.client, prompt=[5, 6, 7])
+    assert list(setup.mesh.prefills[0].requests[-1].prompt_ids) == [5, 6, 7]
+
+
+async def test_logprobs(setup):
+    setup.says("fox 🎉 x")
+    choices, _ = await both(setup.client, prompt="a", logprobs=2)
+    logprobs = choices[0][2]
+    length = len(setup.ids("fox 🎉 x"))
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == length
+    assert logprobs["text_offset"][0] == 0
+    assert "fox 🎉 x"[logprobs["text_offset"][-1] :] == logprobs["tokens"][-1]
+    assert len(logprobs["top_logprobs"][0]) == 2
+
+
+async def test_stop_and_length(setup):
+    assert (await both(setup.client, prompt="a", stop=" brown"))[0] == {0: ("The quick", "stop", None)}
+    choices, usage = await both(setup.client, prompt="a", max_tokens=2)
+    assert (choices[0][1], usage.completion_tokens) == ("length", 2)
+
+
+async def test_nothing_is_parsed(setup):
+    text = "<think>x</think>\n<tool_call>\n"
+    setup.says(text)
+    assert (await both(setup.client, prompt="a"))[0][0][0] == text
