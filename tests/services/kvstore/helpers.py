@@ -1,0 +1,200 @@
+"""What tests of the store and of its client share."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from penstock.kv.arena import ArenaMap, Layout
+from penstock.kv.checksum import checksum
+from penstock.kv.client import BlockPut, StoreClient, open_store
+from penstock.kv.identity import KvSpec
+from penstock.kvstore.config import KvStoreConfig
+from penstock.rpc.channels import open_channels
+from penstock.rpc.convert import spec_to_message
+from penstock.runtime.lifecycle import SUPERVISOR_FD
+from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+HOST = "test-host"
+BLOCK_BYTES = 4096
+ROOT = bytes(32)
+
+
+def spec(block_bytes: int = BLOCK_BYTES, **other: Any) -> KvSpec:
+    fields: dict[str, Any] = {
+        "model": "ab" * 32,
+        "tokenizer": "cd" * 32,
+        "layout": "v1",
+        "dtype": "float32",
+        "block_size": 16,
+        "block_bytes": block_bytes,
+    }
+    return KvSpec(**(fields | other))
+
+
+def settings(blocks: int = 64, block_bytes: int = BLOCK_BYTES, **other: Any) -> KvStoreConfig:
+    """A store with room for exactly `blocks`, at least 16 of 4 KiB."""
+    size = 8192 + blocks * (block_bytes + 8)
+    assert Layout.fit(size, block_bytes).slots == blocks
+    return KvStoreConfig(**({"host_bytes": size, "host_id": HOST, "cooling_s": 0.05} | other))
+
+
+def keys(count: int, chain: str = "a") -> list[bytes]:
+    return [hashlib.sha256(f"{chain}{number}".encode()).digest() for number in range(count)]
+
+
+def puts(count: int, chain: str = "a", block_bytes: int = BLOCK_BYTES) -> list[BlockPut]:
+    """A chain of blocks with contents that only this chain has."""
+    names = keys(count, chain)
+    contents = random.Random(chain)
+    return [
+        BlockPut(key, names[number - 1] if number else ROOT, number * 16, memoryview(contents.randbytes(block_bytes)))
+        for number, key in enumerate(names)
+    ]
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Lets everybody else run until `condition` holds; the time is bounded, not guessed."""
+    async with asyncio.timeout(15):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@dataclass
+class Raw:
+    """A client without the client library's care."""
+
+    stub: Any
+    calls: list[Any] = field(default_factory=list)
+    attached: kvstore_pb2.AttachResponse = field(default_factory=kvstore_pb2.AttachResponse)
+    memory: ArenaMap | None = None
+
+    async def attach(self, block_spec: KvSpec | None = None, client: str = "raw") -> str:
+        call = self.stub.Attach(kvstore_pb2.AttachRequest(client=client, spec=spec_to_message(block_spec or spec())))
+        self.calls.append(call)
+        self.attached = await call.read()
+        return self.attached.session_id
+
+    def map(self) -> ArenaMap:
+        it = self.attached
+        layout = Layout(it.slots, it.slots_at, it.slot_stride, it.epochs_at)
+        self.memory = ArenaMap(it.arena_path, it.arena_bytes, it.arena_id, layout)
+        return self.memory
+
+    async def reserve(self, blocks: Sequence[BlockPut], session: str = "") -> kvstore_pb2.ReserveResponse:
+        wanted = [kvstore_pb2.ReserveBlock(key=b.key, parent=b.parent, first_token=b.first_token) for b in blocks]
+        request = kvstore_pb2.ReserveRequest(
+            session_id=session or self.attached.session_id, blocks=wanted, length=blocks[0].data.nbytes
+        )
+        return await self.stub.Reserve(request)
+
+    async def commit(
+        self, blocks: Sequence[BlockPut], rooms: Sequence[kvstore_pb2.Reservation], session: str = ""
+    ) -> list[bool]:
+        commits = [
+            kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(block.data))
+            for block, room in zip(blocks, rooms, strict=True)
+        ]
+        request = kvstore_pb2.CommitRequest(session_id=session or self.attached.session_id, blocks=commits)
+        return list((await self.stub.Commit(request)).committed)
+
+    async def lease(self, names: Sequence[bytes], seconds: float = 0, session: str = "") -> kvstore_pb2.LeaseResponse:
+        return await self.stub.Lease(
+            kvstore_pb2.LeaseRequest(session_id=session or self.attached.session_id, keys=names, lease_s=seconds)
+        )
+
+    async def lookup(self, names: Sequence[bytes]) -> int:
+        return (await self.stub.Lookup(kvstore_pb2.LookupRequest(keys=names))).found
+
+    async def stats(self) -> kvstore_pb2.StatsResponse:
+        return await self.stub.Stats(kvstore_pb2.StatsRequest())
+
+    async def settle(self, condition: Callable[[kvstore_pb2.StatsResponse], object]) -> kvstore_pb2.StatsResponse:
+        """The store's figures once they are as they should become."""
+        async with asyncio.timeout(15):
+            while not condition(stats := await self.stats()):
+                await asyncio.sleep(0.002)
+        return stats
+
+
+@asynccontextmanager
+async def raw(address: str) -> AsyncIterator[Raw]:
+    async with open_channels() as channels:
+        client = Raw(kvstore_pb2_grpc.KvStoreStub(channels.to(address)))
+        try:
+            yield client
+        finally:
+            for call in client.calls:
+                call.cancel()
+            if client.memory is not None:
+                client.memory.close()
+
+
+@asynccontextmanager
+async def client_of(
+    address: str, block_spec: KvSpec | None = None, host: str = HOST, **other: Any
+) -> AsyncIterator[StoreClient]:
+    async with open_channels() as channels:
+        async with open_store(channels.to(address), "test", block_spec or spec(), host, **other) as store:
+            yield store
+
+
+async def read(store: StoreClient, names: Sequence[bytes]) -> list[bytes]:
+    """Copies of the stored prefix."""
+    async with store.lease(names) as leased:
+        copies = [bytes(view) for view in leased.blocks]
+        assert leased.still_valid()
+        assert leased.tiers == ["host"] * len(copies)
+        return copies
+
+
+def refusal(error: BaseException) -> tuple[str, str]:
+    """Status and text of a failed raw call."""
+    assert isinstance(error, grpc.aio.AioRpcError)
+    return error.code().name, error.details() or ""
+
+
+class StoreProcess:
+    """A store in a process of its own."""
+
+    def __init__(self) -> None:
+        self._start("127.0.0.1:0")
+
+    def _start(self, address: str) -> None:
+        self._ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "penstock.kvstore", "--address", address, "--host-bytes", "1MiB"]
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, "--host-id", HOST, "--cooling-s", "0.05"],
+                env={**os.environ, SUPERVISOR_FD: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                stderr=subprocess.DEVNULL,
+            )
+        with self._ours.makefile() as lines:
+            self.address: str = json.loads(lines.readline())["address"]
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def close(self) -> None:
+        self.kill()
+        self._ours.close()
+
+    def restart(self) -> None:
+        """Another process at the same address."""
+        self.close()
+        self._start(self.address)

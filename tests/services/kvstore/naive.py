@@ -1,0 +1,136 @@
+"""What a block store should do, written without regard to speed: lists, and a search for everything.
+
+It does not choose victims by itself: of several equally old blocks any may go. It is shown which one went and says
+whether that was right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.kvstore.blocks import Room, Wanted
+
+
+@dataclass(eq=False)
+class Holding:
+    key: bytes
+    parent: bytes
+    session: str
+    epoch: int
+    deadline: float
+    used: int
+    state: str = "reserved"  # then "stored", perhaps "detached"; gone ones are dropped
+
+
+@dataclass(eq=False)
+class NaiveLease:
+    session: str
+    holdings: list[Holding]
+    deadline: float
+
+
+@dataclass
+class NaiveStore:
+    slots: int
+    reserve_s: float
+    cooling_s: float
+    holdings: list[Holding] = field(default_factory=list)
+    leases: dict[int, NaiveLease] = field(default_factory=dict)
+    cooling: list[float] = field(default_factory=list)
+    sessions: set[str] = field(default_factory=set)
+    tick: int = 0
+
+    def find(self, key: bytes, *states: str) -> Holding | None:
+        return next((one for one in self.holdings if one.key == key and one.state in states), None)
+
+    def pinned(self, holding: Holding) -> bool:
+        return any(holding in lease.holdings for lease in self.leases.values())
+
+    def evictable(self, spare: bytes) -> list[Holding]:
+        """The stored blocks that may go, `spare` being the parent of a block that comes."""
+        parents = {one.parent for one in self.holdings if one.state != "detached"} | {spare}
+        return [
+            one for one in self.holdings if one.state == "stored" and one.key not in parents and not self.pinned(one)
+        ]
+
+    def full(self) -> bool:
+        return len(self.holdings) + len(self.cooling) == self.slots
+
+    def drop(self, holding: Holding, now: float, *, cool: bool) -> None:
+        self.holdings.remove(holding)
+        if cool:
+            self.cooling.append(now + self.cooling_s)
+
+    def reserve(self, session: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> Room:
+        """`epoch` is what the store gave, `evicted` the keys that it removed and that are not accounted for yet."""
+        stored = self.find(want.key, "stored")
+        if stored is not None:
+            stored.used = self.tick
+            return Room.EXISTS
+        if self.find(want.key, "reserved") is not None:
+            return Room.EXISTS
+        if self.full():
+            candidates = self.evictable(want.parent)
+            if not candidates:
+                return Room.FULL
+            oldest = min(one.used for one in candidates)
+            victim = next(one for one in candidates if one.key == evicted[0])
+            assert victim.used == oldest, "evicted something that was used later"
+            evicted.pop(0)
+            self.drop(victim, now, cool=False)
+        self.holdings.append(Holding(want.key, want.parent, session, epoch, now + self.reserve_s, self.tick))
+        return Room.WRITE
+
+    def commit(self, session: str, key: bytes, epoch: int, good: bool, now: float) -> bool:
+        found = self.find(key, "reserved")
+        if found is None or found.session != session or found.epoch != epoch:
+            return False
+        if good:
+            found.state, found.used = "stored", self.tick
+        else:
+            self.drop(found, now, cool=False)
+        return True
+
+    def prefix(self, keys: list[bytes]) -> list[Holding]:
+        found = []
+        for key in keys:
+            holding = self.find(key, "stored")
+            if holding is None:
+                break
+            found.append(holding)
+        return found
+
+    def lease(self, session: str, lease_id: int, keys: list[bytes], end: float) -> None:
+        found = self.prefix(keys)
+        for one in found:
+            one.used = self.tick
+        self.leases[lease_id] = NaiveLease(session, found, end)
+
+    def release(self, lease_id: int, now: float) -> None:
+        lease = self.leases.pop(lease_id)
+        for one in lease.holdings:
+            if one.state == "detached" and one in self.holdings and not self.pinned(one):
+                self.drop(one, now, cool=True)
+
+    def quarantine(self, key: bytes, epoch: int, now: float) -> bool:
+        found = self.find(key, "stored")
+        if found is None or found.epoch != epoch:
+            return False
+        found.state = "detached"
+        if not self.pinned(found):
+            self.drop(found, now, cool=True)
+        return True
+
+    def detach(self, session: str, now: float) -> None:
+        self.sessions.remove(session)
+        for lease_id in [key for key, lease in self.leases.items() if lease.session == session]:
+            self.release(lease_id, now)
+        for one in [one for one in self.holdings if one.state == "reserved" and one.session == session]:
+            self.drop(one, now, cool=True)
+
+    def expire(self, now: float) -> None:
+        self.cooling = [end for end in self.cooling if end > now]
+        for lease_id in [key for key, lease in self.leases.items() if lease.deadline <= now]:
+            self.release(lease_id, now)
+        for one in [one for one in self.holdings if one.state == "reserved" and one.deadline <= now]:
+            self.drop(one, now, cool=True)

@@ -1,0 +1,228 @@
+"""The client library against real stores: what comes back is right, or less, or a fault; never late, never wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.services.kvstore.helpers import (
+    BLOCK_BYTES,
+    HOST,
+    Raw,
+    client_of,
+    eventually,
+    keys,
+    puts,
+    raw,
+    read,
+    settings,
+    spec,
+)
+
+from penstock.kv.arena import Arena
+from penstock.kv.client import BlockPut, StoreFault, open_store
+from penstock.kvstore.service import open_kvstore
+
+BIG = (5 << 19) + 64
+"""Two chunks and a half: copied in a thread, streamed in pieces."""
+
+both_ways = pytest.mark.parametrize("host", [HOST, "another-host"], ids=["arena", "stream"])
+
+
+@both_ways
+@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, BIG])
+async def test_what_was_put_comes_back(host: str, block_bytes: int) -> None:
+    blocks = puts(6, block_bytes=block_bytes)
+    config = settings(16, block_bytes)
+    async with open_kvstore(config) as store, client_of(store.address, spec(block_bytes), host) as client:
+        assert client.connected
+        assert client.stats.mapped == (host == HOST)
+        assert await client.put(blocks) == 6
+        assert await client.lookup(keys(8)) == 6
+        assert await read(client, keys(8)) == [bytes(block.data) for block in blocks]
+        assert await read(client, keys(8, "b")) == await read(client, []) == []
+        assert await client.lookup([]) == await client.put([]) == 0
+        stats = client.stats
+        assert (stats.fetched, stats.put, stats.bytes_in, stats.bytes_out) == (6, 6, 6 * block_bytes, 6 * block_bytes)
+        await eventually(lambda: store.stats().leases == 0)
+
+
+async def test_views_are_read_only_and_end_with_the_lease() -> None:
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        await client.put(puts(1))
+        async with client.lease(keys(1)) as leased:
+            view = leased.blocks[0]
+            with pytest.raises(TypeError):
+                view[0] = 1
+            assert store.stats().leases == 1
+        with pytest.raises(ValueError, match="released"):
+            bytes(view)
+
+
+async def test_a_lease_ends_also_when_its_reader_fails() -> None:
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        await client.put(puts(1))
+        with pytest.raises(KeyError):
+            async with client.lease(keys(1)):
+                raise KeyError
+        await eventually(lambda: store.stats().leases == 0)
+
+
+@both_ways
+async def test_what_is_stored_is_not_sent_again(host: str) -> None:
+    blocks = puts(10)
+    async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
+        assert await client.put(blocks[:4]) == 4
+        assert await client.put(blocks) == 6
+        assert await client.put(blocks) == 0
+        assert client.stats.bytes_out == 10 * BLOCK_BYTES
+        assert store.stats().puts == 10
+
+
+@both_ways
+async def test_a_full_store_takes_what_fits(host: str) -> None:
+    async with open_kvstore(settings(16)) as store, client_of(store.address, host=host) as client:
+        assert await client.put(puts(20)) == 16
+        assert await client.lookup(keys(20)) == 16
+        assert store.stats().evictions == 0
+
+
+async def test_a_block_of_the_wrong_size_is_a_bug() -> None:
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        with pytest.raises(ValueError, match="a block has 5 bytes, the spec says 4096"):
+            await client.put([BlockPut(keys(1)[0], bytes(32), 0, memoryview(b"12345"))])
+        assert store.stats().reserved == 0
+
+
+def _flip(one: bytearray, other: bytearray) -> None:
+    one[1234] ^= 1
+
+
+def _swap(one: bytearray, other: bytearray) -> None:
+    one[:], other[:] = bytes(other), bytes(one)
+
+
+def _truncate(one: bytearray, other: bytearray) -> None:
+    one[-100:] = bytes(100)
+
+
+def _shift(one: bytearray, other: bytearray) -> None:
+    one[:] = one[1:] + one[:1]
+
+
+async def tamper(rogue: Raw, harm: Callable[[bytearray, bytearray], None]) -> None:
+    """Changes blocks 3 and 5 in the shared memory, behind the store's back."""
+    await rogue.attach()
+    memory = rogue.map()
+    refs = (await rogue.lease(keys(8))).blocks
+    views = [memory.block(refs[index].offset, refs[index].length) for index in (3, 5)]
+    copies = [bytearray(view) for view in views]
+    harm(*copies)
+    for view, copy in zip(views, copies, strict=True):
+        view[:] = copy
+
+
+@both_ways
+@pytest.mark.parametrize("harm", [_flip, _swap, _truncate, _shift])
+async def test_harmed_blocks_are_never_served(host: str, harm: Callable[[bytearray, bytearray], None]) -> None:
+    blocks = puts(8)
+    async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
+        await client.put(blocks)
+        async with raw(store.address) as rogue:
+            await tamper(rogue, harm)
+        await eventually(lambda: store.stats().sessions == 1)
+        whole = [bytes(block.data) for block in blocks]
+        assert await read(client, keys(8)) == whole[:3]
+        assert (client.stats.mismatches, store.stats().quarantined) == (1, 1)
+        assert await client.lookup(keys(8)) == 3, "out of service for everybody"
+        assert await client.put(blocks) == 1, "computed again and stored again"
+        if harm is _swap:
+            assert await read(client, keys(8)) == whole[:5]
+            assert await client.put(blocks) == 1
+        assert await read(client, keys(8)) == whole
+
+
+async def test_a_reader_that_is_too_slow_is_told() -> None:
+    async with open_kvstore(settings(16, lease_s=0.02)) as store, client_of(store.address) as client:
+        await client.put(puts(16))
+        async with client.lease(keys(16)) as leased:
+            assert leased.still_valid()
+            await eventually(lambda: store.stats().leases == 0)
+            assert leased.still_valid(), "over, but every slot is still as it was"
+            await client.put(puts(1, "b"))
+            assert not leased.still_valid()
+        await eventually(lambda: client.stats.lapsed == 1)
+
+
+async def test_cancelling_a_put_gives_its_room_back() -> None:
+    blocks = puts(12, block_bytes=BIG)
+    async with open_kvstore(settings(16, BIG)) as store, client_of(store.address, spec(BIG)) as client:
+        putting = asyncio.ensure_future(client.put(blocks))
+        await eventually(lambda: store.stats().reserved == 12)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        await eventually(lambda: store.stats().reserved == 0)
+        stats = store.stats()
+        assert (stats.used_bytes, stats.cooling) == (stats.blocks * BIG, 0)
+        assert await client.put(blocks) == 12 - stats.blocks
+        assert await read(client, keys(12)) == [bytes(block.data) for block in blocks]
+
+
+async def test_without_a_store_every_call_fails_at_once() -> None:
+    async with client_of("127.0.0.1:1") as away, open_store(None, "test", spec(), HOST) as none:
+        for client in (away, none):
+            assert not client.connected
+            for call in (
+                lambda c=client: c.lookup(keys(1)),
+                lambda c=client: c.put(puts(1)),
+                lambda c=client: read(c, keys(1)),
+            ):
+                begin = time.perf_counter()
+                for _ in range(100):
+                    with pytest.raises(StoreFault, match="not connected"):
+                        await call()
+                assert time.perf_counter() - begin < 100 * 0.005
+            assert client.stats.faults == 300
+        assert none.reason == "no store is configured"
+
+
+async def test_a_refused_client_knows_why() -> None:
+    async with open_kvstore(settings()) as store, client_of(store.address):
+        async with client_of(store.address, spec(dtype="bfloat16")) as other:
+            assert not other.connected
+            with pytest.raises(StoreFault, match="dtype is 'float32' here and 'bfloat16' there"):
+                await other.lookup(keys(1))
+
+
+async def test_a_refused_client_is_let_in_when_the_others_have_left() -> None:
+    async with open_kvstore(settings()) as store, AsyncExitStack() as first:
+        await first.enter_async_context(client_of(store.address))
+        async with client_of(store.address, spec(dtype="bfloat16")) as other:
+            assert not other.connected
+            await first.aclose()
+            await eventually(lambda: other.connected)
+            assert await other.put(puts(1)) == 1
+
+
+async def test_a_path_that_leads_nowhere_means_streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Arena, "path", property(lambda self: "/proc/1/fd/9999"))
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        assert (client.stats.attached, client.stats.mapped) == (1, 0)
+        assert await client.put(puts(3)) == 3
+        assert len(await read(client, keys(3))) == 3
+
+
+async def test_many_clients_at_once_agree() -> None:
+    blocks = puts(40)
+    async with open_kvstore(settings()) as store, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(client_of(store.address, host=host)) for host in (HOST, HOST, "x", "y")
+        ]
+        stored = await asyncio.gather(*(client.put(blocks) for client in clients))
+        assert sum(stored) == 40
+        for copies in await asyncio.gather(*(read(client, keys(40)) for client in clients)):
+            assert copies == [bytes(block.data) for block in blocks]

@@ -1,0 +1,321 @@
+"""The store over real sockets, driven by a client that minds no rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from tests.services.kvstore.helpers import (
+    BLOCK_BYTES,
+    ROOT,
+    eventually,
+    keys,
+    puts,
+    raw,
+    refusal,
+    settings,
+    spec,
+)
+
+from penstock.kv.checksum import checksum
+from penstock.kvstore.service import open_kvstore
+from penstock.rpc.errors import from_rpc
+from penstock.runtime.config import ConfigError
+from penstock.v1 import kvstore_pb2
+
+WRITE = kvstore_pb2.Reservation.STATE_WRITE
+EXISTS = kvstore_pb2.Reservation.STATE_EXISTS
+FULL = kvstore_pb2.Reservation.STATE_FULL
+
+
+async def refused(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return refusal(caught.value)
+
+
+async def test_a_reserved_block_is_never_found() -> None:
+    blocks, names = puts(3), keys(3)
+    async with open_kvstore(settings()) as store, raw(store.address) as one, raw(store.address) as two:
+        await one.attach()
+        await two.attach()
+        rooms = (await one.reserve(blocks)).blocks
+        assert [room.state for room in rooms] == [WRITE] * 3
+        assert await two.lookup(names) == 0
+        assert (await two.lease(names)).lease_id == 0
+        assert [room.state for room in (await two.reserve(blocks)).blocks] == [EXISTS] * 3
+        assert await one.commit(blocks[:2], rooms[:2]) == [True, True]
+        assert await two.lookup(names) == 2
+        assert len((await two.lease(names)).blocks) == 2
+
+
+async def test_only_the_owner_commits_and_only_once() -> None:
+    blocks = puts(1)
+    async with open_kvstore(settings()) as store, raw(store.address) as one, raw(store.address) as two:
+        await one.attach()
+        await two.attach()
+        rooms = (await one.reserve(blocks)).blocks
+        assert await two.commit(blocks, rooms) == [False]
+        assert await one.commit(blocks, rooms) == [True]
+        assert await one.commit(blocks, rooms) == [False]
+        assert store.stats().refused_commits == 2
+
+
+async def test_a_late_commit_is_refused_and_its_slot_rests() -> None:
+    blocks = puts(1)
+    async with open_kvstore(settings(reserve_s=0.02, cooling_s=60)) as store, raw(store.address) as one:
+        await one.attach()
+        memory = one.map()
+        rooms = (await one.reserve(blocks)).blocks
+        assert memory.holds(rooms[0].offset, rooms[0].epoch)
+        await eventually(lambda: store.stats().reserved == 0)
+        assert not memory.holds(rooms[0].offset, rooms[0].epoch)
+        assert await one.commit(blocks, rooms) == [False]
+        stats = store.stats()
+        assert (stats.expired_reservations, stats.refused_commits, stats.cooling, stats.used_bytes) == (1, 1, 1, 0)
+        again = (await one.reserve(blocks)).blocks
+        assert again[0].state == WRITE
+        assert again[0].offset != rooms[0].offset, "the late writer's slot is not reused yet"
+        assert await one.commit(blocks, rooms) == [False], "the old epoch does not commit the new reservation"
+
+
+async def test_leased_blocks_are_not_evicted_and_a_full_store_says_so() -> None:
+    blocks, more = puts(16), puts(4, "b")
+    async with open_kvstore(settings(16)) as store, raw(store.address) as one:
+        await one.attach()
+        assert all(await one.commit(blocks, (await one.reserve(blocks)).blocks))
+        lease = await one.lease(keys(16))
+        assert [room.state for room in (await one.reserve(more)).blocks] == [FULL] * 4
+        released = await one.stub.Release(
+            kvstore_pb2.ReleaseRequest(session_id=one.attached.session_id, lease_ids=[lease.lease_id, 99])
+        )
+        assert list(released.released) == [True, False]
+        assert [room.state for room in (await one.reserve(more)).blocks] == [WRITE] * 4
+        assert store.stats().evictions == 4
+        assert await one.lookup(keys(16)) == 12, "the deepest went first, the prefix is whole"
+
+
+async def test_a_lease_ends_at_its_deadline() -> None:
+    blocks = puts(1)
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        await one.attach()
+        await one.commit(blocks, (await one.reserve(blocks)).blocks)
+        lease = await one.lease(keys(1), seconds=0.02)
+        await eventually(lambda: store.stats().leases == 0)
+        assert store.stats().expired_leases == 1
+        request = kvstore_pb2.ReadRequest(session_id=one.attached.session_id, lease_id=lease.lease_id, indices=[0])
+        assert (await refused(one.stub.Read(request).read()))[0] == "NOT_FOUND"
+
+
+async def test_the_end_of_a_session_returns_everything() -> None:
+    blocks = puts(4)
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        baseline = store.stats()
+        await one.attach()
+        await one.commit(blocks[:2], (await one.reserve(blocks[:2])).blocks)
+        await one.lease(keys(2))
+        await one.reserve(blocks[2:])
+        stats = store.stats()
+        assert (stats.leases, stats.reserved, stats.sessions) == (1, 2, 1)
+        one.calls[0].cancel()
+        await eventually(lambda: store.stats().sessions == baseline.sessions)
+        await eventually(lambda: store.stats().cooling == 0)
+        stats = store.stats()
+        assert (stats.leases, stats.reserved, stats.used_bytes) == (0, 0, 2 * BLOCK_BYTES)
+        assert (await refused(one.lease(keys(1))))[0] == "NOT_FOUND"
+
+
+async def test_quarantine_takes_a_block_out_even_while_it_is_leased() -> None:
+    blocks = puts(2)
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        session = await one.attach()
+        await one.commit(blocks, (await one.reserve(blocks)).blocks)
+        lease = await one.lease(keys(2))
+        bad = kvstore_pb2.QuarantineRequest(session_id=session, key=blocks[0].key, epoch=lease.blocks[0].epoch)
+        assert (await one.stub.Quarantine(bad)).removed
+        assert not (await one.stub.Quarantine(bad)).removed
+        assert await one.lookup(keys(2)) == 0
+        stats = store.stats()
+        assert (stats.detached, stats.quarantined, stats.used_bytes) == (1, 1, 2 * BLOCK_BYTES)
+        await one.stub.Release(kvstore_pb2.ReleaseRequest(session_id=session, lease_ids=[lease.lease_id]))
+        stats = store.stats()
+        assert (stats.detached, stats.cooling, stats.used_bytes) == (0, 1, BLOCK_BYTES)
+
+
+async def test_another_spec_is_refused_with_the_difference() -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as one, raw(store.address) as two:
+        await one.attach()
+        for other, word in (
+            (spec(dtype="bfloat16"), "dtype is 'float32' here and 'bfloat16' there"),
+            (spec(model="ef" * 32), "model is"),
+            (spec(block_bytes=8192), "block_bytes is 4096 here and 8192 there"),
+        ):
+            code, text = await refused(two.attach(other))
+            assert code == "FAILED_PRECONDITION"
+            assert word in text
+        code, text = await refused(two.attach(spec(block_bytes=1 << 29)))
+        assert (code, text) == ("FAILED_PRECONDITION", "a block of 512MiB does not fit into a store of 270848B")
+
+
+async def test_a_new_spec_empties_a_store_that_nobody_uses() -> None:
+    blocks = puts(2)
+    async with open_kvstore(settings()) as store, raw(store.address) as one, raw(store.address) as two:
+        await one.attach()
+        await one.commit(blocks, (await one.reserve(blocks)).blocks)
+        one.calls[0].cancel()
+        await eventually(lambda: store.stats().sessions == 0)
+        await two.attach(spec(dtype="bfloat16"))
+        assert await two.lookup(keys(2)) == 0
+        assert store.stats().used_bytes == 0
+        assert (await two.stats()).spec.dtype == "bfloat16"
+
+
+async def test_too_many_clients_are_turned_away() -> None:
+    async with open_kvstore(settings(max_clients=1)) as store, raw(store.address) as one:
+        await one.attach()
+        assert (await refused(one.attach()))[0] == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        ("Lookup", kvstore_pb2.LookupRequest(keys=[ROOT, b"short"]), "keys[1]"),
+        ("Lookup", kvstore_pb2.LookupRequest(keys=[ROOT] * 65537), "keys"),
+        ("Lease", kvstore_pb2.LeaseRequest(keys=[b""]), "keys[0]"),
+        ("Lease", kvstore_pb2.LeaseRequest(lease_s=-1), "lease_s"),
+        ("Lease", kvstore_pb2.LeaseRequest(lease_s=float("nan")), "lease_s"),
+        ("Reserve", kvstore_pb2.ReserveRequest(length=1), "length"),
+        (
+            "Reserve",
+            kvstore_pb2.ReserveRequest(length=BLOCK_BYTES, blocks=[kvstore_pb2.ReserveBlock(key=ROOT, parent=b"x")]),
+            "blocks[0].parent",
+        ),
+        ("Commit", kvstore_pb2.CommitRequest(blocks=[kvstore_pb2.CommitBlock(key=b"x")]), "blocks[0].key"),
+        (
+            "Commit",
+            kvstore_pb2.CommitRequest(blocks=[kvstore_pb2.CommitBlock(key=ROOT, checksum=b"x")]),
+            "blocks[0].checksum",
+        ),
+        ("Quarantine", kvstore_pb2.QuarantineRequest(key=b"x"), "key"),
+        ("Release", kvstore_pb2.ReleaseRequest(session_id="guess"), "session_id"),
+        ("Lease", kvstore_pb2.LeaseRequest(session_id="guess", keys=[ROOT]), "session_id"),
+    ],
+)
+async def test_bad_input_is_refused_by_name(method: str, request_: Any, field: str) -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        await one.attach()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await getattr(one.stub, method)(request_)
+        assert from_rpc(caught.value).field == field
+        assert "Traceback" not in (caught.value.details() or "")
+
+
+async def test_bad_specs_are_refused_by_name() -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        for bad, field in (
+            (spec(block_bytes=0), "spec.block_bytes"),
+            (spec(block_size=0), "spec.block_size"),
+            (spec(model="x" * 300), "spec.model"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await one.attach(bad)
+            assert from_rpc(caught.value).field == field
+
+
+async def test_the_largest_question_fits_one_message() -> None:
+    names = keys(65_536)
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        await one.attach()
+        assert await one.lookup(names) == 0
+        wanted = [kvstore_pb2.ReserveBlock(key=name, parent=ROOT, first_token=1 << 20) for name in names[:50_000]]
+        request = kvstore_pb2.ReserveRequest(session_id=one.attached.session_id, blocks=wanted, length=BLOCK_BYTES)
+        rooms = (await one.stub.Reserve(request)).blocks
+        assert [room.state for room in rooms].count(WRITE) == 64
+
+
+def _chunks(session: str, block: Any, epoch: int, digest: bytes, pieces: list[tuple[int, bytes]]) -> list[Any]:
+    chunks = [kvstore_pb2.BlockChunk(at=at, data=data) for at, data in pieces]
+    chunks[0].session_id = session
+    chunks[0].block.CopyFrom(kvstore_pb2.CommitBlock(key=block.key, epoch=epoch, checksum=digest))
+    return chunks
+
+
+async def test_streamed_blocks_are_verified_before_they_are_found() -> None:
+    block = puts(1)[0]
+    data, half = bytes(block.data), BLOCK_BYTES // 2
+    whole = [(0, data[:half]), (half, data[half:])]
+    torn = [(0, data[:half]), (half, data[half - 1 : -1])]
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        session = await one.attach()
+        for pieces, digest, good in ((torn, checksum(data), False), (whole, b"", False), (whole, checksum(data), True)):
+            epoch = (await one.reserve([block])).blocks[0].epoch
+            answer = await one.stub.Write(iter(_chunks(session, block, epoch, digest, pieces)))
+            assert list(answer.committed) == [good]
+            assert await one.lookup([block.key]) == good
+        assert store.stats().reserved == 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "field"),
+    [
+        ([(0, b"x" * 10), (20, b"y")], "at"),
+        ([(0, b"x" * (BLOCK_BYTES + 1))], "at"),
+        ([(0, b"x" * 10)], "data"),
+    ],
+)
+async def test_chunks_out_of_order_are_refused(pieces: list[tuple[int, bytes]], field: str) -> None:
+    block = puts(1)[0]
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        session = await one.attach()
+        epoch = (await one.reserve([block])).blocks[0].epoch
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await one.stub.Write(iter(_chunks(session, block, epoch, checksum(block.data), pieces)))
+        assert from_rpc(caught.value).field == field
+        assert await one.lookup([block.key]) == 0
+
+
+async def test_stats_on_the_wire_are_the_tables() -> None:
+    blocks = puts(3)
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        assert (await one.stats()).slots == 0
+        await one.attach()
+        await one.commit(blocks, (await one.reserve(blocks)).blocks)
+        await one.lease(keys(5))
+        wire, own = await one.stats(), store.stats()
+        for name in own.__slots__:
+            assert getattr(wire, name) == getattr(own, name), name
+        assert (wire.hits, wire.misses, wire.puts, wire.blocks) == (3, 2, 3, 3)
+
+
+async def test_two_stores_in_one_process() -> None:
+    blocks = puts(1)
+    async with (
+        open_kvstore(settings()) as a,
+        open_kvstore(settings()) as b,
+        raw(a.address) as one,
+        raw(b.address) as two,
+    ):
+        await one.attach()
+        await two.attach()
+        await one.commit(blocks, (await one.reserve(blocks)).blocks)
+        assert (await one.lookup(keys(1)), await two.lookup(keys(1))) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "word"),
+    [
+        ("host_bytes", 1 << 60, "this machine has"),
+        ("host_bytes", 1, "at least 64KiB"),
+        ("address", "nowhere", "host:port"),
+        ("router", "nowhere:99999", "host:port"),
+        ("lease_s", 0, "seconds"),
+        ("cooling_s", -1, "seconds"),
+        ("max_clients", 0, "1 to"),
+        ("log_level", "loud", "one of debug"),
+        ("host_id", "", "a name"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_what_would_be_right(field: str, value: Any, word: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{field} = .*{word}"):
+        settings(**{field: value})

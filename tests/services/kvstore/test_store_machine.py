@@ -1,0 +1,227 @@
+"""The block table against the naive one, in any order of events that Hypothesis finds."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from tests.services.kvstore.naive import NaiveStore
+
+from penstock.kvstore.blocks import Block, Wanted, Written
+from penstock.kvstore.store import BlockStore
+
+SLOTS = 5
+BLOCK_BYTES = 64
+RESERVE_S, COOLING_S = 4.0, 2.0
+ROOT = bytes(32)
+
+
+def _tree(count: int) -> list[Wanted]:
+    """A binary tree of blocks."""
+    keys = [hashlib.sha256(bytes([number])).digest() for number in range(count)]
+    parents = [ROOT] + [keys[(number - 1) // 2] for number in range(1, count)]
+    return [Wanted(key, parent, 0) for key, parent in zip(keys, parents, strict=True)]
+
+
+TREE = _tree(11)
+NUMBERS = st.lists(st.integers(0, len(TREE) - 1), max_size=5)
+
+
+def chain(last: int) -> list[bytes]:
+    """The keys from the root down to block `last`."""
+    path = [last]
+    while path[-1]:
+        path.append((path[-1] - 1) // 2)
+    return [TREE[number].key for number in reversed(path)]
+
+
+class Owners:
+    """Sees every change of hands, and that none is from one hand to another."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, int] = {}
+        self.used: set[int] = set()
+        self.listed: set[bytes] = set()
+        self.evicted: list[bytes] = []
+
+    def stored(self, block: Block) -> None:
+        assert block.key not in self.listed
+        assert self.epochs[block.slot] == block.epoch
+        self.listed.add(block.key)
+
+    def removed(self, block: Block) -> None:
+        self.listed.remove(block.key)
+        self.evicted.append(block.key)
+
+    def holder(self, slot: int, epoch: int) -> None:
+        assert bool(self.epochs.get(slot, 0)) != bool(epoch), "from nobody to somebody, or back"
+        assert epoch not in self.used or not epoch, "an epoch came twice"
+        self.used.add(epoch)
+        self.epochs[slot] = epoch
+
+
+class StoreMachine(RuleBasedStateMachine):
+    sessions = Bundle("sessions")
+    reservations = Bundle("reservations")
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners = Owners()
+        self.store = BlockStore(SLOTS, BLOCK_BYTES, self.owners, reserve_s=RESERVE_S, cooling_s=COOLING_S)
+        self.naive = NaiveStore(SLOTS, RESERVE_S, COOLING_S)
+        self.now = 0.0
+        self.count = 0
+
+    def _begin(self) -> None:
+        self.naive.expire(self.now)
+        self.naive.tick += 1
+        self.owners.evicted.clear()
+
+    @rule(target=sessions)
+    def attach(self) -> str:
+        self.count += 1
+        session = f"s{self.count}"
+        self.store.attach(session, "test")
+        self.naive.sessions.add(session)
+        return session
+
+    @rule(session=consumes(sessions))
+    def detach(self, session: str) -> None:
+        self._begin()
+        self.store.expire(self.now)
+        self.store.detach(session, self.now)
+        self.naive.detach(session, self.now)
+
+    @rule(target=reservations, session=sessions, numbers=NUMBERS)
+    def reserve(self, session: str, numbers: list[int]):
+        return multiple(*self._reserve(session, numbers))
+
+    @rule(target=reservations, session=sessions, numbers=NUMBERS)
+    def put(self, session: str, numbers: list[int]):
+        reserved = self._reserve(session, numbers)
+        for reservation in reserved:
+            self.commit(reservation, True)
+        return multiple(*reserved)
+
+    def _reserve(self, session: str, numbers: list[int]) -> list[tuple[str, bytes, int]]:
+        if session not in self.naive.sessions:
+            return []
+        self._begin()
+        answers = self.store.reserve(session, [TREE[number] for number in numbers], self.now)
+        evicted = list(self.owners.evicted)
+        for number, answer in zip(numbers, answers, strict=True):
+            epoch = answer.block.epoch if answer.block else 0
+            assert self.naive.reserve(session, TREE[number], self.now, epoch, evicted) is answer.room
+        assert not evicted, "evicted without need"
+        return [(session, one.block.key, one.block.epoch) for one in answers if one.block is not None]
+
+    @rule(reservation=reservations, good=st.booleans())
+    def commit_later(self, reservation: tuple[str, bytes, int], good: bool) -> None:
+        self.commit(reservation, good)
+
+    def commit(self, reservation: tuple[str, bytes, int], good: bool) -> None:
+        """Also of reservations that are over: they stay in the bundle."""
+        session, key, epoch = reservation
+        if session not in self.naive.sessions:
+            return
+        self._begin()
+        written = Written(key, epoch, b"c" * 16 if good else b"")
+        expected = self.naive.commit(session, key, epoch, good, self.now)
+        assert self.store.commit(session, [written], self.now) == [expected]
+
+    @rule(session=sessions, reservation=reservations)
+    def commit_of_another(self, session: str, reservation: tuple[str, bytes, int]) -> None:
+        owner, key, epoch = reservation
+        if session in self.naive.sessions and owner != session:
+            self._begin()
+            assert self.store.commit(session, [Written(key, epoch, b"c" * 16)], self.now) == [False]
+
+    @rule(target=leases, session=sessions, last=st.integers(0, len(TREE) - 1), seconds=st.integers(1, 5))
+    def lease_chain(self, session: str, last: int, seconds: int):
+        return self._lease(session, chain(last), seconds)
+
+    @rule(target=leases, session=sessions, count=st.integers(1, 3), more=NUMBERS, seconds=st.integers(1, 5))
+    def lease_stored(self, session: str, count: int, more: list[int], seconds: int):
+        stored = [one.key for one in self.naive.holdings if one.state == "stored"]
+        return self._lease(session, stored[-count:] + [TREE[number].key for number in more], seconds)
+
+    def _lease(self, session: str, keys: list[bytes], seconds: int):
+        if session not in self.naive.sessions:
+            return multiple()
+        self._begin()
+        expected = self.naive.prefix(keys)
+        lease = self.store.lease(session, keys, seconds, self.now)
+        assert [one.epoch for one in expected] == ([block.epoch for block in lease.blocks] if lease else [])
+        assert self.store.lookup(keys) == len(expected)
+        if lease is None:
+            return multiple()
+        self.naive.lease(session, lease.lease_id, keys, self.now + seconds)
+        return session, lease.lease_id
+
+    @rule(lease=leases)
+    def release(self, lease: tuple[str, int]) -> None:
+        session, lease_id = lease
+        if session not in self.naive.sessions:
+            return
+        self._begin()
+        expected = lease_id in self.naive.leases
+        assert self.store.release(session, [lease_id], self.now) == [expected]
+        if expected:
+            self.naive.release(lease_id, self.now)
+
+    @rule(session=sessions, reservation=reservations)
+    def quarantine_late(self, session: str, reservation: tuple[str, bytes, int]) -> None:
+        self.quarantine(session, reservation)
+
+    def quarantine(self, session: str, reservation: tuple[str, bytes, int]) -> None:
+        if session not in self.naive.sessions:
+            return
+        self._begin()
+        self.store.expire(self.now)
+        _, key, epoch = reservation
+        assert self.store.quarantine(session, key, epoch, self.now) == self.naive.quarantine(key, epoch, self.now)
+
+    @rule(session=sessions, number=st.integers(0, len(TREE) - 1))
+    def quarantine_stored(self, session: str, number: int) -> None:
+        stored = self.naive.find(TREE[number].key, "stored")
+        if stored is not None:
+            self.quarantine(session, (session, stored.key, stored.epoch))
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self._begin()
+        self.store.expire(self.now)
+
+    @invariant()
+    def agree(self) -> None:
+        stats = self.store.stats()
+        states = [one.state for one in self.naive.holdings]
+        assert stats.blocks == states.count("stored")
+        assert stats.reserved == states.count("reserved")
+        assert stats.detached == states.count("detached")
+        assert stats.cooling == len(self.naive.cooling)
+        assert stats.leases == len(self.naive.leases)
+        assert stats.used_bytes == len(states) * BLOCK_BYTES
+        assert set(self.store.keys()) == self.owners.listed
+        assert self.owners.listed == {one.key for one in self.naive.holdings if one.state == "stored"}
+        held = sorted(epoch for epoch in self.owners.epochs.values() if epoch)
+        assert held == sorted(one.epoch for one in self.naive.holdings), "one slot, one owner"
+
+    def teardown(self) -> None:
+        """Everybody leaves, time goes by: only stored blocks are left."""
+        for session in list(self.naive.sessions):
+            self.store.detach(session, self.now)
+        self.store.expire(self.now + 100)
+        stats = self.store.stats()
+        assert (stats.reserved, stats.detached, stats.cooling, stats.leases, stats.sessions) == (0, 0, 0, 0, 0)
+        assert stats.used_bytes == stats.blocks * BLOCK_BYTES
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStore = StoreMachine.TestCase
