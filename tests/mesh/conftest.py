@@ -71,7 +71,7 @@ def meshes():
     return open_mesh
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(timeout=60) as client:
         yield client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ class MeshAnswer:
     drafted: int
     accepted: int
     usage: dict[str, Any]
+
+
+def prompt(name: str, length: int) -> list[int]:
+    """Random tokens that depend on the name alone; none of them special."""
+    source = random.Random(name)
+    return [source.randrange(256) for _ in range(length)]
 
 
 def body_of(prompt: list[int], sampling: SamplingParams) -> dict[str, Any]:
@@ -83,6 +90,14 @@ async def ask(
         accepted=extra["accepted_tokens"],
         usage=usage,
     )
+
+
+async def drafting(http: httpx2.AsyncClient, mesh: Mesh) -> None:
+    """Returns when the draft service's stream stands: requests do not wait for it."""
+    sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    async with asyncio.timeout(20):
+        while not (await ask(http, mesh, prompt("warm", 20), sampling)).drafted:
+            pass
 
 
 async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> None:

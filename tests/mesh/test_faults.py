@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -20,16 +19,11 @@ from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import MeshOptions
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import ask, body_of, mesh_keys, settled, until
+from .support import ask, body_of, mesh_keys, prompt, settled, until
 
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
 LONG = replace(GREEDY, max_tokens=400)
-
-
-def prompt(name: str, length: int) -> list[int]:
-    source = random.Random(name)
-    return [source.randrange(256) for _ in range(length)]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ x {greedy, seeded}, in float32, over real sockets, against one engine in one pro
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import pytest
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshOptions
 
-from .support import BLOCK, adversarial_draft, ask, settled
+from .support import BLOCK, adversarial_draft, ask, drafting, prompt, settled
 
 DRAFTS = ("none", "model", "same", "ngram", "adversarial")
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
@@ -45,11 +44,13 @@ def placement(request):
 
 
 @pytest.fixture(scope="module", params=DRAFTS)
-async def mesh(request, placement, tiny, other, meshes):
+async def mesh(request, placement, tiny, other, meshes, http):
     """One running mesh for each placement and kind of draft."""
     async with draft_for(request.param, tiny, other) as draft:
         options = MeshOptions(model=tiny, draft=draft, aggregated=placement == "aggregated")
         async with meshes(options) as mesh:
+            if request.param in ("model", "same"):
+                await drafting(http, mesh)
             yield mesh
 
 
@@ -62,16 +63,18 @@ async def draft_for(kind, tiny, other) -> AsyncIterator[str]:
         yield {"model": str(other), "same": str(tiny)}.get(kind, kind)
 
 
-def prompt(name: str, length: int) -> list[int]:
-    source = random.Random(name)
-    return [source.randrange(256) for _ in range(length)]
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
 @pytest.mark.parametrize("together", [1, 4], ids=["alone", "batched"])
 async def test_cold_then_cached(mesh, oracle, http, sampling, together, request):
     name = request.node.callspec.id
+    before = mesh.decode[0].worker.engine.stats()
     await asyncio.gather(*(two_turns(mesh, oracle, http, f"{name}/{number}", sampling) for number in range(together)))
+    after = mesh.decode[0].worker.engine.stats()
+    drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
+    if name.startswith("same-"):
+        assert accepted > 0.6 * drafted > 0  # the draft knows no logit_bias and no penalties
+    if name.startswith("adversarial-"):
+        assert accepted < 0.1 * drafted
 
 
 async def two_turns(mesh, oracle, http, name, sampling):

@@ -31,6 +31,13 @@ def outgoing(*more: tuple[str, str]) -> Metadata:
     return tuple(pairs)
 
 
+def trace_parent() -> str:
+    """The current span as a W3C `traceparent`, for messages that stand for a call; empty without a span."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return carrier.get("traceparent", "")
+
+
 def safe_request_id(text: str | None) -> str | None:
     """`text` when it may be used as an id in logs and metadata, else None."""
     return text if text and _SAFE_ID.fullmatch(text) else None

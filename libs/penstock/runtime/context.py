@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import structlog
 from opentelemetry import trace
@@ -12,8 +12,8 @@ from structlog.contextvars import bound_contextvars, get_contextvars
 
 @contextmanager
 def request_scope(request_id: str) -> Iterator[None]:
-    """Binds the request id for logs and outgoing calls."""
-    with bound_contextvars(request_id=request_id):
+    """Binds the request id for logs and outgoing calls; an empty one binds nothing."""
+    with bound_contextvars(request_id=request_id) if request_id else nullcontext():
         yield
 
 

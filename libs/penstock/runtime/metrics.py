@@ -6,7 +6,14 @@ not meet. Where a name exists that dashboards for vLLM look for, that name is us
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.runtime.config import ConfigError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -30,6 +37,43 @@ class Metrics:
 
     def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
         return Histogram(name, what, labels, registry=self.registry, buckets=_SECONDS)
+
+
+@contextmanager
+def exposed(metrics: Metrics, address: str) -> Iterator[None]:
+    """Serves the text form on `address` ("127.0.0.1:9100") from a thread for the length of the block.
+
+    An empty address serves nothing. Raises ConfigError when the address can't be listened on.
+    """
+    if not address:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        server, thread = start_http_server(int(port), host, metrics.registry)
+    except (OSError, ValueError) as error:
+        raise ConfigError("metrics_address", address, f"can't be listened on: {error}") from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Figures(Collector):
+    """What a data structure says of itself, read when somebody asks."""
+
+    def __init__(self, prefix: str, read: Callable[[], Mapping[str, float]], counters: frozenset[str]) -> None:
+        self._prefix = prefix
+        self._read = read
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each figure."""
+        for name, value in self._read().items():
+            family = CounterMetricFamily if name in self._counters else GaugeMetricFamily
+            yield family(self._prefix + name, name.replace("_", " "), value=value)
 
 
 class GatewayMetrics(Metrics):
@@ -65,6 +109,18 @@ class WorkerMetrics(Metrics):
         self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
         self.draft_faults = self._counter("penstock_draft_faults", "Draft calls that became plain decoding", "what")
+
+
+class StoreMetrics(Metrics):
+    """The kvstore's own figures, under `penstock_store_`."""
+
+    COUNTERS = frozenset(
+        "hits misses puts evictions quarantined refused_commits expired_leases expired_reservations".split()
+    )
+
+    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+        super().__init__()
+        self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
 
 
 class RouterMetrics(Metrics):

@@ -10,6 +10,7 @@ from cyclopts import App
 
 from penstock.runtime.config import service_app
 from penstock.runtime.lifecycle import Lifecycle, run
+from penstock.runtime.metrics import Metrics, exposed
 from penstock.runtime.telemetry import telemetry
 
 
@@ -19,12 +20,18 @@ class ServiceConfig(Protocol):
     @property
     def log_level(self) -> str: ...
 
+    @property
+    def metrics_address(self) -> str: ...
+
 
 class Served(Protocol):
     """What every open service has."""
 
     @property
     def address(self) -> str: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
 
 
 Config = TypeVar("Config", bound=ServiceConfig)
@@ -41,9 +48,10 @@ def service_main(
     def serve(config: Config) -> None:
         async def main(lifecycle: Lifecycle) -> None:
             async with open_service(config) as served:
-                more = {"grpc_address": served.grpc_address} if hasattr(served, "grpc_address") else {}
-                lifecycle.ready(address=served.address, **more)
-                await lifecycle.stopped()
+                with exposed(served.metrics, config.metrics_address):
+                    more = {"grpc_address": served.grpc_address} if hasattr(served, "grpc_address") else {}
+                    lifecycle.ready(address=served.address, **more)
+                    await lifecycle.stopped()
 
         with telemetry(name, config.log_level):
             run(main)

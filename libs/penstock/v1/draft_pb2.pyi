@@ -38,6 +38,7 @@ class DraftSequence(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """unique within the stream"""
     keep: _builtins.int
@@ -49,6 +50,8 @@ class DraftSequence(_message.Message):
     top_k: _builtins.int
     top_p: _builtins.float
     min_p: _builtins.float
+    traceparent: _builtins.str
+    """W3C, of the request; in the first mention of a sequence"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -63,10 +66,11 @@ class DraftSequence(_message.Message):
         top_k: _builtins.int = ...,
         top_p: _builtins.float = ...,
         min_p: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "k", b"k", "keep", b"keep", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "k", b"k", "keep", b"keep", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 
 import structlog
@@ -89,6 +90,7 @@ class _Batch:
     blocks: list[BlockPut]
     pages: Sequence[PageRef]
     done: Callable[[int], None]
+    context: Context
 
 
 class Publisher:
@@ -111,15 +113,20 @@ class Publisher:
         """Pages that wait for the store."""
         return self._queued
 
-    def publish(self, blocks: list[BlockPut], pages: Sequence[PageRef], done: Callable[[int], None]) -> None:
-        """Queues pages; `done` is called with how many leading blocks are findable afterwards."""
+    def publish(
+        self, blocks: list[BlockPut], pages: Sequence[PageRef], done: Callable[[int], None], context: Context
+    ) -> None:
+        """Queues pages; `done` is called with how many leading blocks are findable afterwards.
+
+        `context` is the request's: its id and trace go with the store's calls.
+        """
         if not self._store.connected or self._queued + len(pages) > self._max_pages:
             self._metrics.store_faults.labels("publish").inc()
             _release(pages)
             done(0)
             return
         self._queued += len(pages)
-        self._batches.append(_Batch(blocks, pages, done))
+        self._batches.append(_Batch(blocks, pages, done, context))
         self._wake.set()
 
     async def run(self) -> None:
@@ -137,7 +144,8 @@ class Publisher:
     async def _store_one(self, batch: _Batch) -> None:
         stored = 0
         try:
-            self._metrics.published.inc(await self._store.put(batch.blocks))
+            put = asyncio.get_running_loop().create_task(self._store.put(batch.blocks), context=batch.context)
+            self._metrics.published.inc(await put)
             stored = len(batch.blocks)
         except StoreFault as fault:
             self._metrics.store_faults.labels("publish").inc()
@@ -169,6 +177,7 @@ class BlockSink:
         self._root = root
         self._keys = list(keys)
         self._block_size = block_size
+        self._context = copy_context()
         self._pending = 0
         self.stored: int | None = None
         """Leading blocks known to be stored; None until the first report. A gap ends the count."""
@@ -196,7 +205,7 @@ class BlockSink:
             for index, page in enumerate(pages, first_block)
         ]
         self._pending += 1
-        self._publisher.publish(blocks, pages, lambda stored: self._published(first_block, stored))
+        self._publisher.publish(blocks, pages, lambda stored: self._published(first_block, stored), self._context)
 
     def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
         """See KvSink."""

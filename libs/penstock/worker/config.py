@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.engine.config import EngineConfig
+from penstock.kv.host import host_id
 from penstock.runtime.config import ConfigError
 
 
@@ -27,7 +27,7 @@ class WorkerConfig:
     kvstore: str = ""
     """This host's kvstore; empty: compute everything."""
     host_id: str = ""
-    """Members with one host id share memory; the host's name when empty."""
+    """Members with one host id share memory; empty: this machine's."""
     dtype: str = "float32"
     """float32 or bfloat16."""
     threads: int = 0
@@ -46,6 +46,8 @@ class WorkerConfig:
     """A store call that takes longer counts as a miss."""
     drain_s: float = 5.0
     """Seconds that running requests get when the worker stops."""
+    metrics_address: str = ""
+    """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -63,7 +65,7 @@ class WorkerConfig:
     @property
     def host(self) -> str:
         """The host id."""
-        return self.host_id or socket.gethostname()
+        return self.host_id or host_id()
 
     def engine(self, **more: Any) -> EngineConfig:
         """The engine's part; `more` are further fields of EngineConfig."""

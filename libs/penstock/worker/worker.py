@@ -124,6 +124,11 @@ class ServedWorker:
     address: str
     worker: Worker
 
+    @property
+    def metrics(self) -> WorkerMetrics:
+        """The worker's."""
+        return self.worker.metrics
+
 
 @asynccontextmanager
 async def open_worker(

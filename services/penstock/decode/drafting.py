@@ -15,6 +15,7 @@ from penstock.checkpoint import tokenizer_fingerprint
 from penstock.decode.config import DecodeConfig
 from penstock.engine.hooks import DraftAsk
 from penstock.rpc.channels import open_channels
+from penstock.rpc.context import trace_parent
 from penstock.v1 import draft_pb2, draft_pb2_grpc
 
 _LOG = structlog.get_logger("penstock.decode")
@@ -40,10 +41,15 @@ class DraftClient:
         self._tokenizer = tokenizer
         self._call: _Call | None = None
         self._known: dict[str, _Known] = {}
+        self._traces: dict[str, str] = {}
         self._ids = itertools.count(1)
         self._asks = itertools.count(1)
         self._gone: list[int] = []
         self._waiting: tuple[int, asyncio.Future[draft_pb2.DraftProposal]] | None = None
+
+    def begin(self, id: str) -> None:
+        """A request is about to be decoded: the current trace is its trace. `forget` ends it."""
+        self._traces[id] = trace_parent()
 
     async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
         """Nothing at once when the service is away; the engine bounds the wait for an answer."""
@@ -63,6 +69,7 @@ class DraftClient:
 
     def forget(self, id: str) -> None:
         """The next ask tells the service."""
+        self._traces.pop(id, None)
         known = self._known.pop(id, None)
         if known is not None:
             self._gone.append(known.number)
@@ -75,8 +82,10 @@ class DraftClient:
 
     def _difference(self, ask: DraftAsk) -> draft_pb2.DraftSequence:
         known = self._known.get(ask.id)
+        traceparent = ""
         if known is None:
             known = self._known[ask.id] = _Known(next(self._ids))
+            traceparent = self._traces.get(ask.id, "")
         keep, known.tokens = known.tokens, len(ask.tokens)
         return draft_pb2.DraftSequence(
             id=known.number,
@@ -88,6 +97,7 @@ class DraftClient:
             top_k=ask.top_k,
             top_p=ask.top_p,
             min_p=ask.min_p,
+            traceparent=traceparent,
         )
 
     def _answers(self, asks: Sequence[DraftAsk], proposal: draft_pb2.DraftProposal) -> dict[str, Sequence[int]]:

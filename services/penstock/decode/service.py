@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from penstock.decode.config import DecodeConfig
-from penstock.decode.drafting import open_drafter
+from penstock.decode.drafting import DraftClient, open_drafter
 from penstock.decode.handoff import HandoffPrefix
 from penstock.engine.request import Update
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, router_pb2
@@ -26,8 +26,9 @@ SERVICE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
 class DecodeService(decode_pb2_grpc.DecodeServicer):
     """One engine's decode."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, drafter: DraftClient | None) -> None:
         self._worker = worker
+        self._drafter = drafter
 
     async def Generate(
         self,
@@ -41,6 +42,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
             source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, context.time_remaining())
+        if self._drafter is not None:
+            self._drafter.begin(asked.id)
         async for update in self._worker.generate(asked, work, source):
             yield _event(update, work, source)
 
@@ -62,11 +65,12 @@ def _event(update: Update, work: Work, source: HandoffPrefix | None) -> decode_p
 async def open_decode(config: DecodeConfig) -> AsyncIterator[ServedWorker]:
     """Serves decode until the block ends."""
 
-    def register(server: grpc.aio.Server, worker: Worker) -> None:
-        decode_pb2_grpc.add_DecodeServicer_to_server(DecodeService(worker), server)
-
     role = router_pb2.ROLE_BOTH if config.role == "both" else router_pb2.ROLE_DECODE
     async with open_drafter(config) as drafter:
+
+        def register(server: grpc.aio.Server, worker: Worker) -> None:
+            decode_pb2_grpc.add_DecodeServicer_to_server(DecodeService(worker, drafter), server)
+
         settings = {"draft_tokens": config.draft_tokens, "draft_timeout_s": config.draft_timeout_s}
         async with open_worker(config, role, register, SERVICE, drafter, **settings) as served:
             yield served

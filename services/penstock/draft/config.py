@@ -23,6 +23,8 @@ class DraftConfig:
     """Sequences with KV of their own; the least recently used make room."""
     max_streams: int = 64
     """Decode workers served at once."""
+    metrics_address: str = ""
+    """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 

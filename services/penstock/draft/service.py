@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
 
 from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
 from penstock.engine.drafting import NgramProposer, Proposer
 from penstock.engine.hooks import DraftAsk
+from penstock.rpc.context import read_trace
 from penstock.rpc.errors import InvalidRequest
 from penstock.rpc.server import serve
 from penstock.runtime.config import ConfigError
@@ -69,6 +72,7 @@ class Stream:
         self._name = name
         self._forget = forget
         self._tokens: dict[int, list[int]] = {}
+        self._spans: dict[int, Span] = {}
 
     def apply(self, message: draft_pb2.DraftAsk) -> None:
         """Takes in the differences. Raises InvalidRequest when they do not fit."""
@@ -81,6 +85,8 @@ class Stream:
                 continue
             if sequence.keep + len(sequence.tokens) > _MAX_TOKENS:
                 raise InvalidRequest(f"a sequence has more than {_MAX_TOKENS} tokens", field="tokens")
+            if sequence.traceparent and sequence.id not in self._spans:
+                self._spans[sequence.id] = _span(sequence.traceparent)
             del known[sequence.keep :]
             known.extend(sequence.tokens)
             self._tokens[sequence.id] = known
@@ -113,6 +119,15 @@ class Stream:
     def _drop(self, id: int) -> None:
         if self._tokens.pop(id, None) is not None:
             self._forget(f"{self._name}/{id}")
+        span = self._spans.pop(id, None)
+        if span is not None:
+            span.end()
+
+
+def _span(traceparent: str) -> Span:
+    """One sequence's time in this service, as a part of its request's trace."""
+    parent = read_trace([("traceparent", traceparent)])
+    return trace.get_tracer("penstock").start_span("Draft/Sequence", parent, SpanKind.SERVER)
 
 
 class DraftService(draft_pb2_grpc.DraftServicer):
@@ -211,6 +226,7 @@ class ServedDraft:
     """A draft service that serves."""
 
     address: str
+    metrics: DraftMetrics
 
 
 @asynccontextmanager
@@ -224,6 +240,6 @@ async def open_draft(config: DraftConfig) -> AsyncIterator[ServedDraft]:
     try:
         async with serve(config.address, register, [SERVICE], max_calls=config.max_streams, grace=0.2) as server:
             await server.set_serving(True)
-            yield ServedDraft(f"{config.address.rsplit(':', 1)[0]}:{server.port}")
+            yield ServedDraft(f"{config.address.rsplit(':', 1)[0]}:{server.port}", drafts.metrics)
     finally:
         drafts.close()

@@ -34,6 +34,8 @@ class KvStoreConfig:
     """How long a slot rests when its writer vanished."""
     max_clients: int = 256
     """Clients attached at the same time."""
+    metrics_address: str = ""
+    """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from penstock.rpc.channels import open_channels
 from penstock.rpc.convert import spec_from_message
 from penstock.rpc.errors import InvalidRequest
 from penstock.rpc.server import serve
+from penstock.runtime.metrics import StoreMetrics
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
 _NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name
@@ -48,6 +50,7 @@ class KvStore:
     def __init__(self, keeper: Keeper, address: str) -> None:
         self._keeper = keeper
         self.address = address
+        self.metrics = StoreMetrics(lambda: asdict(keeper.stats()))
 
     def stats(self) -> StoreStats:
         """The table's figures."""

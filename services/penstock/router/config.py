@@ -33,6 +33,8 @@ class RouterConfig:
     """Sessions remembered."""
     seed: int = 0
     """Of the random choice between equals; 0 draws one."""
+    metrics_address: str = ""
+    """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
