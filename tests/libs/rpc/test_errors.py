@@ -1,0 +1,50 @@
+"""Every error of the tree survives the wire."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from penstock.rpc import errors
+from penstock.rpc.errors import PenstockError, from_code, from_rpc, to_trailers
+
+ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)]
+WIRE = [kind for kind in ALL if kind not in (PenstockError, errors.Unprocessable)]
+
+
+def sent(error: PenstockError) -> PenstockError:
+    trailers = grpc.aio.Metadata(*to_trailers(error))
+    return from_rpc(grpc.aio.AioRpcError(error.grpc_code, grpc.aio.Metadata(), trailers, error.message))
+
+
+@pytest.mark.parametrize("kind", WIRE, ids=lambda kind: kind.__name__)
+def test_kind_message_field_code_and_pause_arrive(kind: type[PenstockError]) -> None:
+    error = sent(kind("words for the caller", field="messages.0", code="a_code", retry_after=1.25))
+    assert type(error) is kind
+    assert (error.message, error.field, error.code, error.retry_after) == (
+        "words for the caller",
+        "messages.0",
+        "a_code",
+        1.25,
+    )
+
+
+def test_what_is_not_set_stays_unset() -> None:
+    error = sent(errors.NotFound("x"))
+    assert (error.field, error.code, error.retry_after) == (None, None, None)
+
+
+def test_every_kind_has_its_own_code() -> None:
+    assert len({kind.grpc_code for kind in WIRE}) == len(WIRE)
+    assert all(400 <= kind.http_status < 600 for kind in ALL)
+
+
+def test_details_that_are_not_ours_are_ignored() -> None:
+    for junk in (b"\xff\xff\xff", b""):
+        trailers = grpc.aio.Metadata(("grpc-status-details-bin", junk), ("other", "1"))
+        error = from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers, "gone"))
+        assert (type(error), error.message, error.field) == (errors.Unavailable, "gone", None)
+
+
+def test_an_unknown_code_is_internal() -> None:
+    assert type(from_code(grpc.StatusCode.DATA_LOSS, "x")) is errors.Internal

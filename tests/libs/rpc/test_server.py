@@ -1,0 +1,149 @@
+"""Serving over real sockets: health, limits, errors, cancellation, drain."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from tests.libs.rpc.toy import NAME, Client, Toy, served
+
+from penstock.rpc.context import safe_request_id
+from penstock.rpc.errors import Overloaded, from_rpc
+from penstock.rpc.server import serve
+from penstock.runtime.config import ConfigError
+from penstock.runtime.context import request_scope
+
+
+async def health(client: Client, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(client.channel)
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def test_all_four_shapes_of_calls() -> None:
+    async with served(Toy()) as client:
+        with request_scope("r-1"):
+            assert (await client.ask(b"x")).startswith(b"r-1 ")
+        echo = client.echo()
+        await echo.write(b"a")
+        assert await echo.read() == b"a"
+        await echo.done_writing()
+        assert await echo.read() is grpc.aio.EOF
+
+        async def numbers() -> object:
+            for number in (b"1", b"2"):
+                yield number
+
+        assert await client.total(numbers()) == b"3"
+
+
+async def test_health_follows_serving_and_knows_the_services() -> None:
+    async with served(Toy()) as client:
+        assert await health(client) == await health(client, NAME) == health_pb2.HealthCheckResponse.SERVING
+        await client.server.set_serving(False)
+        assert await health(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError):
+            await health(client, "unheard.Of")
+
+
+async def test_our_errors_arrive_whole_and_others_tell_nothing() -> None:
+    async with served(Toy()) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.ask(b"refuse")
+        error = from_rpc(caught.value)
+        assert (type(error), error.field, error.retry_after) == (Overloaded, "n", 2.0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.ask(b"break")
+        assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, "internal error")
+        stream = client.count(3)
+        assert [await stream.read() for _ in range(3)] == [b"0", b"1", b"2"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.read()
+        assert from_rpc(caught.value).retry_after == 2.0
+        assert client.server.in_flight.count == 0
+
+
+async def test_calls_over_the_limit_are_refused_at_once() -> None:
+    toy = Toy()
+    async with served(toy, max_calls=1, grace=0) as client:
+        waiting = client.ask(b"wait")
+        await toy.started.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.ask(b"x")
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        waiting.cancel()
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline"])
+async def test_a_client_that_leaves_frees_the_handler(end: str) -> None:
+    toy = Toy()
+    async with served(toy) as client:
+        call = client.ask(b"wait", timeout=0.2 if end == "deadline" else None)
+        await toy.started.wait()
+        if end == "cancel":
+            call.cancel()
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await call
+        await client.server.in_flight.idle()
+        assert toy.cleaned == 1
+
+
+async def test_leaving_waits_until_handlers_have_cleaned_up() -> None:
+    toy = Toy()
+    toy.cleaning_takes = asyncio.Event()
+    async with served(toy, grace=0) as client:
+        stream = client.count(1)
+        assert await stream.read() == b"0"
+        await toy.started.wait()
+        asyncio.get_running_loop().call_later(0.05, toy.cleaning_takes.set)
+    assert toy.cleaned == 1
+
+
+async def test_running_calls_get_their_grace() -> None:
+    async with served(Toy(), grace=10) as client:
+        echo = client.echo()
+        await echo.write(b"a")
+        assert await echo.read() == b"a"
+        leaving = asyncio.ensure_future(_finish(echo))
+    assert await leaving is grpc.aio.EOF
+
+
+async def _finish(echo: object) -> object:
+    await echo.done_writing()  # type: ignore[attr-defined]
+    return await echo.read()  # type: ignore[attr-defined]
+
+
+async def test_a_taken_address_is_a_setting_to_correct(capfd: pytest.CaptureFixture[str]) -> None:
+    async with served(Toy()) as client:
+        address = f"127.0.0.1:{client.server.port}"
+        with pytest.raises(ConfigError, match="can't listen there"):
+            async with serve(address, Toy().register, [NAME]):
+                pass
+
+
+async def test_a_trace_goes_through() -> None:
+    tracer = TracerProvider().get_tracer("test")
+    async with served(Toy()) as client:
+        with tracer.start_as_current_span("edge") as span:
+            answer = await client.ask(b"x", ("x-request-id", "abc"))
+            expected = f"{span.get_span_context().trace_id:032x}"
+        assert answer.decode() in (f"abc {expected}", "abc ")
+        assert trace.get_current_span().get_span_context().trace_id == 0
+
+
+async def test_a_channel_is_shared_and_can_be_forgotten() -> None:
+    async with served(Toy()) as client:
+        address = f"127.0.0.1:{client.server.port}"
+        assert client.channels.to(address) is client.channel
+        await client.channels.forget(address)
+        await client.channels.forget("never:1")
+        assert client.channels.to(address) is not client.channel
+
+
+@pytest.mark.parametrize("text", ["", None, "a b", "a" * 129, "a\n", "ä"])
+def test_unsafe_request_ids_are_not_taken_over(text: str | None) -> None:
+    assert safe_request_id(text) is None
+    assert safe_request_id("req_1.2:3-4") == "req_1.2:3-4"
