@@ -72,7 +72,8 @@ async def test_cold_then_cached(mesh, oracle, http, sampling, together, request)
     after = mesh.decode[0].worker.engine.stats()
     drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
     if name.startswith("same-"):
-        assert accepted > 0.6 * drafted > 0  # the draft knows no logit_bias and no penalties
+        # The draft is the target, but it knows no logit_bias and no penalties.
+        assert accepted > (0.6 if sampling is GREEDY else 0.2) * drafted > 0
     if name.startswith("adversarial-"):
         assert accepted < 0.1 * drafted
 
