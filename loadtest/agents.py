@@ -20,7 +20,29 @@ import httpx2
 from rich.console import Console
 from rich.table import Table
 
-WORDS = "the order shipped late because weather closed every road north of town and nobody called the client".split()
+WORDS = """
+the order shipped late because weather closed every road north of town and nobody called the client
+""".split()
+    *[
+        "the",
+        "order",
+        "shipped",
+        "late",
+        "because",
+        "weather",
+        "closed",
+        "every",
+        "road",
+        "north",
+        "of",
+        "town",
+        "and",
+        "nobody",
+        "called",
+        "the",
+        "client",
+    ]
+]
 
 
 @dataclass
