@@ -22,12 +22,12 @@ import structlog
 from penstock.kv.arena import ArenaMap, Layout, MapError
 from penstock.kv.checksum import checksum
 from penstock.kv.identity import KvSpec
+from penstock.kv.pieces import Assembly, packed
 from penstock.rpc.context import outgoing
 from penstock.rpc.convert import spec_to_message
 from penstock.rpc.errors import Unavailable, from_rpc
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
-CHUNK_BYTES = 1 << 20
 MAX_KEYS = 65_536
 """Keys in one question."""
 _INLINE_BYTES = 1 << 20
@@ -244,6 +244,8 @@ class StoreClient:
         self, session: _Session, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse, until: float
     ) -> Leased:
         refs = response.blocks
+        if len(refs) > len(keys) or any(ref.length != self._spec.block_bytes for ref in refs):
+            raise self._fault("the store's answer does not fit the question")
         if session.memory is not None:
             views = self._views(session.memory, refs)
         else:
@@ -273,30 +275,25 @@ class StoreClient:
 
     async def _receive(self, session: _Session, response: kvstore_pb2.LeaseResponse, until: float) -> list[memoryview]:
         """The bytes of the leading blocks that arrive whole, well before the time limit."""
-        refs = response.blocks
-        buffers: list[memoryview] = []
+        count = len(response.blocks)
+        assembly = Assembly(count, self._spec.block_bytes)
         request = kvstore_pb2.ReadRequest(
-            session_id=session.session_id, lease_id=response.lease_id, indices=range(len(refs))
+            session_id=session.session_id, lease_id=response.lease_id, indices=range(count)
         )
         remaining = max(0.001, (until - time.monotonic()) * 0.9)
         call = self._rpc.Read(request, timeout=remaining, metadata=outgoing())
-        at = 0
         try:
-            async for chunk in call:
-                if at == 0:
-                    buffers.append(memoryview(bytearray(refs[len(buffers)].length)))
-                if chunk.at != at or chunk.index != len(buffers) - 1 or at + len(chunk.data) > buffers[-1].nbytes:
-                    raise self._fault("the store's chunks are out of order")
-                buffers[-1][at : at + len(chunk.data)] = chunk.data
-                at += len(chunk.data)
-                if at == buffers[-1].nbytes:
-                    at = 0
+            async for message in call:
+                for chunk in message.chunks:
+                    assembly.add(chunk.index, chunk.at, chunk.data)
+        except ValueError as error:
+            raise self._fault(f"the store's answer does not fit the question: {error}") from error
         except grpc.aio.AioRpcError as error:
-            if not buffers or (at and len(buffers) == 1):
+            if not assembly.whole:
                 raise self._failed(session, error) from error
         finally:
             call.cancel()
-        return buffers[:-1] if at else buffers
+        return assembly.whole
 
     # -- writing
 
@@ -347,17 +344,18 @@ class StoreClient:
         mine: list[tuple[BlockPut, kvstore_pb2.Reservation]],
         written: list[kvstore_pb2.CommitBlock],
     ) -> int:
-        async def chunks() -> AsyncIterator[kvstore_pb2.BlockChunk]:
-            for index, ((block, _), commit) in enumerate(zip(mine, written, strict=True)):
-                data = _as_bytes(block.data)
-                for at in range(0, len(data), CHUNK_BYTES):
-                    chunk = kvstore_pb2.BlockChunk(index=index, at=at, data=bytes(data[at : at + CHUNK_BYTES]))
+        async def messages() -> AsyncIterator[kvstore_pb2.BlockChunks]:
+            for pieces in packed(range(len(mine)), self._spec.block_bytes):
+                message = kvstore_pb2.BlockChunks()
+                for index, at, length in pieces:
+                    data = _as_bytes(mine[index][0].data)[at : at + length]
+                    chunk = message.chunks.add(index=index, at=at, data=bytes(data))
                     if at == 0:
                         chunk.session_id = session.session_id
-                        chunk.block.CopyFrom(commit)
-                    yield chunk
+                        chunk.block.CopyFrom(written[index])
+                yield message
 
-        return sum((await self._call(session, self._rpc.Write, chunks())).committed)
+        return sum((await self._call(session, self._rpc.Write, messages())).committed)
 
     def _give_back(self, session: _Session, mine: list[tuple[BlockPut, kvstore_pb2.Reservation]]) -> None:
         self._unwritten += [(session, kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch)) for block, room in mine]

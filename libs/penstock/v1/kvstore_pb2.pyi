@@ -548,7 +548,7 @@ Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 
 @_typing.final
 class BlockChunk(_message.Message):
-    """At most 1 MiB of one block. The chunks of a block follow each other in order."""
+    """Bytes of one block. The chunks of a block follow each other in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -584,6 +584,28 @@ class BlockChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockChunk: _TypeAlias = BlockChunk  # noqa: Y015
+
+@_typing.final
+class BlockChunks(_message.Message):
+    """At most 1 MiB of bytes; of many blocks when they are small."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockChunk]: ...
+    def __init__(
+        self,
+        *,
+        chunks: _abc.Iterable[Global___BlockChunk] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockChunks: _TypeAlias = BlockChunks  # noqa: Y015
 
 @_typing.final
 class EventsRequest(_message.Message):

@@ -73,11 +73,11 @@ class KvStoreStub:
         self.Read = channel.unary_stream(
                 '/penstock.v1.KvStore/Read',
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunk.FromString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunks.FromString,
                 _registered_method=True)
         self.Write = channel.stream_unary(
                 '/penstock.v1.KvStore/Write',
-                request_serializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunk.SerializeToString,
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunks.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.CommitResponse.FromString,
                 _registered_method=True)
         self.Events = channel.unary_stream(
@@ -210,11 +210,11 @@ def add_KvStoreServicer_to_server(servicer, server):
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.ReadRequest.FromString,
-                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunk.SerializeToString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunks.SerializeToString,
             ),
             'Write': grpc.stream_unary_rpc_method_handler(
                     servicer.Write,
-                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunk.FromString,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunks.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.CommitResponse.SerializeToString,
             ),
             'Events': grpc.unary_stream_rpc_method_handler(
@@ -443,7 +443,7 @@ class KvStore:
             target,
             '/penstock.v1.KvStore/Read',
             penstock_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
-            penstock_dot_v1_dot_kvstore__pb2.BlockChunk.FromString,
+            penstock_dot_v1_dot_kvstore__pb2.BlockChunks.FromString,
             options,
             channel_credentials,
             insecure,
@@ -469,7 +469,7 @@ class KvStore:
             request_iterator,
             target,
             '/penstock.v1.KvStore/Write',
-            penstock_dot_v1_dot_kvstore__pb2.BlockChunk.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.BlockChunks.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.CommitResponse.FromString,
             options,
             channel_credentials,

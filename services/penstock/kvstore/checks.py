@@ -9,7 +9,6 @@ from penstock.kv.identity import KEY_BYTES, KvSpec
 from penstock.rpc.errors import InvalidRequest, Refused
 
 MAX_KEYS = 65_536
-CHUNK_BYTES = 1 << 20
 _MAX_NAME = 256
 _MAX_BLOCK_BYTES = 1 << 30
 

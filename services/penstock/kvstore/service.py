@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
+from penstock.kv.pieces import packed
 from penstock.kvstore.blocks import Reserved, Room, StoreStats
 from penstock.kvstore.checks import (
-    CHUNK_BYTES,
     check_count,
     check_key,
     check_keys,
@@ -190,27 +190,28 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self._keeper.arm()
         return kvstore_pb2.QuarantineResponse(removed=removed)
 
-    async def Read(self, request: kvstore_pb2.ReadRequest, context: Context) -> AsyncIterator[kvstore_pb2.BlockChunk]:
+    async def Read(self, request: kvstore_pb2.ReadRequest, context: Context) -> AsyncIterator[kvstore_pb2.BlockChunks]:
         check_count("indices", request.indices)
         store, arena = self._keeper.store, self._keeper.arena
-        for index in request.indices:
-            for at in range(0, store.block_bytes, CHUNK_BYTES):
-                lease = store.find_lease(request.session_id, request.lease_id, self._keeper.now())
+        for ranges in packed(request.indices, store.block_bytes):
+            lease = store.find_lease(request.session_id, request.lease_id, self._keeper.now())
+            chunks = []
+            for index, at, length in ranges:
                 if index >= len(lease.blocks):
                     raise InvalidRequest(f"the lease has {len(lease.blocks)} blocks, not {index + 1}", field="indices")
                 slot = arena.block(lease.blocks[index].slot, store.block_bytes)
-                yield kvstore_pb2.BlockChunk(index=index, at=at, data=bytes(slot[at : at + CHUNK_BYTES]))
+                chunks.append(kvstore_pb2.BlockChunk(index=index, at=at, data=bytes(slot[at : at + length])))
+            yield kvstore_pb2.BlockChunks(chunks=chunks)
 
     async def Write(
-        self, request_iterator: AsyncIterator[kvstore_pb2.BlockChunk], context: Context
+        self, request_iterator: AsyncIterator[kvstore_pb2.BlockChunks], context: Context
     ) -> kvstore_pb2.CommitResponse:
         writer = Writer(self._keeper)
-        async for chunk in request_iterator:
-            if len(chunk.data) > CHUNK_BYTES:
-                raise InvalidRequest(f"data has {len(chunk.data)} bytes, a chunk at most {CHUNK_BYTES}", field="data")
-            if chunk.HasField("block"):
-                writer.begin(chunk.session_id, written_from_message("block", chunk.block))
-            writer.add(chunk.at, chunk.data)
+        async for message in request_iterator:
+            for chunk in message.chunks:
+                if chunk.HasField("block"):
+                    writer.begin(chunk.session_id, written_from_message("block", chunk.block))
+                writer.add(chunk.at, chunk.data)
         return kvstore_pb2.CommitResponse(committed=writer.finish())
 
     async def Events(

@@ -238,7 +238,7 @@ def _chunks(session: str, block: Any, epoch: int, digest: bytes, pieces: list[tu
     chunks = [kvstore_pb2.BlockChunk(at=at, data=data) for at, data in pieces]
     chunks[0].session_id = session
     chunks[0].block.CopyFrom(kvstore_pb2.CommitBlock(key=block.key, epoch=epoch, checksum=digest))
-    return chunks
+    return [kvstore_pb2.BlockChunks(chunks=chunks[:1]), kvstore_pb2.BlockChunks(chunks=chunks[1:])]
 
 
 async def test_streamed_blocks_are_verified_before_they_are_found() -> None:
