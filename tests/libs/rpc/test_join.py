@@ -1,0 +1,192 @@
+"""A worker stays joined, whatever its router does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+from penstock.rpc.channels import open_channels
+from penstock.rpc.errors import Refused
+from penstock.rpc.join import stay_joined
+from penstock.rpc.server import serve
+from penstock.v1 import router_pb2, router_pb2_grpc
+
+HELLO = router_pb2.Hello(member_id="w", role=router_pb2.ROLE_BOTH, address="127.0.0.1:1")
+
+
+class FakeRouter(router_pb2_grpc.RouterServicer):
+    """Hands each stream's messages over, and ends streams on demand."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[tuple[float, router_pb2.JoinRequest]] = asyncio.Queue()
+        self.refuse = False
+        self.end = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def Join(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.JoinResponse]:
+        if self.refuse:
+            raise Refused("block_size is 32 here and 16 there")
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id="r"))
+            await self.end.wait()
+            self.end.clear()
+        finally:
+            reader.cancel()
+            self.left.set()
+
+    async def _read(self, requests: Any) -> None:
+        async for request in requests:
+            self.heard.put_nowait((time.monotonic(), request))
+
+    async def next(self, kind: str) -> router_pb2.JoinRequest:
+        """The next message, which has to be of that kind."""
+        async with asyncio.timeout(10):
+            _, request = await self.heard.get()
+        assert request.WhichOneof("kind") == kind
+        return request
+
+    def Plan(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def Watch(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def serving(router: FakeRouter, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    def register(server: Any) -> None:
+        router_pb2_grpc.add_RouterServicer_to_server(router, server)
+
+    async with serve(address, register, ["penstock.v1.Router"], grace=0) as server:
+        yield f"127.0.0.1:{server.port}"
+
+
+@asynccontextmanager
+async def joined(address: str, **events: Any) -> AsyncIterator[list[int]]:
+    """A member that counts how often its load was asked for."""
+    asked = [0]
+
+    def load() -> router_pb2.Load:
+        asked[0] += 1
+        return router_pb2.Load(running=asked[0])
+
+    async with open_channels() as channels, asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(stay_joined(channels.to(address), HELLO, load, **events))
+        yield asked
+        task.cancel()
+
+
+async def test_hello_then_load_then_load_when_changed() -> None:
+    router, changed, is_joined = FakeRouter(), asyncio.Event(), asyncio.Event()
+    async with serving(router) as address, joined(address, changed=changed, joined=is_joined):
+        assert (await router.next("hello")).hello == HELLO
+        assert (await router.next("load")).load.running == 1
+        assert is_joined.is_set()
+        began = time.monotonic()
+        changed.set()
+        assert (await router.next("load")).load.running == 2
+        assert time.monotonic() - began < 0.9, "the change was not waited for"
+    async with asyncio.timeout(5):
+        await router.left.wait()
+
+
+async def test_many_changes_are_one_push() -> None:
+    router, changed = FakeRouter(), asyncio.Event()
+    async with serving(router) as address, joined(address, changed=changed):
+        await router.next("hello")
+        times = []
+        for _ in range(6):
+            async with asyncio.timeout(5):
+                at, _ = await router.heard.get()
+            times.append(at)
+            changed.set()
+        assert times[-1] - times[0] >= 5 * 0.045
+
+
+async def test_load_comes_at_least_once_a_second() -> None:
+    router = FakeRouter()
+    async with serving(router) as address, joined(address):
+        await router.next("hello")
+        await router.next("load")
+        began = time.monotonic()
+        await router.next("load")
+        assert 0.5 < time.monotonic() - began < 3
+
+
+async def test_draining_is_told_at_once_and_once() -> None:
+    router, draining = FakeRouter(), asyncio.Event()
+    async with serving(router) as address, joined(address, draining=draining):
+        await router.next("hello")
+        await router.next("load")
+        draining.set()
+        assert (await router.next("draining")).draining
+        await router.next("load")
+        await router.next("load")
+
+
+async def test_a_router_that_ends_the_stream_is_joined_again() -> None:
+    router, draining = FakeRouter(), asyncio.Event()
+    draining.set()
+    async with serving(router) as address, joined(address, draining=draining):
+        for _ in range(2):
+            await router.next("hello")
+            await router.next("draining")
+            await router.next("load")
+            router.end.set()
+        await router.next("hello")
+
+
+async def test_a_router_that_comes_back_is_joined_again() -> None:
+    router, is_joined = FakeRouter(), asyncio.Event()
+    async with serving(router) as address:
+        pass  # now nobody listens there
+    async with joined(address, joined=is_joined):
+        for _ in range(2):
+            async with serving(router, address):
+                await router.next("hello")
+                await router.next("load")
+                assert is_joined.is_set()
+            router.heard = asyncio.Queue()
+
+
+async def test_a_refusal_is_logged_and_tried_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr("penstock.rpc.join._REFUSED_PAUSE_S", 0.01)
+    router = FakeRouter()
+    router.refuse = True
+    logged = asyncio.Event()
+    seen: list[dict[str, Any]] = []
+
+    class Log:
+        def error(self, event: str, **more: Any) -> None:
+            seen.append({"event": event, **more})
+            logged.set()
+
+        warning = info = lambda self, event, **more: None
+
+    monkeypatch.setattr(structlog, "get_logger", lambda *_: Log())
+    async with serving(router) as address, joined(address):
+        async with asyncio.timeout(5):
+            await logged.wait()
+        router.refuse = False
+        await router.next("hello")
+    assert "block_size is 32 here and 16 there" in seen[0]["reason"]
+
+
+async def test_a_fault_of_the_worker_itself_is_heard() -> None:
+    def broken() -> router_pb2.Load:
+        raise ZeroDivisionError
+
+    caught: BaseException | None = None
+    async with serving(FakeRouter()) as address, open_channels() as channels:
+        try:
+            async with asyncio.timeout(5):
+                await stay_joined(channels.to(address), HELLO, broken)
+        except ExceptionGroup as group:
+            caught = group.exceptions[0]
+    assert isinstance(caught, ZeroDivisionError)
