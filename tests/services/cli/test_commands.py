@@ -1,0 +1,137 @@
+"""The command line from outside: what it refuses, and how."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.mesh import MeshOptions, plan_mesh
+from penstock.cli.ports import PortTaken, reserved_ports
+from penstock.runtime.config import ConfigError
+
+
+def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_names_every_command() -> None:
+    done = penstock("--help", COLUMNS="200")
+    assert done.returncode == 0
+    for command in ("up", "demo", "bench", "models", "gateway", "router", "prefill", "decode", "kvstore", "draft"):
+        assert f" {command} " in done.stdout
+
+
+def test_a_service_command_is_the_service() -> None:
+    done = penstock("router", "--help", COLUMNS="200")
+    assert "--max-live-plans" in done.stdout
+    done = penstock("router", "--max-live-plans", "0")
+    assert done.returncode != 0
+    assert "max_live_plans = 0: must be more than 0" in done.stderr
+
+
+def test_a_taken_port_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = penstock("up", "--port", str(port))
+    assert done.returncode == 2
+    assert f"port = {port}" in done.stderr
+    assert "choose another" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_wrong_model_directory_is_said_within_a_second(tmp_path: Path) -> None:
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = penstock("up", "--port", "0", "--model", str(tmp_path))
+        took.append(time.monotonic() - began)
+        assert done.returncode == 2
+        assert str(tmp_path) in done.stderr
+        assert "config.json" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert min(took) < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--decode", "0"), "decode"),
+        (("--port", "70000"), "port"),
+        (("--dtype", "int8"), "dtype"),
+        (("--kv-host-bytes", "lots"), "kv-host-bytes"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: tuple[str, ...], field: str) -> None:
+    done = penstock("up", *arguments)
+    assert done.returncode != 0
+    assert field in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_reserved_ports_can_be_listened_on_again_and_again_but_not_taken() -> None:
+    with reserved_ports() as ports:
+        addresses = {ports.reserve() for _ in range(20)}
+        assert len(addresses) == 20
+        host, port = addresses.pop().split(":")
+        for _ in range(2):
+            with socket.create_server((host, int(port))):  # sets SO_REUSEADDR, as all our servers do
+                pass
+        with socket.socket() as stranger, pytest.raises(OSError):
+            stranger.bind((host, int(port)))
+    with socket.create_server(("127.0.0.1", 0)) as other, reserved_ports() as ports, pytest.raises(PortTaken):
+        ports.reserve(other.getsockname()[1])
+
+
+def names(**options: object) -> list[str]:
+    with reserved_ports() as ports:
+        return [child.name for child in plan_mesh(MeshOptions(port=0, **options), ports).children]  # type: ignore[arg-type]
+
+
+def test_the_processes_of_a_mesh() -> None:
+    assert names() == ["prefill-0", "decode-0", "draft", "router", "kvstore", "gateway"]
+    assert names(prefill=2, decode=3, draft="none") == [
+        *("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"),
+        *("router", "kvstore", "gateway"),
+    ]
+    assert names(aggregated=True, prefill=2, draft="ngram") == ["decode-0", "draft", "router", "kvstore", "gateway"]
+
+
+def test_everybody_is_told_the_same_addresses() -> None:
+    with reserved_ports() as ports:
+        plan = plan_mesh(MeshOptions(port=0), ports)
+    commands = {child.name: child.command for child in plan.children}
+
+    def option(name: str, flag: str) -> str:
+        return commands[name][commands[name].index(flag) + 1]
+
+    for name in ("prefill-0", "decode-0", "kvstore", "gateway"):
+        assert option(name, "--router") == option("router", "--address")
+    for name in ("prefill-0", "decode-0"):
+        assert option(name, "--kvstore") == option("kvstore", "--address")
+        assert option(name, "--model-name") == option("gateway", "--model-name") == "penstock-mini"
+    assert option("decode-0", "--draft") == option("draft", "--address")
+    assert plan.url == f"http://{option('gateway', '--http-address')}"
+
+
+def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with reserved_ports() as ports, pytest.raises(ConfigError, match="draft"):
+        plan_mesh(MeshOptions(port=0, draft=str(tmp_path)), ports)
+
+
+def test_the_draft_follows_the_model() -> None:
+    assert MeshOptions().draft_model == "penstock-mini-draft"
+    assert MeshOptions(model="/some/where").draft_model == "none"
+    assert MeshOptions(model="/some/where").model_name == "where"
+    assert MeshOptions(draft="ngram").draft_model == "ngram"
