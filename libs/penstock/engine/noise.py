@@ -39,7 +39,7 @@ def stream(seed: int, position: int) -> int:
 
 
 def steps(vocab_size: int, device: torch.device) -> Tensor:
-    """[vocab_size] int64: how far into a stream each token id lies. Computed once, used by `gumbel`."""
+    """[vocab_size] int64: how far into a stream each token id lies."""
     return torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GAMMA)
 
 
@@ -48,13 +48,9 @@ def _shift(value: Tensor, bits: int) -> Tensor:
     return (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def gumbel(streams: Tensor, ids: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32 [rows, tokens].
-
-    `streams` is [rows] int64 from `stream`; `ids` is `steps`, or a selection of it per row ([rows, tokens]).
-    """
-    bits = streams.unsqueeze(1) + ids
-    bits = bits.bitwise_xor_(_shift(bits, 30)).mul_(_signed(_MIX_1))
+def gumbel(places: Tensor) -> Tensor:
+    """Standard Gumbel noise, float32, in the shape of `places`: streams plus steps, int64."""
+    bits = (places ^ _shift(places, 30)).mul_(_signed(_MIX_1))
     bits = bits.bitwise_xor_(_shift(bits, 27)).mul_(_signed(_MIX_2))
     bits = bits.bitwise_xor_(_shift(bits, 31))
     uniform = _shift(bits, 11).to(torch.float64).add_(0.5).mul_(2.0**-53)

@@ -50,8 +50,9 @@ class KvPool:
             self._scratch = self.data.new_empty(count * width * 2)
         found = self._scratch[: count * width].view(count, width)
         torch.index_select(self.runs, 0, index, out=found)
-        keys, values = found.view(2, batch, -1, *self.data.shape[-2:])[:, :, :tokens]
-        return keys, values
+        half = (batch, -1, *self.data.shape[-2:])
+        keys, values = found[: count // 2].view(half), found[count // 2 :].view(half)
+        return keys[:, :tokens], values[:, :tokens]
 
     def view(self, page: int) -> memoryview:
         """The page's bytes, read-only: the pool's own memory on the CPU, a copy otherwise."""

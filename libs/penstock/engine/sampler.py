@@ -18,6 +18,9 @@ from torch import Tensor
 from penstock.engine import noise
 from penstock.engine.request import SamplingParams
 
+_OUT = float("-inf")
+_NUCLEUS = 512
+"""Most probable tokens in which a top-p cut is looked for first."""
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would only overflow."""
 
@@ -102,7 +105,7 @@ class Sampler:
             if choice.penalised:
                 self._penalise(logits[row], choice)
             if choice.banned:
-                logits[row, list(choice.banned)] = float("-inf")
+                logits[row, list(choice.banned)] = _OUT
         return logits
 
     def _penalise(self, row: Tensor, choice: Choice) -> None:
@@ -140,40 +143,71 @@ class Sampler:
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.float32))
 
     def _draw(self, logits: Tensor, choices: Sequence[Choice]) -> Tensor:
-        """Sampled ids [rows] from shaped logits [rows, vocab]."""
+        """Sampled ids [rows] from shaped logits [rows, vocab]. Noise is drawn for the tokens that are left only."""
         temperatures = self._tensor([choice.params.temperature for choice in choices], torch.float32)
         scaled = logits / temperatures.unsqueeze(1)
-        scaled = self._filter_min_p(scaled, [choice.params.min_p for choice in choices])
-        scaled = self._filter_top(scaled, choices)
         streams = [noise.stream(choice.params.seed, choice.position) for choice in choices]
-        return (scaled + noise.gumbel(self._tensor(streams, torch.int64), self._steps)).argmax(-1)
+        places = self._tensor(streams, torch.int64).unsqueeze(1) + self._steps
+        floor = self._floor(scaled, choices)
+        if floor is None:
+            return scaled.add_(noise.gumbel(places)).argmax(-1)
+        left = (scaled >= floor).nonzero(as_tuple=True)
+        noisy = torch.full_like(scaled, _OUT)
+        noisy[left] = scaled[left] + noise.gumbel(places[left])
+        return noisy.argmax(-1)
 
-    def _filter_min_p(self, scaled: Tensor, min_p: Sequence[float]) -> Tensor:
-        """Drops tokens less probable than min_p times the most probable one."""
-        if not any(min_p):
-            return scaled
-        floor = scaled.amax(-1, keepdim=True) + self._tensor(min_p, torch.float32).log().unsqueeze(1)
-        return scaled.masked_fill(scaled < floor, float("-inf"))
-
-    def _filter_top(self, scaled: Tensor, choices: Sequence[Choice]) -> Tensor:
-        """Top-k, then top-p. Both cut at a value, so that tied tokens share their fate."""
-        top_k = [choice.params.top_k or self._vocab_size for choice in choices]
+    def _floor(self, scaled: Tensor, choices: Sequence[Choice]) -> Tensor | None:
+        """[rows, 1]: tokens with less than this are out, so tied tokens share their fate; None when all stay."""
+        min_p = [choice.params.min_p for choice in choices]
+        top_k = [self._top_k(choice) for choice in choices]
         top_p = [choice.params.top_p for choice in choices]
-        widest = min(max(top_k), self._vocab_size)
-        if min(top_k) >= self._vocab_size and min(top_p) >= 1.0:
-            return scaled
+        floor = None
+        if any(min_p):
+            floor = scaled.amax(-1, keepdim=True) + self._tensor(min_p, torch.float32).log().unsqueeze(1)
+            scaled = scaled.masked_fill(scaled < floor, _OUT)
+        if any(top_k) or min(top_p) < 1.0:
+            cut = self._cut(scaled, top_k, top_p, _NUCLEUS)
+            if cut is None:
+                cut = self._cut(scaled, top_k, top_p, self._vocab_size)
+            assert cut is not None, "the whole vocabulary holds every nucleus"
+            floor = cut if floor is None else torch.maximum(cut, floor)
+        return floor
+
+    def _top_k(self, choice: Choice) -> int:
+        """0 when it is off."""
+        return choice.params.top_k if choice.params.top_k < self._vocab_size else 0
+
+    def _cut(self, scaled: Tensor, top_k: Sequence[int], top_p: Sequence[float], nucleus: int) -> Tensor | None:
+        """The least value that top-k, then top-p of the k (renormalised), leave: [rows, 1].
+
+        Rows without top-k are sorted no further than their best `nucleus` tokens; None when these do not make up
+        some row's top_p.
+        """
+        widest = min(max(count or nucleus for count in top_k), self._vocab_size)
+        counts = self._tensor([count or widest for count in top_k], torch.int64).unsqueeze(1)
+        everything = self._tensor([count == 0 for count in top_k], torch.bool).unsqueeze(1)
+        whole = self._tensor([share >= 1.0 for share in top_p], torch.bool).unsqueeze(1)
         ordered = scaled.topk(widest, dim=-1).values
-        counts = self._tensor(top_k, torch.int64).clamp_(max=widest).unsqueeze(1)
-        floor = ordered.gather(1, counts - 1)
+        last = counts
         if min(top_p) < 1.0:
-            beyond = torch.arange(widest, device=self._device) >= counts
-            share = ordered.masked_fill(beyond, float("-inf")).softmax(-1)
-            before = share.cumsum(-1) - share
             limit = self._tensor(top_p, torch.float32).unsqueeze(1)
-            inside = (before < limit).sum(-1, keepdim=True).clamp_(min=1)
-            inside = torch.where(limit < 1.0, inside.minimum(counts), counts)
-            floor = torch.maximum(floor, ordered.gather(1, inside - 1))
-        return scaled.masked_fill(scaled < floor, float("-inf"))
+            share = self._shares(scaled, ordered, counts, everything)
+            until = share.cumsum(-1)
+            missed = everything & ~whole & (until[:, -1:] < limit)
+            if widest < self._vocab_size and bool(missed.any()):
+                return None
+            inside = (until - share < limit).sum(-1, keepdim=True).clamp_(min=1).minimum(counts)
+            last = torch.where(whole, counts, inside)
+        return ordered.gather(1, last - 1).masked_fill_(everything & whole, _OUT)
+
+    def _shares(self, scaled: Tensor, ordered: Tensor, counts: Tensor, everything: Tensor) -> Tensor:
+        """Probabilities of the `ordered` tokens among the first `counts`, or among all where `everything`."""
+        beyond = torch.arange(ordered.shape[1], device=self._device) >= counts
+        ordered = ordered.masked_fill(beyond, _OUT)
+        total = ordered.logsumexp(-1, keepdim=True)
+        if bool(everything.any()):
+            total = torch.where(everything, scaled.logsumexp(-1, keepdim=True), total)
+        return (ordered - total).exp()
 
     def _with_logprobs(self, logits: Tensor, choices: Sequence[Choice], tokens: Sequence[int]) -> list[Chosen]:
         chosen = [Chosen(token) for token in tokens]

@@ -121,13 +121,24 @@ def test_a_row_does_not_depend_on_its_batch():
     assert together == alone
 
 
+def test_a_flat_distribution_needs_a_wider_nucleus():
+    """Beyond the tokens looked at first; and rows of both kinds in one batch."""
+    sampler = Sampler(1000, CPU)
+    logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(6)) * torch.tensor([[0.1], [9.0], [0.1]])
+    for top_p in (0.2, 0.5, 0.9, 0.999):
+        params = [SamplingParams(9, seed=at, top_p=top_p, top_k=400 * (at == 2)) for at in range(3)]
+        found = sampler.sample(logits, [choice_of(one, [1], []) for one in params])
+        for row, one, chosen in zip(logits.tolist(), params, found, strict=True):
+            assert chosen.token in acceptable(row, one, [1], [], frozenset())
+
+
 # Noise
 
 
 def test_noise_is_the_published_one():
     """Golden values: a change here changes what every stored seed means."""
     streams = torch.tensor([noise.stream(seed, position) for seed, position in [(0, 0), (1, 7), (2**64 - 1, 10**6)]])
-    found = noise.gumbel(streams, noise.steps(3, CPU))
+    found = noise.gumbel(streams.unsqueeze(1) + noise.steps(3, CPU))
     plain = [[reference.gumbel(seed, at, token) for token in range(3)] for seed, at in [(0, 0), (1, 7), (-1, 10**6)]]
     torch.testing.assert_close(found, torch.tensor(plain, dtype=torch.float32), rtol=1e-6, atol=1e-6)
     assert noise.stream(0, 0) == -6411193824288604561
@@ -138,18 +149,18 @@ def test_noise_is_the_published_one():
 def test_noise_is_the_same_in_another_process():
     script = (
         "import torch; from penstock.engine import noise;"
-        "print(noise.gumbel(torch.tensor([noise.stream(5, 9)]), noise.steps(50, torch.device('cpu'))).tolist())"
+        "print(noise.gumbel(torch.tensor([[noise.stream(5, 9)]]) + noise.steps(50, torch.device('cpu'))).tolist())"
     )
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "123"}
     printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
-    here = noise.gumbel(torch.tensor([noise.stream(5, 9)]), noise.steps(50, CPU)).tolist()
+    here = noise.gumbel(torch.tensor([[noise.stream(5, 9)]]) + noise.steps(50, CPU)).tolist()
     assert printed.stdout.decode().strip() == str(here)
 
 
 def test_noise_looks_like_gumbel():
     """Mean and variance over a million draws, and no correlation of neighbours in seed, position or token."""
     streams = torch.tensor([noise.stream(seed, position) for seed in range(30) for position in range(30)])
-    draws = noise.gumbel(streams, noise.steps(1200, CPU)).double()
+    draws = noise.gumbel(streams.unsqueeze(1) + noise.steps(1200, CPU)).double()
     assert float(draws.mean()) == pytest.approx(0.5772157, abs=0.005)
     assert float(draws.var()) == pytest.approx(math.pi**2 / 6, abs=0.01)
     assert bool(draws.isfinite().all())
@@ -166,7 +177,7 @@ def test_samples_follow_the_softmax(vary):
     expected = (logits / 0.8).softmax(-1).tolist()
     count = 20_000
     streams = [noise.stream(*((at, 5) if vary == "seed" else (5, at))) for at in range(count)]
-    noisy = logits / 0.8 + noise.gumbel(torch.tensor(streams), noise.steps(VOCAB, CPU))
+    noisy = logits / 0.8 + noise.gumbel(torch.tensor(streams).unsqueeze(1) + noise.steps(VOCAB, CPU))
     seen = Counter(noisy.argmax(-1).tolist())
     score = sum((seen[token] - count * share) ** 2 / (count * share) for token, share in enumerate(expected))
     assert score < 65

@@ -122,8 +122,9 @@ class Decoder:
         mixed = [self._attend(number, query, group, pool) for group in groups]
         x = x + _linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
         inner = _linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
-        gate, up = inner.chunk(2, dim=1)
-        return x + _linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        width = self.config.intermediate_size
+        gated = F.silu(inner[:, :width]).mul_(inner[:, width:])
+        return x + _linear(gated, layer.down, layer.down_bias)
 
     def _attend(self, number: int, query: Tensor, group: Group, pool: KvPool) -> Tensor:
         config = self.config
