@@ -68,7 +68,7 @@ async def play(client: AsyncOpenAI, model: str, script: Script, session: str) ->
             exchange = await _ask(client, model, script, messages, session, Exchange(number, user))
             messages.append(_said(exchange))
             for call in exchange.calls:
-                call.result = script.run(call.name, call.arguments)
+                call.result = script.answer(call.name, call.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": call.result})
             yield exchange
             if not exchange.calls:
@@ -84,7 +84,7 @@ async def _ask(
     stream = await create(
         model=model,
         messages=messages,
-        tools=script.tools,
+        tools=list(script.tools),
         temperature=0,
         max_completion_tokens=_MOST_TOKENS,
         stream=True,

@@ -32,9 +32,7 @@ async def _run(options: MeshOptions, view: View) -> int:
 
     console = Console(highlight=False, soft_wrap=True)
     script = demo_script()
-    console.print(
-        "[bold]A mesh on this machine[/]: gateway, router, prefill, decode, KV store, draft; one process each"
-    )
+    console.print("[bold]A whole mesh on this machine[/]: one process per service, a real model, real tokens")
     async with running_mesh(options, view) as url:
         view.ready()
         console.print(f"[dim]{url}, model {options.model_name}[/]\n")
@@ -85,7 +83,7 @@ def table(exchanges: Sequence[Exchange]) -> Table:
     for exchange in exchanges:
         made.add_row(
             str(exchange.turn) if exchange.turn != turn else "",
-            "tool call" if exchange.calls else "text",
+            "tool" if exchange.calls else "text",
             str(exchange.prompt_tokens),
             _cached(exchange),
             f"{exchange.ttft_s * 1000:.0f} ms",
