@@ -15,6 +15,7 @@ import re
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -56,6 +57,16 @@ class PromptEncoder:
             if not (what.lstrip or what.rstrip or what.single_word or what.normalized)
         )
 
+    def at_least(self, text: str) -> int:
+        """A number of tokens that `text` has at least, found without tokenizing it."""
+        return len(text) // self._longest
+
+    @cached_property
+    def _longest(self) -> int:
+        longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        # A normalizer may drop characters; none in use drops three of four.
+        return longest if self._tokenizer.normalizer is None else 4 * longest
+
     def encode_raw(self, text: str) -> array[int]:
         """The ids of a text of the client's own making, control tokens included."""
         return array("I", self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -74,7 +85,8 @@ class PromptEncoder:
             ids.extend(encoding.ids)
             last = self._last_cut(ids, start)
             if last is not None:
-                begin, end = encoding.offsets[last - start]
+                # Of one token: `encoding.offsets` would build a list of all, and hold up every thread meanwhile.
+                begin, end = encoding.token_to_chars(last - start) or (0, 0)
                 cut = Cut(at + begin, last, at + end)
             at += len(piece) + len(SPLIT)
         return Encoded(text, ids, cut, reused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,8 @@ class Admission:
         self.live = 0
         self._most = most
         self._gauge = gauge
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -28,9 +31,16 @@ class Admission:
                 retry_after=1,
             )
         self.live += 1
+        self._idle.clear()
         self._gauge.set(self.live)
         try:
             yield
         finally:
             self.live -= 1
             self._gauge.set(self.live)
+            if self.live == 0:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no request runs."""
+        await self._idle.wait()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -17,20 +18,19 @@ from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
 from penstock.gateway.answer import Answer
-from penstock.gateway.ask import Ask
+from penstock.gateway.ask import Ask, Prompt
 from penstock.gateway.auth import Auth
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.delta import Outbox
 from penstock.gateway.flow import Flow
 from penstock.gateway.mesh import Mesh
-from penstock.gateway.planner import plan_ask
-from penstock.gateway.prompts import THREAD_FROM, Prepared, prepare, weight
+from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, prepare, weight
 from penstock.gateway.usage import TIERS, Usage
 from penstock.kv.identity import root_key
 from penstock.rpc.channels import Channels
 from penstock.rpc.errors import Internal, InvalidRequest, NotFound, PenstockError
 from penstock.runtime.metrics import GatewayMetrics
-from penstock.v1 import common_pb2
+from penstock.v1 import common_pb2, router_pb2
 
 Value = TypeVar("Value")
 
@@ -51,7 +51,7 @@ class Caller:
 class _Choice:
     """One choice: its way through the mesh and what it says."""
 
-    prompt: int
+    prompt: Prepared
     flow: Flow
     answer: Answer
 
@@ -59,28 +59,27 @@ class _Choice:
 class Completion:
     """A running request. `outbox` gives its deltas; `usage` is complete when the outbox has ended."""
 
-    def __init__(self, ask: Ask, caller: Caller, id: str, prompts: Sequence[Prepared], metrics: GatewayMetrics) -> None:
+    def __init__(self, ask: Ask, caller: Caller, prompts: int, tokenize_s: float, metrics: GatewayMetrics) -> None:
         self.ask = ask
-        self.id = id
+        self.caller = caller
+        self.id = secrets.token_hex(12)
         self.created = int(time.time())
-        self.outbox = Outbox(len(prompts) * ask.n)
-        self._caller = caller
-        self._prompts = prompts
+        self.outbox = Outbox(prompts * ask.n)
+        self._tokenize_s = tokenize_s
         self._metrics = metrics
         self._choices: list[_Choice] = []
         self._first_token: float | None = None
         self._last_token = 0.0
-        self.tokenize_s = 0.0
 
     def usage(self) -> Usage:
         """What it has cost so far."""
         usage = Usage()
         for number, choice in enumerate(self._choices):
             if number % self.ask.n == 0:
-                usage.add_prompt(len(self._prompts[choice.prompt].ids), choice.flow.account)
+                usage.add_prompt(choice.prompt.tokens, choice.flow.account)
             usage.add_choice(choice.answer, choice.flow.account)
-        now = time.perf_counter() - self._caller.began
-        usage.times |= {"tokenize": self.tokenize_s, "first_token": self._first_token or now, "total": now}
+        now = time.perf_counter() - self.caller.began
+        usage.times |= {"tokenize": self._tokenize_s, "first_token": self._first_token or now, "total": now}
         return usage
 
     def add(self, choice: _Choice) -> None:
@@ -103,7 +102,7 @@ class Completion:
         """One more token of a choice; whether it was the last."""
         now = time.perf_counter()
         if self._first_token is None:
-            self._first_token = now - self._caller.began
+            self._first_token = now - self.caller.began
             self._metrics.ttft.observe(self._first_token)
         elif self.ask.n == 1:
             self._metrics.itl.observe(now - self._last_token)
@@ -154,10 +153,10 @@ class Completer:
         served = self.mesh.served()
         root = root_key(served.spec, self.auth.namespace(caller.tenant))
         begin = time.perf_counter()
-        prompts = [await self._prepare(prompt, caller, root, served.spec.block_size) for prompt in ask.prompts]
-        completion = Completion(ask, caller, secrets.token_hex(12), prompts, self.metrics)
-        completion.tokenize_s = time.perf_counter() - begin
-        self._add_choices(completion, ask, caller, prompts, root, served.max_model_len)
+        naming = Naming(root, served.spec.block_size, served.max_model_len)
+        prompts = [await self._prepare(prompt, caller, naming) for prompt in ask.prompts]
+        completion = Completion(ask, caller, len(prompts), time.perf_counter() - begin, self.metrics)
+        self._add_choices(completion, prompts, served.max_model_len)
         count = len(prompts) * ask.n
         # Not a TaskGroup: it would wrap an exception of the block's body, which is the door's to report.
         tasks = [asyncio.create_task(completion.run(number)) for number in range(count)]
@@ -170,72 +169,60 @@ class Completer:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._count(completion.usage())
 
-    async def _prepare(self, prompt: object, caller: Caller, root: bytes, block_size: int) -> Prepared:
+    async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming) -> Prepared:
         earlier = self.memory.get(caller.tenant, caller.session) if caller.session else None
-        size = weight(prompt)  # type: ignore[arg-type]
-        prepared = await self.in_thread(
-            lambda: prepare(self.model, prompt, root, block_size, earlier),  # type: ignore[arg-type]
-            size,
-        )
+        prepared = await self.in_thread(lambda: prepare(self.model, prompt, naming, earlier), weight(prompt))
         if caller.session and prepared.remembered is not None:
             self.memory.put(caller.tenant, caller.session, prepared.remembered)
         return prepared
 
-    def _add_choices(
-        self, completion: Completion, ask: Ask, caller: Caller, prompts: Sequence[Prepared], root: bytes, context: int
-    ) -> None:
+    def _add_choices(self, completion: Completion, prompts: Sequence[Prepared], context: int) -> None:
+        ask, caller = completion.ask, completion.caller
         stops = StopAutomaton(ask.stops) if ask.stops else None
         ends = frozenset(ask.sampling.stop_token_ids) | (frozenset() if ask.sampling.ignore_eos else self.model.eos_ids)
         seed = ask.sampling.first_seed()
         deadline = caller.began + self.config.request_timeout_s
         for number in range(len(prompts) * ask.n):
-            prompt, copy = divmod(number, ask.n)
-            prepared = prompts[prompt]
-            max_tokens = self._max_tokens(ask, len(prepared.ids), context)
+            prepared, copy = prompts[number // ask.n], number % ask.n
+            max_tokens = self._max_tokens(ask, prepared.tokens, context)
             parser = None
             if prepared.rendered is not None:
                 parser = self.model.parser(prepared.rendered, tools=prepared.call_tools)
             answer = Answer(number, self.model, parser, stops, ends, ask.sampling.min_tokens)
-            request = common_pb2.Request(
-                request_id=f"{caller.request_id[:64]}.{completion.id[:8]}.{number}",
-                prompt_ids=prepared.ids,
-                sampling=ask.sampling.message(max_tokens, (seed + copy) % 2**64),
-                cache_root=root,
-                session=caller.session,
-            )
-            plan = plan_ask(
-                request.request_id,
-                self.config.served_name,
-                caller.tenant,
-                caller.session,
-                len(prepared.ids),
-                max_tokens,
-                prepared.keys,
-                (),
-                0,
-            )
+            request = common_pb2.Request()
+            request.CopyFrom(prepared.request)
+            request.request_id = f"{caller.request_id[:64]}.{completion.id[:8]}.{number}"
+            request.session = caller.session
+            request.sampling.CopyFrom(ask.sampling.message(max_tokens, (seed + copy) % 2**64))
             flow = Flow(
                 self._channels,
                 self.config.router,
                 request,
-                plan,
-                lambda token, answer=answer: completion.accept(answer, token),  # type: ignore[misc]
+                self._plan_ask(request, caller.tenant, prepared),
+                partial(completion.accept, answer),
                 lambda: max(deadline - time.perf_counter(), 0.0),
                 self.config.max_replans,
             )
-            completion.add(_Choice(prompt, flow, answer))
+            completion.add(_Choice(prepared, flow, answer))
+
+    def _plan_ask(self, request: common_pb2.Request, tenant: str, prepared: Prepared) -> router_pb2.PlanAsk:
+        return router_pb2.PlanAsk(
+            request_id=request.request_id,
+            model_name=self.config.served_name,
+            tenant=tenant,
+            session=request.session,
+            prompt_tokens=prepared.tokens,
+            max_tokens=request.sampling.max_tokens,
+            block_keys=prepared.keys,
+        )
 
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
         """Tokens that may be generated: what was asked for, as far as the context has room."""
-        room = context - prompt_tokens
         asked = ask.sampling.max_tokens
-        if room < 1:
-            field = "messages" if ask.chat else "prompt"
-            what = f"{field}: {prompt_tokens} tokens; the model's context holds {context}, with the answer"
-            raise InvalidRequest(what, field=field, code="context_length_exceeded")
         if asked is not None and asked > min(context, self.config.max_output_tokens):
             most = min(context, self.config.max_output_tokens)
             raise InvalidRequest(f"max_tokens is {asked}; at most {most} is possible", field="max_tokens")
+        room = context - prompt_tokens
         return min(room, self.config.max_output_tokens, asked or room)
 
     def _count(self, usage: Usage) -> None:

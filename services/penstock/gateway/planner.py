@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import grpc
@@ -81,28 +81,3 @@ class Planner:
                 )
             raise asyncio.InvalidStateError("the router ended the stream without a plan")
         return answer
-
-
-def plan_ask(
-    request_id: str,
-    model: str,
-    tenant: str,
-    session: str,
-    prompt_tokens: int,
-    max_tokens: int,
-    keys: Sequence[bytes],
-    avoid: Sequence[str],
-    output_tokens: int,
-) -> router_pb2.PlanAsk:
-    """The question to the router."""
-    return router_pb2.PlanAsk(
-        request_id=request_id,
-        model_name=model,
-        tenant=tenant,
-        session=session,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-        block_keys=keys,
-        avoid=avoid,
-        output_tokens=output_tokens,
-    )

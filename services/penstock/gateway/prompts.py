@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
@@ -12,6 +13,7 @@ from penstock.chat.prompt import Encoded
 from penstock.gateway.ask import Conversation, Prompt, check_token
 from penstock.kv.identity import block_keys
 from penstock.rpc.errors import InvalidRequest
+from penstock.v1 import common_pb2
 
 THREAD_FROM = 8192
 """Characters from which a prompt is prepared in a thread: more may hold the event loop for over 5 ms."""
@@ -21,13 +23,26 @@ THREAD_FROM = 8192
 class Prepared:
     """A prompt, ready for the mesh."""
 
-    ids: array[int]
+    tokens: int
+    request: common_pb2.Request
+    """Holds the prompt's ids and the root of its keys; the rest differs from choice to choice."""
     keys: Sequence[bytes]
-    rendered: str | None
+    """Of all full blocks."""
+    rendered: str | None = None
     """The text that the chat template made, if it made one."""
     call_tools: bool = False
     remembered: Remembered | None = None
     """What to remember for the session's next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What the model as it is served now says about prompts."""
+
+    root: bytes
+    block_size: int
+    context: int
+    """Tokens, with the answer."""
 
 
 def weight(prompt: Prompt) -> int:
@@ -39,11 +54,12 @@ def weight(prompt: Prompt) -> int:
     return total + sum(256 + 64 * len(tool.parameters) for tool in prompt.tools)
 
 
-def prepare(model: ChatModel, prompt: Prompt, root: bytes, block_size: int, earlier: Remembered | None) -> Prepared:
+def prepare(model: ChatModel, prompt: Prompt, naming: Naming, earlier: Remembered | None) -> Prepared:
     """Renders, tokenizes and names blocks. Pure; runs in any thread. Raises InvalidRequest."""
     if isinstance(prompt, Conversation):
-        return _conversation(model, prompt, root, block_size, earlier)
+        return _conversation(model, prompt, naming, earlier)
     if isinstance(prompt, str):
+        check_length(model.encoder.at_least(prompt), naming.context, "prompt")
         ids = model.encoder.encode_raw(prompt)
     else:
         for token in prompt:
@@ -51,15 +67,28 @@ def prepare(model: ChatModel, prompt: Prompt, root: bytes, block_size: int, earl
         ids = array("I", prompt)
     if not ids:
         raise InvalidRequest("prompt: is empty; a prompt needs at least one token", field="prompt")
-    return Prepared(ids, block_keys(root, ids, block_size), None)
+    check_length(len(ids), naming.context, "prompt")
+    return _prepared(ids, block_keys(naming.root, ids, naming.block_size), naming)
 
 
-def _conversation(
-    model: ChatModel, prompt: Conversation, root: bytes, block_size: int, earlier: Remembered | None
-) -> Prepared:
+def _prepared(ids: array[int], keys: Sequence[bytes], naming: Naming, **more: Any) -> Prepared:
+    request = common_pb2.Request(prompt_ids=ids, cache_root=naming.root)
+    return Prepared(len(ids), request, keys, **more)
+
+
+def check_length(tokens: int, context: int, field: str) -> None:
+    """Raises InvalidRequest for a prompt that leaves no room for an answer."""
+    if tokens >= context:
+        what = f"{field}: {tokens} tokens or more; the model's context holds {context}, with the answer"
+        raise InvalidRequest(what, field=field, code="context_length_exceeded")
+
+
+def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, earlier: Remembered | None) -> Prepared:
     text = model.render(prompt.messages, prompt.tools)
+    check_length(model.encoder.at_least(text), naming.context, "messages")
     encoded: Encoded = model.encoder.encode(text, earlier.encoded if earlier else None)
     if not encoded.ids:
         raise InvalidRequest("messages: the chat template made an empty prompt of them", field="messages")
-    known = remember(encoded, earlier, root, block_size)
-    return Prepared(encoded.ids, known.keys, text, prompt.call_tools, known)
+    check_length(len(encoded.ids), naming.context, "messages")
+    known = remember(encoded, earlier, naming.root, naming.block_size)
+    return _prepared(encoded.ids, known.keys, naming, rendered=text, call_tools=prompt.call_tools, remembered=known)

@@ -70,8 +70,12 @@ class Script:
     """Decode sends token 0 again."""
     handoff_fails: bool = False
     prefill_dies: bool = False
+    prefill_dies_late: bool = False
+    """The first prefill dies when it has handed off, before it gives its token to the gateway."""
     decode_dies_after: int | None = None
     """Tokens after which the first decode call breaks."""
+    generate: Callable[[Worker, decode_pb2.GenerateRequest], PenstockError | None] = lambda worker, request: None
+    """What a decode worker fails with instead of generating."""
     hang: bool = False
     """Decode waits for ever after the first token."""
     refuse: PenstockError | None = None
@@ -130,6 +134,9 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         try:
             if script.prefill_dies:
                 raise Unavailable("the worker is going away")
+            if script.prefill_dies_late and self.name == "prefill-0":
+                await self._mesh.until(lambda: any(worker.live for worker in self._mesh.decodes))
+                raise RuntimeError("the worker has a fault")
             start = len(request.request.output_ids)
             tokens = self._tokens(request.request)
             event = prefill_pb2.PrefillEvent(token=self._token(request.request, start, tokens[start]))
@@ -145,7 +152,11 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         self.live += 1
         self.requests.append(request.request)
         self.handoffs.append(request.handoff if request.HasField("handoff") else None)
+        self._mesh.tick()
         try:
+            error = self._mesh.script.generate(self, request)
+            if error is not None:
+                raise error
             async for event in self._generate(request):
                 yield event
         finally:
@@ -227,8 +238,9 @@ class FakeMesh:
         """Calls that are open anywhere."""
         return self.router.live + sum(worker.live for worker in (*self.prefills, *self.decodes))
 
-    def set_view(self, *, ready: bool) -> None:
-        model = router_pb2.ServedModel(name=MODEL, spec=spec_to_message(self.spec), max_model_len=CONTEXT, ready=ready)
+    def set_view(self, *, ready: bool, context: int = CONTEXT) -> None:
+        spec = spec_to_message(self.spec)
+        model = router_pb2.ServedModel(name=MODEL, spec=spec, max_model_len=context, ready=ready)
         self.router.view = router_pb2.MeshView(models=[model])
         self.router.changed.set()
 

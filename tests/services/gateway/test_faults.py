@@ -1,0 +1,245 @@
+"""Workers that die, clients that leave, crowds: no token is lost or doubled, everything is freed within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import httpx2
+import openai
+import pytest
+
+from penstock.rpc.errors import InvalidRequest, Overloaded, Unavailable
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
+
+HELLO = [{"role": "user", "content": "hi"}]
+TEXT = "The quick brown fox."
+
+
+async def ask(setup, **body):
+    answer = await setup.client.chat.completions.create(model="tiny", messages=HELLO, **body)
+    return answer.choices[0].message.content, answer.usage
+
+
+async def test_prefill_dies_and_decode_computes_by_itself(setup):
+    setup.script.prefill_dies = True
+    setup.script.cached = {"host": 8}
+    text, usage = await ask(setup)
+    assert (text, usage.prompt_tokens_details.cached_tokens) == (TEXT, 8)
+    assert len(setup.mesh.router.asks) == 1
+
+
+async def test_a_failed_handoff_sends_nothing_twice(setup):
+    setup.script.handoff_fails = True
+    setup.script.cached = {"nvme": 4}
+    text, usage = await ask(setup)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    assert usage.prompt_tokens_details.cached_tokens == 4
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_tokens_that_come_again_are_dropped(setup, batch):
+    setup.script.repeat, setup.script.batch = True, batch
+    text, usage = await ask(setup, logprobs=True)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+
+
+@pytest.mark.parametrize(("prefill", "after"), [(True, 2), (True, 5), (False, 1), (False, 5)])
+async def test_decode_dies_and_another_takes_over(setup, prefill, after):
+    setup.script.prefill, setup.script.decode_dies_after = prefill, after
+    setup.script.cached = {"host": 8}
+    text, usage = await ask(setup)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    first, second = setup.mesh.router.asks
+    assert (first.avoid, second.avoid) == ([], ["decode-0"])
+    assert second.output_tokens == len(setup.mesh.decodes[1].requests[0].output_ids)
+    assert usage.prompt_tokens_details.cached_tokens == 8
+    assert usage.prompt_tokens == 8 + usage.model_dump()["penstock"]["computed_tokens"]
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+async def test_a_worker_that_refuses_to_start_is_avoided(setup, prefill):
+    setup.script.prefill = prefill
+    setup.script.generate = lambda worker, request: Overloaded("full") if worker.name == "decode-0" else None
+    assert (await ask(setup))[0] == TEXT
+    assert [list(asked.avoid) for asked in setup.mesh.router.asks] == [[], ["decode-0"]]
+
+
+async def test_a_stream_pauses_and_goes_on(setup):
+    setup.script.decode_dies_after = 3
+    stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == TEXT
+    assert list(setup.mesh.decodes[1].requests[0].output_ids) == setup.ids(TEXT)[:3]
+
+
+async def test_a_first_token_that_never_came_is_made_again(setup):
+    """Prefill has handed off and dies before it has told the gateway: decode goes on from token 1, as it should."""
+    setup.script.prefill_dies_late = True
+    text, usage = await ask(setup)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    assert list(setup.mesh.router.asks[1].avoid) == ["prefill-0"]
+
+
+async def test_when_all_workers_fail_the_client_hears_of_it(setup):
+    setup.script.generate = lambda worker, request: Unavailable("gone")
+    with pytest.raises(openai.InternalServerError) as failed:
+        await ask(setup)
+    assert failed.value.status_code == 503
+    assert "127.0.0.1" not in str(failed.value) and "decode-" not in str(failed.value)
+
+
+async def test_an_error_after_the_first_byte_is_an_event(setup):
+    setup.script.decode_dies_after = 3
+    refusal = InvalidRequest("no, thank you", field="prompt")
+    setup.script.generate = lambda worker, request: refusal if worker.name == "decode-1" else None
+    stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+    with pytest.raises(openai.APIError, match="no, thank you"):
+        async for _ in stream:
+            pass
+
+
+async def test_the_router_refuses(setup):
+    for error, status, kind in (
+        (Overloaded("queue of 127.0.0.1 is full", retry_after=7), 429, openai.RateLimitError),
+        (Unavailable("no worker at 127.0.0.1"), 503, openai.InternalServerError),
+    ):
+        setup.script.refuse = error
+        with pytest.raises(kind) as failed:
+            await ask(setup)
+        assert failed.value.status_code == status
+        assert "127.0.0.1" not in str(failed.value)
+        assert int(failed.value.response.headers["retry-after"]) >= 1
+    assert failed.value.response.headers["x-request-id"]
+
+
+async def test_progress_is_told(setup):
+    await ask(setup)
+    await setup.mesh.until(lambda: setup.mesh.live == 0)
+    progress = setup.mesh.router.progress
+    assert progress[0].prefill_done
+    assert progress[-1].generated == len(setup.ids(TEXT)) + 1
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_everything(setup, stream, prefill):
+    setup.script.hang, setup.script.prefill = True, prefill
+    async with httpx2.AsyncClient(base_url=setup.url) as client:
+        body = {"model": "tiny", "messages": HELLO, "stream": stream, "n": 2}
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await setup.mesh.until(lambda: sum(worker.live for worker in setup.mesh.decodes) == 2)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(1):
+        await setup.mesh.until(lambda: setup.mesh.live == 0)
+        await setup.gateway.admission.idle()
+
+
+async def test_a_grpc_client_that_leaves_frees_everything(setup):
+    setup.script.hang = True
+    async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        message = gateway_pb2.ChatMessage(role="user", content="hi")
+        request = gateway_pb2.ChatCompletionRequest(model="tiny", messages=[message])
+        call = gateway_pb2_grpc.GatewayStub(channel).ChatCompletion(request)
+        assert (await call.read()).content == "T"
+        call.cancel()
+        async with asyncio.timeout(1):
+            await setup.mesh.until(lambda: setup.mesh.live == 0)
+            await setup.gateway.admission.idle()
+
+
+async def test_a_crowd_is_refused_at_once(opened):
+    async with opened(max_live_requests=2) as setup:
+        setup.script.hang = True
+        streams = [
+            await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True) for _ in range(2)
+        ]
+        with pytest.raises(openai.RateLimitError) as failed:
+            await ask(setup)
+        assert failed.value.response.headers["retry-after"] == "1"
+        assert failed.value.code == "rate_limit_exceeded"
+        async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+            call = gateway_pb2_grpc.GatewayStub(channel).ChatCompletion(gateway_pb2.ChatCompletionRequest())
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for stream in streams:
+            await stream.close()
+        await setup.mesh.until(lambda: setup.mesh.live == 0)
+        setup.script.hang = False
+        assert (await ask(setup))[0] == TEXT
+
+
+async def test_the_deadline_of_the_edge_reaches_the_workers(opened):
+    async with opened(request_timeout_s=0.3) as setup:
+        setup.script.hang = True
+        with pytest.raises(openai.InternalServerError) as failed:
+            await ask(setup)
+        assert failed.value.status_code == 504
+        await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
+async def test_a_slow_reader_gets_merged_deltas(setup):
+    """Nothing is read until the model has said everything; memory holds one delta, the text is whole."""
+    text = "word " * 3000
+    ids = setup.ids(text)
+    setup.script.say = lambda request: ids[:2000]
+    setup.script.batch = 1
+    host, _, port = setup.gateway.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    body = json.dumps({"model": "tiny", "messages": HELLO, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await setup.mesh.until(lambda: any(worker.requests for worker in setup.mesh.decodes))
+    await setup.mesh.until(lambda: setup.mesh.live == 0, timeout_s=20)
+    raw = await reader.read(-1)
+    chunks = [json.loads(line[6:]) for line in raw.split(b"\n") if line.startswith(b"data: {")]
+    found = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert found == setup.tokenizer.decode(ids[:2000])
+    writer.close()
+
+
+async def test_silence_is_filled_with_comments(opened):
+    async with opened(ping_s=0.05) as setup:
+        setup.script.hang = True
+        async with httpx2.AsyncClient(base_url=setup.url) as client:
+            body = {"model": "tiny", "messages": HELLO, "stream": True}
+            async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if line == ": ping":
+                        break
+
+
+async def test_huge_prompts_do_not_hold_up_others(setup):
+    """While ten megabytes are read, rendered and tokenized, the loop goes on."""
+    gap, beating = 0.0, True
+
+    async def heartbeat() -> None:
+        nonlocal gap
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while beating:
+            await asyncio.sleep(0.005)
+            now = loop.time()
+            gap, last = max(gap, now - last), now
+
+    prompt = [{"role": "user", "content": "word " * 20_000}]
+    setup.mesh.set_view(ready=True, context=10**6)
+    async with setup.gateway.mesh.changed:
+        await setup.gateway.mesh.changed.wait_for(lambda: setup.gateway.mesh.served().max_model_len == 10**6)
+    try:
+        beat = asyncio.create_task(heartbeat())
+        answer = await setup.client.chat.completions.create(model="tiny", messages=prompt, max_tokens=3)
+        beating = False
+        await beat
+    finally:
+        setup.mesh.set_view(ready=True)
+    assert answer.usage.prompt_tokens > 90_000
+    assert gap < 0.25
+
+
+async def test_hopeless_prompts_are_refused_unread(setup):
+    prompt = [{"role": "user", "content": "word " * 2_000_000}]
+    async with asyncio.timeout(5):
+        with pytest.raises(openai.BadRequestError) as failed:
+            await setup.client.chat.completions.create(model="tiny", messages=prompt)
+    assert failed.value.code == "context_length_exceeded"
