@@ -21,6 +21,7 @@ import structlog
 
 from penstock.kv.arena import ArenaMap, Layout, MapError
 from penstock.kv.checksum import checksum
+from penstock.kv.copying import copy_bytes
 from penstock.kv.identity import KvSpec
 from penstock.kv.pieces import Assembly, packed
 from penstock.rpc.context import outgoing
@@ -170,6 +171,7 @@ class StoreClient:
         self._returns: list[tuple[_Session, int]] = []
         self._unwritten: list[tuple[_Session, kvstore_pb2.CommitBlock]] = []
         self._tidy_up = asyncio.Event()
+        self._strays: set[asyncio.Task[Any]] = set()
         self._log = structlog.get_logger("penstock.kv").bind(client=client)
 
     @property
@@ -203,7 +205,7 @@ class StoreClient:
             leased, response = Leased(), kvstore_pb2.LeaseResponse()
             try:
                 async with self._limit(session) as until:
-                    response = await self._call(session, self._rpc.Lease, request)
+                    response = await self._gain(session, self._rpc.Lease, request, self._end_lease)
                     if response.blocks:
                         leased = await self._load(session, keys, response, until)
                 yield leased
@@ -211,9 +213,7 @@ class StoreClient:
                 for view in leased.blocks:
                     with suppress(BufferError):  # somebody kept a view of it
                         view.release()
-                if response.lease_id:
-                    self._returns.append((session, response.lease_id))
-                    self._tidy_up.set()
+                self._end_lease(session, response)
 
     async def put(self, blocks: Sequence[BlockPut]) -> int:
         """Stores blocks that are not stored yet; returns how many were. Parents come before their children.
@@ -306,7 +306,10 @@ class StoreClient:
                 for block in blocks
             ],
         )
-        response = await self._call(session, self._rpc.Reserve, request)
+        keys = [block.key for block in blocks]
+        response = await self._gain(
+            session, self._rpc.Reserve, request, lambda session, rooms: self._give_back(session, keys, rooms.blocks)
+        )
         if len(response.blocks) != len(blocks):
             raise self._fault("the store's answer does not fit the question")
         mine = [
@@ -319,7 +322,7 @@ class StoreClient:
         try:
             committed = await self._fill(session, mine)
         except BaseException:
-            self._give_back(session, mine)
+            self._give_back(session, keys, response.blocks)
             raise
         self.stats.put += committed
         self.stats.late_commits += len(mine) - committed
@@ -357,9 +360,37 @@ class StoreClient:
 
         return sum((await self._call(session, self._rpc.Write, messages())).committed)
 
-    def _give_back(self, session: _Session, mine: list[tuple[BlockPut, kvstore_pb2.Reservation]]) -> None:
-        self._unwritten += [(session, kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch)) for block, room in mine]
+    # -- giving back
+
+    def _end_lease(self, session: _Session, response: kvstore_pb2.LeaseResponse) -> None:
+        if response.lease_id:
+            self._returns.append((session, response.lease_id))
+            self._tidy_up.set()
+
+    def _give_back(self, session: _Session, keys: Sequence[bytes], rooms: Sequence[kvstore_pb2.Reservation]) -> None:
+        for key, room in zip(keys, rooms, strict=False):
+            if room.state == kvstore_pb2.Reservation.STATE_WRITE:
+                self._unwritten.append((session, kvstore_pb2.CommitBlock(key=key, epoch=room.epoch)))
         self._tidy_up.set()
+
+    async def _gain(
+        self, session: _Session, method: Any, request: Any, give_back: Callable[[_Session, Any], None]
+    ) -> Any:
+        """A call that brings a loan. When its caller is cancelled it goes on alone, to give back what it brings."""
+        calling = asyncio.ensure_future(self._call(session, method, request))
+        try:
+            return await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            self._strays.add(calling)
+            calling.add_done_callback(lambda done: self._came_too_late(session, done, give_back))
+            raise
+
+    def _came_too_late(
+        self, session: _Session, done: asyncio.Task[Any], give_back: Callable[[_Session, Any], None]
+    ) -> None:
+        self._strays.discard(done)
+        if not done.cancelled() and done.exception() is None:
+            give_back(session, done.result())
 
     # -- calls and faults
 
@@ -512,6 +543,8 @@ class StoreClient:
 
     def close(self) -> None:
         """Ends the session; the store takes back what is left."""
+        for stray in list(self._strays):
+            stray.cancel()
         if self._session is not None:
             self._lost(self._session, "closed")
 
@@ -562,7 +595,7 @@ def _copy(
             break
         slot = memory.block(room.offset, len(data))
         if memory.holds(room.offset, room.epoch):
-            slot[:] = data
+            copy_bytes(slot, data)
         written.append(kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(data)))
     return written
 

@@ -172,6 +172,23 @@ async def test_cancelling_a_put_gives_its_room_back() -> None:
         assert await read(client, keys(12)) == [bytes(block.data) for block in blocks]
 
 
+async def test_a_caller_that_leaves_while_it_asks_keeps_nothing() -> None:
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        await client.put(puts(4))
+        for turns in range(40):
+            for asking in (read(client, keys(4)), client.put(puts(4, f"t{turns}"))):
+                task = asyncio.ensure_future(asking)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+        async with asyncio.timeout(2):
+            await eventually(lambda: not store.stats().leases and not store.stats().reserved)
+        stats = store.stats()
+        assert (stats.used_bytes, stats.cooling) == (stats.blocks * BLOCK_BYTES, 0)
+        assert (stats.expired_leases, stats.expired_reservations) == (0, 0)
+
+
 async def test_without_a_store_every_call_fails_at_once() -> None:
     async with client_of("127.0.0.1:1") as away, open_store(None, "test", spec(), HOST) as none:
         for client in (away, none):
