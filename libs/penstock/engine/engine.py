@@ -22,7 +22,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
 from penstock.engine.hooks import DraftAsk, Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.pool import LAYOUT
-from penstock.engine.request import Request, TokenOut, Update
+from penstock.engine.request import FinishReason, Request, TokenOut, Update
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice, Chosen
 from penstock.engine.scheduler import Limits, Row, Scheduler
@@ -112,7 +112,7 @@ class Engine:
         """
         one = self._accept(request, source, sink)
         try:
-            finish = None
+            finish: FinishReason | None = None
             while finish is None:
                 tokens, finish = await one.slot.take()
                 yield _update(one, tokens, finish)
@@ -163,6 +163,7 @@ class Engine:
             self._enter(one)
         else:
             load = self._tasks.create_task(self._load(one, source), name=f"load {one.owner}")
+            load.add_done_callback(lambda _: self._load_over(one))
             self._loading[one.ticket] = load
         return one
 
@@ -182,17 +183,19 @@ class Engine:
         if self._live.get(one.id) is one:
             del self._live[one.id]
             self._forget_drafts(one.id)
+        if one.gone:
+            return
         load = self._loading.get(one.ticket)
-        if load is not None:
-            load.cancel()  # its pages go when it ends
-        elif not one.gone:
+        if load is None:
             self._scheduler.drop(one)
+        else:
+            one.gone = True
+            load.cancel()  # its pages go when it has ended
         self._wake.set()
 
     def _fail(self, one: Live, error: Exception) -> None:
         one.slot.fail(error)
-        if not one.gone:
-            self._drop(one)
+        self._drop(one)
 
     def _close(self) -> None:
         """No new requests; live ones fail; `_serve` and the loads end by themselves."""
@@ -207,16 +210,19 @@ class Engine:
         writer = Writer(self._runner.pool, self._scheduler, one)
         try:
             result = await self._ask_source(one, source, writer)
-            writer.close()
-            await writer.drain()
-            self._use_loaded(one, writer.written, result)
-        except BaseException:
-            writer.close()
-            self._scheduler.drop(one)
-            raise
         finally:
+            writer.close()
+        await writer.drain()
+        if not one.gone:
             del self._loading[one.ticket]
-        self._enter(one)
+            self._use_loaded(one, writer.written, result)
+            self._enter(one)
+
+    def _load_over(self, one: Live) -> None:
+        """The load has ended; when it did not end in `_enter` (dropped, perhaps before it began), so does its claim."""
+        if self._loading.pop(one.ticket, None) is not None:
+            self._scheduler.drop(one)
+            self._wake.set()
 
     async def _ask_source(self, one: Live, source: KvSource, writer: Writer) -> LoadResult:
         """What the source found; nothing when it raised or talks nonsense."""
@@ -448,11 +454,11 @@ def _run(one: Live, row: Row, drafts: tuple[int, ...]) -> Run:
     return Run(choice, one.computed, row.count, one.pages, (one.owner, one.version))
 
 
-def _update(one: Live, tokens: tuple[TokenOut, ...], finish: str | None) -> Update:
+def _update(one: Live, tokens: tuple[TokenOut, ...], finish: FinishReason | None) -> Update:
     times = one.timeline
     return Update(
         tokens=tokens,
-        finish=one.slot.finish,
+        finish=finish,
         cached_tokens=one.cached_tokens,
         computed_tokens=one.computed_tokens,
         drafted=one.drafted,

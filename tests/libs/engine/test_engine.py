@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
+from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused, RequestTooLong
 from penstock.engine.request import Request, SamplingParams
-from penstock.testing.checkpoints import END_OF_TURN, EOS
+from penstock.testing.checkpoints import END_OF_TURN, EOS, TinyModel, write_checkpoint
 
 
 @pytest.fixture
@@ -314,6 +316,73 @@ async def test_dropped_while_loading_waiting_and_running(config, kit):
             await asyncio.sleep(0)
         assert_idle(engine)
         assert len((await kit.read(engine, kit.request("a", 10, kit.seeded(1)))).ids) == 24
+
+
+async def test_dropped_before_its_load_began(config, kit):
+    async with Engine.open(config) as engine:
+        source = kit.Source([], gate=asyncio.Event())
+        engine._drop(engine._accept(kit.request("a", 10, kit.seeded(1)), source, None))
+        while engine.stats().loading:
+            await asyncio.sleep(0)
+        assert source.writer is None, "it never ran"
+        assert_idle(engine)
+
+
+async def test_source_that_will_not_be_cancelled(config, kit):
+    class Stubborn(kit.Source):
+        async def load(self, pages):
+            try:
+                return await super().load(pages)
+            except asyncio.CancelledError:
+                return 16
+
+    async with Engine.open(config) as engine:
+        _, sink = await filled(engine, kit, kit.request("a", 100, kit.seeded(8)))
+        source = Stubborn(blocks_of(sink), gate=asyncio.Event())
+        reader = asyncio.create_task(kit.read(engine, kit.request("a", 100, kit.seeded(8)), source))
+        await source.started.wait()
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        while engine.stats().loading:
+            await asyncio.sleep(0)
+        assert_idle(engine)
+
+
+async def test_large_copy_outlives_its_reader_but_not_its_pages(tmp_path, kit):
+    """Blocks beyond the inline size are copied in a thread, which holds the pages until it is done."""
+    directory = write_checkpoint(tmp_path / "wide", TinyModel(layers=4, head_dim=64, kv_heads=4))
+    config = EngineConfig(directory, kv_pool_tokens=2048, threads=1)
+    async with Engine.open(config) as engine:
+        expected, sink = await filled(engine, kit, kit.request("a", 400, kit.seeded(8)))
+        assert engine.spec.block_bytes * 20 > 1 << 20
+        again = await kit.read(engine, kit.request("a", 400, kit.seeded(8)), kit.Source(blocks_of(sink)[:25]))
+        kit.assert_same(expected, again)
+        assert again.last.cached_tokens == 399
+        pages_of = engine._runner.pool
+        started, go = threading.Event(), threading.Event()
+        write = pages_of.write
+
+        def slow(pages, blocks):
+            started.set()
+            go.wait()
+            write(pages, blocks)
+
+        pages_of.write = slow
+        source = kit.Source(blocks_of(sink)[:20])
+        reader = asyncio.create_task(kit.read(engine, kit.request("a", 400, kit.seeded(8)), source))
+        while not started.is_set():
+            await asyncio.sleep(0)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        while engine.stats().loading:
+            await asyncio.sleep(0)
+        assert engine.stats().free_pages == engine.stats().total_pages - 20, "the copy still holds its pages"
+        go.set()
+        while engine.stats().free_pages != engine.stats().total_pages:
+            await asyncio.sleep(0)
+        assert_idle(engine)
 
 
 async def test_reader_that_leaves_after_every_count_of_tokens(config, kit):
