@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from penstock.cli.mesh import MeshOptions
-from penstock.runtime.config import ConfigError
+from penstock.cli.mesh import DemoOptions, MeshOptions
+from penstock.runtime.config import ConfigError, sources
 
 _SERVICES = {
     "gateway": "The door: OpenAI's HTTP API, and gRPC.",
@@ -22,21 +22,13 @@ _SERVICES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions(MeshOptions):
-    """The mesh of the demo: like any other, on a port of its own."""
-
-    port: int = 0
-    """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
-
-
 def make_app() -> App:
     """The command line. What is not asked for is not imported."""
     app = App(
         name="penstock", help="Serves language models as a mesh of services whose KV cache outlives turns and crashes."
     )
-    app.command(_up, name="up")
-    app.command(_demo, name="demo")
+    app.command(_mesh_command("up", _up))
+    app.command(_mesh_command("demo", _demo))
     app.command("penstock.cli.bench:app", name="bench", help="Measures the mesh beside its limits and its peers.")
     app.command("penstock.models.cli:app", name="models", help="Shows, trains and evaluates the embedded models.")
     for service, what in _SERVICES.items():
@@ -64,6 +56,13 @@ def _demo(options: Annotated[DemoOptions | None, Parameter(name="*")] = None) ->
     from penstock.cli.demo import demo
 
     return demo(options or DemoOptions())
+
+
+def _mesh_command(name: str, run: Callable[..., int]) -> App:
+    """A command with settings: command line, then PENSTOCK_UP_PORT, then `port` in the table [up] of penstock.toml."""
+    app = App(name=name, help=run.__doc__ or "", config=sources(name))
+    app.default(run)
+    return app
 
 
 def _service(service: str, what: str) -> App:

@@ -67,6 +67,14 @@ class MeshOptions:
         return NAMES[1] if self.model == NAMES[0] else "none"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(MeshOptions):
+    """The mesh of the demo: like any other, on a port of its own."""
+
+    port: int = 0
+    """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
+
+
 @dataclass(frozen=True)
 class MeshPlan:
     """What to start, and where it will answer."""
@@ -122,7 +130,12 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
         name=service if number is None else f"{service}-{number}",
         command=(sys.executable, "-m", f"penstock.{service}", *arguments),
         stop_stage=stage,
-        environment={f"PENSTOCK_{service.upper()}_LOG_LEVEL": options.log_level, "GRPC_VERBOSITY": "NONE"},
+        environment={
+            f"PENSTOCK_{service.upper()}_LOG_LEVEL": options.log_level,
+            "GRPC_VERBOSITY": "NONE",
+            # OpenMP threads that spin while they wait starve the other processes of the mesh.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        },
     )
 
 
@@ -145,5 +158,9 @@ def _http_address(options: MeshOptions, ports: Ports) -> str:
 def _threads(options: MeshOptions) -> int:
     if options.threads:
         return options.threads
-    workers = options.decode + (0 if options.aggregated else options.prefill)
+    return default_threads(options.decode + (0 if options.aggregated else options.prefill))
+
+
+def default_threads(workers: int) -> int:
+    """The cores, shared out among the workers."""
     return max(1, len(os.sched_getaffinity(0)) // workers)

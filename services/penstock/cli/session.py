@@ -14,6 +14,8 @@ from penstock.cli.supervisor import supervised
 from penstock.cli.view import View
 
 _PROBE_S = 0.03
+_PROBE_PATIENCE_S = 2.0
+_INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -35,13 +37,13 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[str]:
 
 
 def run_until_signalled(main: Callable[[], Any]) -> int:
-    """Runs the coroutine function to its end; its exit code, or 0 when a signal ended it."""
+    """Runs the coroutine function to its end; its exit code, or 130 when a signal ended it, as shells have it."""
 
     async def body() -> int:
         try:
             return int(await main() or 0)
         except asyncio.CancelledError:
-            return 0
+            return _INTERRUPTED
 
     return asyncio.run(body())
 
@@ -57,14 +59,17 @@ async def serving(url: str) -> None:
 
 async def _says_ready(host: str, port: int) -> bool:
     try:
-        reader, writer = await asyncio.open_connection(host, port)
-    except OSError:
+        async with asyncio.timeout(_PROBE_PATIENCE_S):
+            return await _probe(host, port)
+    except OSError:  # a TimeoutError is one
         return False
+
+
+async def _probe(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return b" 200 " in await reader.readline()
-    except OSError:
-        return False
     finally:
         writer.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from penstock.cli.mesh import MeshOptions
@@ -39,5 +40,6 @@ async def _stay(options: MeshOptions, view: View) -> int:
     async with running_mesh(options, view) as url:
         print(f"ready {url}", flush=True)
         view.ready(f"model {options.model_name}; Ctrl-C stops" if sys.stderr.isatty() else "")
-        await asyncio.Event().wait()  # until a signal cancels this task
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()  # until a signal cancels this task: its regular end
     return 0

@@ -64,7 +64,8 @@ class Report:
         """For people."""
         table = Table(title=f"penstock bench {self.bench}", title_justify="left")
         for column in ("figure", "median", "min", "max", "unit", "against", "goal", "met"):
-            table.add_column(column, justify="right" if column in ("median", "min", "max", "goal") else "left")
+            number = column in ("median", "min", "max", "goal")
+            table.add_column(column, justify="right" if number else "left", no_wrap=column != "against")
         for figure in self.figures:
             table.add_row(*_cells(figure))
         return table

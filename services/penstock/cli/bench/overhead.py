@@ -2,7 +2,8 @@
 
 Both sides generate the same number of tokens from prompts of the same length, greedily, without drafting; every
 prompt is new, so nothing is cached. The mesh is `penstock up` with its processes, spoken to over HTTP; its client
-shares the machine's cores. The bare engine is the same code with the same settings in this process.
+shares the machine's cores. The bare engine is the same code in this process, with as many threads as one worker of
+the mesh has.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import httpx2
 import msgspec
 
 from penstock.cli.bench.harness import Figure, Report, figure, interleave
+from penstock.cli.mesh import default_threads
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
@@ -27,6 +29,8 @@ from penstock.models import embedded
 
 _PROMPT_TOKENS = 512
 _MODEL = "penstock-mini"
+_WORKERS = 2
+"""Of the mesh: one prefill, one decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Stream:
 
 
 class Prompts:
-    """New random prompts of one length, the same sequence for every subject."""
+    """New random prompts of one length."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
@@ -70,11 +74,10 @@ class Prompts:
 async def measure(quick: bool) -> Report:
     """Runs the bench."""
     tokens, rounds = (64, 3) if quick else (192, 7)
-    config = EngineConfig(model=embedded(_MODEL))
+    config = EngineConfig(model=embedded(_MODEL), threads=default_threads(_WORKERS))
     async with Engine.open(config) as engine, _mesh() as client:
         prompts = Prompts(engine.checkpoint.config.vocab_size)
-        bare = _Bare(engine, prompts, tokens)
-        mesh = _Mesh(client, prompts, tokens)
+        bare, mesh = _Bare(engine, prompts, tokens), _Mesh(client, prompts, tokens)
         samples = await interleave({"bare": bare.measure, "mesh": mesh.measure}, rounds)
     return Report("overhead", _figures(samples["bare"], samples["mesh"]))
 
