@@ -74,6 +74,14 @@ def resolve_hints(config_type: Any) -> None:
     }
 
 
+def sources(table: str) -> list[Any]:
+    """Where a command's settings come from when the command line is silent: environment, then file."""
+    return [
+        Env(f"PENSTOCK_{table.upper()}_", command=False),
+        Toml(os.environ.get("PENSTOCK_CONFIG", "penstock.toml"), root_keys=[table], must_exist=False),
+    ]
+
+
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:
     """The command line of one service; `serve(config)` runs it."""
     table = name.replace("-", "_")

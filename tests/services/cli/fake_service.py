@@ -21,6 +21,8 @@ async def live(name: str, behaviour: str, diary: Path | None, lifecycle: Lifecyc
     if behaviour == "chatty":
         print("x" * 100_000, file=sys.stderr, flush=True)
         print('{"event": "mind the gap", "level": "warning"}', file=sys.stderr, flush=True)
+    if behaviour.startswith("gateway:"):
+        await answer_readyz(int(behaviour.partition(":")[2]))
     lifecycle.ready(address="127.0.0.1:1", name=name)
     if behaviour == "hung":
         time.sleep(60)  # noqa: ASYNC251  the point: its event loop is blocked
@@ -28,6 +30,18 @@ async def live(name: str, behaviour: str, diary: Path | None, lifecycle: Lifecyc
     if diary is not None:
         with diary.open("a") as pages:
             pages.write(f"{name}\n")
+
+
+async def answer_readyz(port: int) -> None:
+    """HTTP of a few lines: not ready twice, then ready."""
+    statuses = iter(["503 Not Yet", "503 Not Yet"])
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {next(statuses, '200 OK')}\r\nConnection: close\r\n\r\n".encode())
+        writer.close()
+
+    await asyncio.start_server(answer, "127.0.0.1", port)
 
 
 if __name__ == "__main__":
