@@ -33,8 +33,9 @@ def _reporter(name: str, minutes: float, tokens: int) -> Report:
     def report(progress: Progress, note: str) -> None:
         share = max(progress.seconds / (60 * minutes), progress.tokens / tokens)
         print(
-            f"{time.strftime('%H:%M:%S')} {name} {share:6.1%}  step {progress.steps}  {progress.tokens / 1e6:.2f}M tokens"
-            f"  {progress.tokens / max(progress.seconds, 1e-9):.0f}/s  loss {progress.loss:.3f}"
+            f"{time.strftime('%H:%M:%S')} {name} {share:6.1%}  step {progress.steps}"
+            f"  {progress.tokens / 1e6:.2f}M tokens  {progress.tokens / max(progress.seconds, 1e-9):.0f}/s"
+            f"  loss {progress.loss:.3f}"
             f"  up {time.monotonic() - began:.0f}s {note}",
             file=sys.stderr,
             flush=True,
@@ -52,6 +53,7 @@ def train(
     minutes: float | None = None,
     threads: int | None = None,
     out: Path | None = None,
+    save_every: float = 120.0,
 ) -> None:
     """Train the pair of a preset, resuming where an earlier run stopped.
 
@@ -65,13 +67,14 @@ def train(
         minutes: another time budget for each step.
         threads: CPU threads.
         out: where the finished model directories go; the run's folder unless told.
+        save_every: seconds between checkpoints.
     """
     _prepare(threads)
     from .pair import STEPS, train_pair
     from .presets import PRESETS
 
     steps = STEPS if only is None else (only,)
-    train_pair(PRESETS[preset], runs / preset, out or runs / preset, steps, minutes, _reporter)
+    train_pair(PRESETS[preset], runs / preset, out or runs / preset, steps, minutes, save_every, _reporter)
 
 
 @app.command(name="eval")
@@ -81,6 +84,7 @@ def evaluate(
     draft: Path | None = None,
     count: int = 24,
     seed: int = 1,
+    kinds: tuple[str, ...] | None = None,
     threads: int | None = None,
     json: bool = False,
 ) -> None:
@@ -90,17 +94,23 @@ def evaluate(
         directory: the model; the embedded one unless told.
         draft: its draft; the sibling directory `NAME-draft` unless told, none if there is no such directory.
         count: sessions per kind.
+        kinds: kinds of tool sessions; all unless told.
         seed: of the evaluation data, which shares nothing with training whatever the seed.
         threads: CPU threads.
         json: print one JSON object and nothing else.
     """
     _prepare(threads)
     from . import embedded
+    from .evaluate import KINDS
     from .evaluate import evaluate as measure
 
     model = directory or embedded("penstock-mini")
     pair = draft or model.with_name(model.name + "-draft")
-    report = measure(model, pair if pair.is_dir() else None, count, seed, lambda text: print(text, file=sys.stderr))
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    report = measure(model, pair if pair.is_dir() else None, count, seed, kinds or KINDS, note)
     print(dumps(report) if json else _table(report))
 
 

@@ -120,8 +120,10 @@ class Stream:
             self.drawn += 1
             kind = rng.choices(kinds, shares)[0]
             doc = self.library.document(rng) if kind == "text" else make(kind, rng, self.side)
-            samples.append(weigh(self.tokenizer, doc, stage.length))
-            total += len(samples[-1].ids)
+            sample = weigh(self.tokenizer, doc, stage.length)
+            if any(sample.weights[1:]):  # a long prompt may leave nothing to learn before the cut
+                samples.append(sample)
+                total += len(sample.ids)
         samples.sort(key=lambda s: len(s.ids))
         rows: list[Sample] = []
         for sample in samples:

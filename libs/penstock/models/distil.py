@@ -39,7 +39,7 @@ class OwnWords:
         tokenizer: Tokenizer,
         library: Library,
         seed: int,
-        rows: int = 384,
+        rows: int,
         start: int = 24,
         length: int = 72,
     ) -> None:

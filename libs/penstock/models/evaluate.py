@@ -140,14 +140,16 @@ def documents(kinds: Sequence[str], count: int, seed: int) -> Iterator[Document]
             yield make(kind, Random(f"evaluation:{seed}:{kind}:{i}"), side)
 
 
-def score(net: Net, tokenizer: Tokenizer, count: int, seed: int, context: int = 4096) -> Tally:
+def score(
+    net: Net, tokenizer: Tokenizer, count: int, seed: int, kinds: Sequence[str] = KINDS, context: int = 4096
+) -> Tally:
     """Play every assistant turn of held-out sessions, each after the right history.
 
     One teacher-forced pass finds the turns that greedy decoding writes exactly as expected; only the others
     are decoded, since there the difference decides.
     """
     tally = Tally()
-    for doc in documents((*KINDS, "json", "facts", "chat"), count, seed):
+    for doc in documents((*kinds, "json", "facts", "chat"), count, seed):
         ids, _ = ids_and_starts(tokenizer, doc.text)
         row = torch.tensor(ids[:context])
         with torch.no_grad():
@@ -246,7 +248,8 @@ def _interval(right: float, total: int) -> tuple[float, float]:
 def _fraction(name: str, right: int, total: int) -> Figure:
     low, high = _interval(right, total)
     goal = GOALS.get(name)
-    return _figure(name, right / total, "fraction", low, high, f"{total} cases", goal, goal and right / total >= goal)
+    met = None if goal is None else right / total >= goal
+    return _figure(name, right / total, "fraction", low, high, f"{total} cases", goal, met)
 
 
 def _figure(
@@ -290,13 +293,18 @@ def _speed(net: Net) -> float:
 
 
 def evaluate(
-    directory: Path, draft_directory: Path | None, count: int, seed: int, note: Callable[[str], None]
+    directory: Path,
+    draft_directory: Path | None,
+    count: int,
+    seed: int,
+    kinds: Sequence[str],
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
     """All figures of a model and, where there is one, of its draft."""
     target, tokenizer = load(directory)
     began = time.perf_counter()
     note("tool calls, answers and JSON")
-    tally = score(target, tokenizer, count, seed)
+    tally = score(target, tokenizer, count, seed, kinds)
     figures = [_fraction(name, tally.right[name], tally.total[name]) for name in sorted(tally.total)]
     note("plain text")
     figures.append(_figure("perplexity_text", perplexity(target, tokenizer, max(4, count), seed), "per token"))
@@ -309,7 +317,7 @@ def evaluate(
             for suffix, temperature in (("", 0.0), ("_t08", 0.8)):
                 accepted, drafted = acceptance(target, draft, rows, 48, temperature, seed)
                 figures.append(_fraction(f"accept_{name}{suffix}", accepted, drafted))
-        tally = score(draft, tokenizer, max(1, count // 2), seed)
+        tally = score(draft, tokenizer, max(1, count // 2), seed, kinds)
         figures += [_fraction(f"draft_{n}", tally.right[n], tally.total[n]) for n in ("tool_exact", "value_exact")]
     for name, where, net in names:
         figures.append(_figure(f"load_{name}", _loading(where), "s", goal=0.3, met=_loading(where) <= 0.3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -171,18 +172,20 @@ def initialise(net: Net, seed: int, std: float = 0.04) -> None:
     phase, and write what they see to two reserved parts of the residual stream. Layer 1: heads 0 and 1 match
     the current token and the one before it against those parts, over the slowly turning rotary pairs so
     that distance hardly counts, and copy the token that was found to the output. Everything else is small
-    noise, so that training can use it.
+    noise, so that training can use it. Needs two key-value heads and two layers.
     """
+    assert net.shape.kv_heads == net.shape.heads >= 2 and net.shape.layers >= 2
     generator = torch.Generator().manual_seed(seed)
     shape = net.shape
 
-    def normal(rows: int, columns: int, scale: float) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * scale
+    def normal(size: Sequence[int], scale: float) -> Tensor:
+        return torch.randn(tuple(size), generator=generator) * scale
 
     def orthogonal(rows: int, columns: int) -> Tensor:
         """`rows` orthonormal rows of length `columns`."""
-        q, _ = torch.linalg.qr(normal(columns, rows, 1.0))
-        return q.T.contiguous()
+        q, _ = torch.linalg.qr(normal((columns, rows), 1.0))
+        rows_: Tensor = q.T.contiguous()
+        return rows_
 
     width, head = shape.width, shape.head
     reserved = width // 4  # each of the two parts that hold an earlier token
@@ -199,10 +202,10 @@ def initialise(net: Net, seed: int, std: float = 0.04) -> None:
                 layer.mlp.gate_proj,
                 layer.mlp.up_proj,
             ):
-                linear.weight.copy_(normal(*linear.weight.shape, 0.6 / math.sqrt(width)))
+                linear.weight.copy_(normal(linear.weight.shape, 0.6 / math.sqrt(width)))
             for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                linear.weight.copy_(normal(*linear.weight.shape, std * 0.25 / math.sqrt(2 * shape.layers)))
-        embedding = normal(shape.vocabulary, width, std)
+                linear.weight.copy_(normal(linear.weight.shape, std * 0.25 / math.sqrt(2 * shape.layers)))
+        embedding = normal((shape.vocabulary, width), std)
         embedding[:, width - 2 * reserved :] *= 0.1
         embedding[:, 0] = 4 * std
         net.model.embed_tokens.weight.copy_(embedding)
@@ -210,7 +213,7 @@ def initialise(net: Net, seed: int, std: float = 0.04) -> None:
 
         first, second = net.model.layers[0].self_attn, net.model.layers[1].self_attn
         assert isinstance(first, Attention) and isinstance(second, Attention)
-        pairs = 10
+        pairs = min(10, head // 2)
         frequency = shape.theta ** -(torch.arange(pairs) / (head / 2))
         strength = math.sqrt(90.0) / (4 * scale)
         see = orthogonal(min(head, reserved), size)  # how an earlier token is written down, by both heads alike
@@ -222,11 +225,10 @@ def initialise(net: Net, seed: int, std: float = 0.04) -> None:
             key = torch.zeros(head, width)
             key[:pairs, 0] = strength
             rows = slice(index * head, (index + 1) * head)
-            own = slice(0, head) if shape.kv_heads == 1 else rows
             first.q_proj.weight[rows] = query
-            first.k_proj.weight[own] = key
-            first.v_proj.weight[own] = 0.0
-            first.v_proj.weight[own.start : own.start + see.shape[0], content] = see
+            first.k_proj.weight[rows] = key
+            first.v_proj.weight[rows] = 0.0
+            first.v_proj.weight[rows.start : rows.start + see.shape[0], content] = see
             first.o_proj.weight[:, rows] = 0.0
             first.o_proj.weight[parts[index], rows.start : rows.start + see.shape[0]] = (
                 1.3 * std / scale * torch.eye(reserved)[:, : see.shape[0]]

@@ -21,7 +21,8 @@ def orthogonalise(batch: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(batch.dtype)
+    result: Tensor = (x.mT if tall else x).to(batch.dtype)
+    return result
 
 
 class Optimizer:

@@ -26,6 +26,7 @@ def train_pair(
     out: Path,
     steps: Sequence[str],
     minutes: float | None,
+    save_every: float,
     reporter: Callable[[str, float, int], Report],
 ) -> None:
     """Do `steps` in their order, checkpoints in `folder`, and write the finished models under `out`.
@@ -38,7 +39,7 @@ def train_pair(
         if minutes is not None:
             plan = replace(plan, minutes=minutes)
         trainer = _trainer(preset, step, plan, tokenizer, folder)
-        net = trainer.run(reporter(step, plan.minutes, plan.tokens))
+        net = trainer.run(reporter(step, plan.minutes, plan.tokens), save_every)
         if step in NAMES:
             export(net.cpu(), tokenizer, out / NAMES[step])
 
@@ -51,5 +52,5 @@ def _trainer(preset: Preset, step: str, plan: Plan, tokenizer: Tokenizer, folder
     if step == "target":
         return Trainer(plan, tokenizer, home, start=grow(seedling, preset.places, plan.seed))
     target: Net = Trainer(preset.target, tokenizer, folder / "target").net
-    own = OwnWords(target, tokenizer, Library(evaluation=False), plan.seed)
+    own = OwnWords(target, tokenizer, Library(evaluation=False), plan.seed, preset.own_texts)
     return Trainer(plan, tokenizer, home, imitate(target), start=seedling, library=own)

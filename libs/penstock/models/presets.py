@@ -38,6 +38,7 @@ class Preset:
     places: tuple[int, ...]
     vocabulary: int = 4096
     tokenizer_documents: int = 6000
+    own_texts: int = 384  # texts that the target writes for its draft to learn from
 
 
 _START = {"repeat": 5, "lookup": 10, "select": 15, "L1": 50, "chat": 5, "everyday": 10, "text": 5}
@@ -71,24 +72,25 @@ _END = {
 _STAGES = (Stage(0.08, _START, 1024), Stage(0.22, _MIDDLE, 1400), Stage(0.8, _MAIN, 2000), Stage(1.0, _END, 4096))
 _GROWN = (Stage(0.5, _MAIN, 2000), Stage(1.0, _END, 4096))
 _SMALL = Shape(4, 128, 352, 2, 2)
-_TINY = (Stage(1.0, {"repeat": 1, "L1": 2, "chat": 1, "text": 1}, 256),)
-_DOT = Shape(2, 32, 64, 1, 1, vocabulary=384, head=32)
+_TINY = (Stage(1.0, {"repeat": 1, "L1": 2, "chat": 1, "text": 1}, 768),)
+_DOT = Shape(2, 32, 64, 2, 2, vocabulary=384, head=16)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "mini": Preset(
             seedling=Plan(_SMALL, 4e-3, 34, 30_000_000, _STAGES, seed=2),
-            target=Plan(grown_shape(_SMALL, 6), 1e-3, 34, 30_000_000, _GROWN, hold=0.15, seed=3),
-            draft=Plan(_SMALL, 1e-3, 10, 10_000_000, _GROWN, hold=0.1, seed=4),
+            target=Plan(grown_shape(_SMALL, 6), 1e-3, 29, 30_000_000, _GROWN, hold=0.15, seed=3),
+            draft=Plan(_SMALL, 1e-3, 8, 10_000_000, _GROWN, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
-            seedling=Plan(_DOT, 4e-3, 5, 20_000, _TINY, batch=512, warmup=5),
-            target=Plan(grown_shape(_DOT, 3), 2e-3, 5, 20_000, _TINY, batch=512, warmup=5),
-            draft=Plan(_DOT, 2e-3, 5, 20_000, _TINY, batch=512, warmup=5),
-            places=(0, 1),
+            seedling=Plan(_DOT, 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            target=Plan(grown_shape(_DOT, 3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            draft=Plan(_DOT, 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            places=(0, 2),
             vocabulary=384,
             tokenizer_documents=20,
+            own_texts=32,
         ),
     }
 )

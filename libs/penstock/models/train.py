@@ -137,7 +137,7 @@ class Trainer:
             progress.seconds += now - last
             progress.loss += (loss - progress.loss) * (1.0 if progress.steps == 1 else 0.02)
             last = now
-            if progress.steps % 25 == 0:
+            if progress.steps % 25 == 0 or self.finished:
                 report(progress, "")
             if now - saved > save_every:
                 self.save()
@@ -179,7 +179,7 @@ class Trainer:
         os.replace(partial, self.path)
 
     def _restore(self) -> None:
-        with safe_open(self.path, "pt", device=str(self.device)) as file:  # type: ignore[no-untyped-call]
+        with safe_open(self.path, "pt", device=str(self.device)) as file:
             self.progress = Progress(**json.loads(file.metadata()["progress"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         self.net.load_state_dict({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})

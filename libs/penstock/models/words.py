@@ -13,7 +13,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-NOUNS = tuple(
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+NOUNS = _words(
     """account address agenda alarm album amount answer apple archive area article asset author badge balance
     bank basket battery bed bench bill bird boat body bond book border bottle box branch bread bridge brush
     bucket budget building button cabin cable cake calendar camera campaign candle canvas card cargo carpet
@@ -44,9 +49,9 @@ NOUNS = tuple(
     ticket tide timer title tool topic tour tower town track trade traffic trail train tree trend trial trip
     truck tunnel uncle unit user valley value vendor version video view village visit voice volume vote
     voucher wage wall wallet warehouse watch water wave weather week weight wheel window wine winter wire
-    wood word worker world yard year zone""".split()
+    wood word worker world yard year zone"""
 )
-ADJECTIVES = tuple(
+ADJECTIVES = _words(
     """amber annual blue bold brief bright broad calm central cheap clean clear cold cool daily dark deep
     digital direct double dry early east empty equal exact extra fair fast final fine first fixed flat free
     fresh full general gentle global gold grand gray green happy hard heavy high hot huge inner joint large
@@ -55,34 +60,34 @@ ADJECTIVES = tuple(
     rare raw ready real red rich right rough round royal safe second secret sharp short silent silver simple
     single slow small smart smooth soft solid south spare special square steady steep strong sunny sweet
     swift tall thick thin third tidy tiny total upper urgent vast warm weekly west white whole wide wild
-    yellow young""".split()
+    yellow young"""
 )
 QUERY_VERBS = ("get", "find", "fetch", "check", "read", "show", "retrieve", "query", "lookup", "inspect")
-ACTION_VERBS = tuple(
+ACTION_VERBS = _words(
     """create delete update send book cancel add remove start stop schedule set open close move copy rename
     submit approve reject assign reset lock unlock archive publish pause resume print order return enable
-    disable register share merge split upload download reserve confirm notify invite clear restart""".split()
+    disable register share merge split upload download reserve confirm notify invite clear restart"""
 )
-CITIES = tuple(
+CITIES = _words(
     """Oslo Bergen Paris London Berlin Madrid Rome Vienna Prague Warsaw Dublin Lisbon Athens Helsinki
     Stockholm Copenhagen Brussels Amsterdam Zurich Geneva Munich Hamburg Milan Naples Porto Seville Tokyo
     Osaka Kyoto Seoul Beijing Shanghai Delhi Mumbai Cairo Lagos Nairobi Accra Tunis Rabat Boston Chicago
     Denver Austin Dallas Seattle Portland Toronto Montreal Vancouver Lima Quito Bogota Santiago Havana
     Sydney Melbourne Perth Auckland Wellington Reykjavik Riga Vilnius Tallinn Krakow Budapest Belgrade
     Zagreb Sofia Bucharest Istanbul Ankara Tbilisi Baku Doha Dubai Hanoi Manila Jakarta Bangkok
-    Singapore""".split()
+    Singapore"""
 )
-FIRST_NAMES = tuple(
+FIRST_NAMES = _words(
     """Ada Alan Alice Amir Anna Ben Bruno Carla Carlos Clara Dana David Elena Emil Emma Eric Eva Felix Fiona
     Frank Grace Hana Hugo Ida Igor Ines Ivan Jack Jana Jonas Julia Karen Karl Lara Leo Lena Lily Linda Lucas
     Luis Maria Mark Martin Maya Mia Milan Nina Noah Nora Olga Oliver Omar Oscar Paul Peter Rosa Ruth Sam
-    Sara Simon Sofia Stella Tom Uma Vera Victor Yuki Zoe""".split()
+    Sara Simon Sofia Stella Tom Uma Vera Victor Yuki Zoe"""
 )
 
-_ONSETS = tuple(
-    "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr kl kr pl pr sh sk sl sn sp st th tr".split()
+_ONSETS = _words(
+    "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr kl kr pl pr sh sk sl sn sp st th tr"
 )
-_VOWELS = tuple("a e i o u a e i o u ai ea oo ou".split())
+_VOWELS = _words("a e i o u a e i o u ai ea oo ou")
 _CODAS = ("", "", "", "l", "m", "n", "r", "s", "t", "k", "x", "rd", "nt", "sk", "mp")
 
 

@@ -1,0 +1,109 @@
+"""The generator: seeded, split for good, and weighted where the model must choose."""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+
+import pytest
+
+from penstock.models import embedded
+from penstock.models.data import Stage, Stream, weigh
+from penstock.models.export import load
+from penstock.models.render import MARK_CLOSE, MARK_OPEN
+from penstock.models.sessions import MAKERS, agent, make
+from penstock.models.text import Library
+from penstock.models.tokenizer import load as load_tokenizer
+from penstock.models.words import ACTION_VERBS, CITIES, FIRST_NAMES, QUERY_VERBS, Side, held_out
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(embedded("penstock-mini"))
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_a_document_is_a_function_of_its_seed(kind):
+    one, same, other = (make(kind, Random(s), Side(False)) for s in (3, 3, 4))
+    assert one == same
+    assert one.text != other.text
+    assert MARK_OPEN not in one.text and MARK_CLOSE not in one.text
+    assert any(weight > 1 for *_, weight in one.ranges) or kind in ("repeat", "chat")
+
+
+def test_the_sides_share_no_word_or_phrasing():
+    train, held = Side(False), Side(True)
+    assert not set(train.nouns) & set(held.nouns) and not set(train.adjectives) & set(held.adjectives)
+    assert held.nouns and held.adjectives
+    rng = Random(1)
+    assert all(held_out(held.pseudo(rng)) and not held_out(train.pseudo(rng)) for _ in range(200))
+    phrases = [str(i) for i in range(10)]
+    assert sorted([*train.phrases(phrases), *held.phrases(phrases)], key=int) == phrases
+
+
+def test_names_and_values_of_evaluation_are_never_seen_in_training():
+    """Made-up tools of evaluation carry only held-out words in their names."""
+    verbs = {*QUERY_VERBS, *ACTION_VERBS}
+    for i in range(30):
+        text = agent(Random(i), Side(True), 1, 2, 2, everyday=0.0).text
+        for name in re.findall(r'^\{"name": "([a-z]+)_([a-z]+)", "arguments": \{"\2', text, re.MULTILINE):
+            assert all(held_out(word) for word in name if word not in verbs)
+
+
+def test_plain_text_is_split_too():
+    train, held = Library(False), Library(True)
+    assert held.long and not set(train.long) & set(held.long) and not set(train.short) & set(held.short)
+
+
+def test_ordinary_names_are_the_only_shared_vocabulary():
+    assert len(set(CITIES)) == len(CITIES) and len(set(FIRST_NAMES)) == len(FIRST_NAMES)
+
+
+def test_calls_in_sessions_fit_their_tools():
+    for i in range(30):
+        text = make("L3", Random(i), Side(False)).text
+        offered = set(re.findall(r'^\{"name": "([^"]+)"', text.partition("<|im_end|>")[0], re.MULTILINE))
+        for body in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text):
+            assert json.loads(body)["name"] in offered
+
+
+def test_json_answers_are_json():
+    for i in range(30):
+        doc = make("json", Random(i), Side(True))
+        answers = [json.loads(doc.text[a:b]) for a, b, label in doc.labels if label == "json"]
+        assert answers and all(isinstance(a, dict) for a in answers)
+
+
+def test_decisions_weigh_more_than_copies_and_prompts_nothing(tokenizer):
+    doc = make("L3", Random(5), Side(False))
+    sample = weigh(tokenizer, doc, 4096)
+    heavy = {
+        tokenizer.decode([i], skip_special_tokens=False)
+        for i, w in zip(sample.ids, sample.weights, strict=True)
+        if w > 1
+    }
+    assert "<tool_call>" in heavy and any(t.endswith("}}") for t in heavy)
+    first = sample.weights.index(next(w for w in sample.weights if w))
+    assert tokenizer.decode(sample.ids[:first], skip_special_tokens=False).endswith("<|im_start|>assistant\n")
+
+
+def test_a_stream_goes_on_with_documents_not_yet_drawn(tokenizer):
+    stages = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
+    whole = Stream(tokenizer, stages, 7, 1024)
+    first = whole.next(0.0)
+    assert first.tokens <= 1024 and len(first.keep) == len(first.targets) == len(first.weights)
+    flat = first.ids.flatten()
+    assert (flat[first.keep + 1] == first.targets).all()
+    drawn = whole.drawn
+    while whole.ready:
+        whole.next(0.0)
+    second = whole.next(0.5)
+    resumed = Stream(tokenizer, stages, 7, 1024)
+    resumed.drawn = drawn
+    assert (resumed.next(0.5).ids == second.ids).all()
+
+
+def test_loading_reads_what_was_exported():
+    net, _ = load(embedded("penstock-mini-draft"))
+    assert net.shape.width == 128 and net.shape.context >= 4096

@@ -1,0 +1,174 @@
+"""Training: growth keeps the function, a killed run goes on, and what comes out is an ordinary checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from penstock.models import NAMES, embedded
+from penstock.models.evaluate import accepted_share, calls_in
+from penstock.models.export import load
+from penstock.models.generate import generate
+from penstock.models.grow import grow
+from penstock.models.net import Net, Shape, initialise, parameters
+from penstock.models.optim import Optimizer, orthogonalise
+from penstock.models.presets import PRESETS
+
+SMALL = Shape(3, 64, 96, 2, 2, vocabulary=200, head=32)
+
+
+def ids(count: int, vocabulary: int = 200) -> torch.Tensor:
+    return torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_the_model_and_gives_the_same_logits(name):
+    from transformers import AutoModelForCausalLM
+
+    net, _ = load(embedded(name))
+    model = AutoModelForCausalLM.from_pretrained(embedded(name), dtype=torch.float32).eval()
+    prompt = ids(300, 4096)
+    with torch.no_grad():
+        assert torch.allclose(model(prompt).logits, net(prompt), atol=1e-4)
+    assert model.generation_config.eos_token_id == 2
+
+
+def test_the_pair_keeps_its_sizes():
+    target, draft = (parameters(PRESETS["mini"].target.shape), parameters(PRESETS["mini"].draft.shape))
+    assert 5e6 <= target <= 12e6 and draft <= target / 4
+    assert sum(f.stat().st_size for n in NAMES for f in embedded(n).iterdir()) < 28e6
+
+
+def test_an_untrained_network_already_copies():
+    net = Net(Shape(2, 256, 64, 4, 4, vocabulary=1000))
+    initialise(net, 0)
+    half = ids(60, 1000)
+    with torch.no_grad():
+        best = net(torch.cat([half, half], 1))[0].argmax(-1)
+    assert (best[63:-1] == half[0, 4:]).float().mean() > 0.6
+
+
+def test_a_grown_network_computes_the_same_function():
+    small = Net(SMALL)
+    initialise(small, 0)
+    large = grow(small, (0, 1, 3), seed=1)
+    assert large.shape.layers == 4 and large.shape.width == 128
+    with torch.no_grad():
+        assert torch.allclose(small(ids(50)), large(ids(50)), atol=1e-4)
+
+
+def test_the_cache_changes_nothing():
+    net = Net(SMALL)
+    initialise(net, 0)
+    prompt = ids(40)
+    with torch.no_grad():
+        whole = net(prompt)
+        _, cache = net.hidden(prompt[:, :25])
+        hidden, _ = net.hidden(prompt[:, 25:], cache)
+    assert torch.allclose(whole[:, 25:], net.logits(hidden), atol=1e-4)
+    out = generate(net, prompt[0].tolist(), 5, stops=())
+    assert out[0] == int(whole[0, -1].argmax()) and len(out) == 5
+
+
+def test_orthogonalise_levels_the_singular_values():
+    matrix = torch.randn(2, 32, 48, generator=torch.Generator().manual_seed(1))
+    values = torch.linalg.svdvals(orthogonalise(matrix))
+    assert values.min() > 0.3 and values.max() < 1.5
+
+
+def test_the_optimizer_takes_up_its_state():
+    def one() -> tuple[Net, Optimizer]:
+        net = Net(SMALL)
+        initialise(net, 0)
+        return net, Optimizer(net.named_parameters())
+
+    def step(net: Net, optimizer: Optimizer) -> None:
+        net(ids(20)).logsumexp(-1).mean().backward()
+        optimizer.step(1e-3)
+
+    net, optimizer = one()
+    step(net, optimizer)
+    other, resumed = one()
+    other.load_state_dict(net.state_dict())
+    resumed.restore(optimizer.state())
+    step(net, optimizer)
+    step(other, resumed)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_accepted_tokens_are_counted_per_drafted_token():
+    sure, never = accepted_share([1.0] * 10, Random(0)), accepted_share([0.0] * 10, Random(0))
+    assert sure == (8, 8)  # two steps of four drafted tokens and one of the target's own
+    assert never == (0, 4 * 7 + 3 + 2 + 1)
+    assert accepted_share([1, 1, 0, 1, 1], Random(0)) == (4, 4 + 2)
+
+
+def test_calls_are_read_from_a_turn():
+    text = '<tool_call>\n{"name": "a", "arguments": {"y": 1, "x": "b"}}\n</tool_call>'
+    assert calls_in(f"{text}\n{text}") == [("a", '{"x": "b", "y": 1}')] * 2
+    assert calls_in("<tool_call>\n{oops}\n</tool_call>") is None
+    assert calls_in("Hello.") == []
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "penstock.models.cli", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).parents[3]
+    return os.environ | {"PYTHONPATH": f"{root / 'libs'}:{root / 'services'}", "OMP_NUM_THREADS": "1"}
+
+
+def steps_in(path: Path) -> int:
+    with safe_open(path, "pt") as file:
+        return int(json.loads(file.metadata()["progress"])["steps"])
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    train = command("train", "--preset", "tiny", "--runs", tmp_path, "--save-every", "0")
+    checkpoint = tmp_path / "tiny" / "seedling" / "checkpoint.safetensors"
+    process = subprocess.Popen(train, env=environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (checkpoint.exists() and steps_in(checkpoint) >= 3):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    killed_at = steps_in(checkpoint)
+    done = subprocess.run(train, env=environment(), capture_output=True, text=True, timeout=120, check=True)
+    first = next(line for line in done.stderr.splitlines() if " seedling " in line)
+    assert int(first.split("step ")[1].split()[0]) > killed_at
+    for name in NAMES:
+        net, tokenizer = load(tmp_path / "tiny" / name)
+        assert tokenizer.get_vocab_size() <= net.shape.vocabulary
+    report = subprocess.run(
+        command("eval", tmp_path / "tiny" / "penstock-mini", "--count", "1", "--kinds", "L1", "--json"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    figures = json.loads(report.stdout)
+    assert figures["bench"] == "models"
+    wanted = {"tool_exact", "value_exact", "json_valid", "accept_tool_calls", "accept_answers", "accept_text"}
+    assert wanted <= {f["id"] for f in figures["figures"]}
+
+
+def test_the_package_and_its_commands_import_nothing_heavy():
+    heavy = "{'torch', 'tokenizers', 'transformers'}"
+    code = f"import sys, penstock.models, penstock.models.cli; print({heavy} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+    with pytest.raises(KeyError, match="penstock-mini-draft"):
+        embedded("other")
