@@ -33,6 +33,8 @@ MAX_KEYS = 65_536
 """Keys in one question."""
 _INLINE_BYTES = 1 << 20
 """Copying and checking less than this is done on the event loop; it takes well under a millisecond."""
+_THREADS = 2
+"""So that a read is not behind a large put."""
 _BATCH_BLOCKS = 4096
 _BATCH_BYTES = 64 << 20
 _FIRST_PAUSE_S = 0.05
@@ -559,7 +561,7 @@ async def open_store(
     are streamed. No call takes longer than `timeout_s`. Opens also when there is no store yet: it is looked for in
     the background, and again after it was lost.
     """
-    with ThreadPoolExecutor(1, "penstock-kv") as threads:
+    with ThreadPoolExecutor(_THREADS, "penstock-kv") as threads:
         store = StoreClient(channel, client, spec, host_id, timeout_s, threads)
         tasks = [asyncio.create_task(store.stay_attached()), asyncio.create_task(store.tidy())]  # awaited below
         try:
