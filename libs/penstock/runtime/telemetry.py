@@ -17,6 +17,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
+from penstock.runtime.config import ConfigError
 from penstock.runtime.context import add_trace_id
 
 
@@ -45,7 +46,7 @@ def _export(provider: TracerProvider) -> None:
 def _configure_logs(service: str, level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise ValueError(f"log level {level!r}: use debug, info, warning or error")
+        raise ConfigError("log_level", level, "use debug, info, warning or error")
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()

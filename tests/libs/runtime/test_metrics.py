@@ -1,0 +1,58 @@
+"""Metrics: their own registry each, and a page to read them from."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from penstock.runtime import metrics
+from penstock.runtime.config import ConfigError
+from penstock.runtime.metrics import Metrics, RouterMetrics, exposed
+
+KINDS = [metrics.GatewayMetrics, metrics.WorkerMetrics, metrics.RouterMetrics, metrics.DraftMetrics]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_two_in_one_process_do_not_meet(kind: Callable[[], Metrics]) -> None:
+    first, second = kind(), kind()  # prometheus_client refuses a name that its registry knows already
+    assert first.registry is not second.registry
+    assert first.text()
+
+
+def test_a_count_shows_in_its_own_text_only() -> None:
+    one, other = RouterMetrics(), RouterMetrics()
+    one.plans.labels("worker").inc()
+    assert b'penstock_plans_total{prefill="worker"} 1.0' in one.text()
+    assert b"penstock_plans_total{" not in other.text()
+
+
+async def test_the_page_is_served_and_goes_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    with exposed(RouterMetrics(), f"127.0.0.1:{port}"):
+        page = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
+        assert b"penstock_indexed_blocks" in page
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def test_no_address_serves_nothing() -> None:
+    with exposed(RouterMetrics(), ""):
+        pass
+
+
+def test_a_taken_address_is_a_setting_to_correct() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match="metrics_address"), exposed(RouterMetrics(), f"127.0.0.1:{port}"):
+            pass
