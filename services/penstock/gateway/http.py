@@ -147,7 +147,8 @@ class Generate:
         size = len(body) if len(body) >= _THREAD_BODY else 0
         ask = await self._completer.in_thread(lambda: self._read(body, config.max_n), size)
         session = session_digest(tenant, headers, ask.cache_key)
-        await _until_gone(receive, self._answer(ask, Caller(tenant, session, request_id, began), reply))
+        caller = Caller(tenant, session, request_id, began)
+        await _until_gone(receive, reply, self._answer(ask, caller, reply))
 
     async def _answer(self, ask: Ask, caller: Caller, reply: _Reply) -> None:
         async with self._completer.open(ask, caller) as completion:
@@ -194,7 +195,7 @@ class _Reply:
         self._send = send
         self._request_id = request_id.encode()
         self._begun = False
-        self._ended = False
+        self.ended = False
 
     async def json(self, value: Json, status: int = 200, retry_after: float | None = None) -> None:
         """A whole response."""
@@ -204,7 +205,7 @@ class _Reply:
             headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
         await self._begin(status, _JSON, headers)
         await self._send({"type": "http.response.body", "body": body})
-        self._ended = True
+        self.ended = True
 
     async def events(self, values: Sequence[Json]) -> None:
         """Server-sent events."""
@@ -217,18 +218,18 @@ class _Reply:
     async def end_events(self) -> None:
         """The last event."""
         await self._write(b"data: [DONE]\n\n", more=False)
-        self._ended = True
+        self.ended = True
 
     async def error(self, error: PenstockError) -> None:
         """What went wrong, in whatever way is still possible."""
-        if self._ended:
+        if self.ended:
             return
         with suppress(OSError):
             if not self._begun:
                 await self.json(error_json(error), error.http_status, error.retry_after)
                 return
             await self._write(b"data: " + encode(error_json(error)) + b"\n\n", more=False)
-        self._ended = True
+        self.ended = True
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         if not self._begun:
@@ -266,15 +267,15 @@ async def read_body(headers: Headers, receive: Receive, most: int, timeout_s: fl
     return b"".join(pieces)
 
 
-async def _until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`; when the client leaves, ends it and raises ClientGone."""
+async def _until_gone(receive: Receive, reply: _Reply, work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`; when the client leaves before it has its reply, ends it and raises ClientGone."""
     working = asyncio.create_task(work)  # both end with this function
     watching = asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if not working.done() and not reply.ended:
             raise ClientGone
-        working.result()
+        await working
     finally:
         working.cancel()
         watching.cancel()

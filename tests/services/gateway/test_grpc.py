@@ -1,0 +1,177 @@
+"""The gRPC door says what the HTTP door says."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from penstock.rpc.errors import Unavailable, from_rpc
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Oslo"}}\n</tool_call>'
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.fixture
+async def stub(setup):
+    async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        yield gateway_pb2_grpc.GatewayStub(channel)
+
+
+def request(**fields) -> gateway_pb2.ChatCompletionRequest:
+    fields = {"messages": [gateway_pb2.ChatMessage(role="user", content="hi")], **fields}
+    return gateway_pb2.ChatCompletionRequest(model="tiny", **fields)
+
+
+async def collect(call) -> tuple[dict, gateway_pb2.Usage]:
+    choices: dict[int, dict] = {}
+    last = None
+    async for chunk in call:
+        assert last is None or not last.HasField("usage")
+        last = chunk
+        if chunk.HasField("usage"):
+            continue
+        fresh = {"content": "", "reasoning": "", "calls": [], "logprobs": [], "finish": ""}
+        found = choices.setdefault(chunk.choice, fresh)
+        found["content"] += chunk.content
+        found["reasoning"] += chunk.reasoning_content
+        found["finish"] += chunk.finish_reason
+        found["logprobs"] += [(entry.utf8, round(entry.logprob, 4), len(entry.top)) for entry in chunk.logprobs]
+        for call_delta in chunk.tool_calls:
+            if call_delta.id:
+                assert call_delta.index == len(found["calls"])
+                found["calls"].append([call_delta.name, ""])
+            found["calls"][call_delta.index][1] += call_delta.arguments
+    return choices, last.usage
+
+
+async def test_same_as_http(setup, stub):
+    setup.says("<think>hm</think>Wait.\n" + CALL)
+    setup.script.cached = {"host": 4}
+    tool = gateway_pb2.FunctionTool(
+        name="get_weather", description="W", parameters='{"type": "object", "properties": {"city": {"type": "string"}}}'
+    )
+    choices, usage = await collect(
+        stub.ChatCompletion(request(tools=[tool], n=2, seed=7, logprobs=True, top_logprobs=1, top_k=9, temperature=0.5))
+    )
+    by_grpc = setup.mesh.decodes[0].requests[-1]
+    function = {"name": "get_weather", "description": "W", "parameters": SCHEMA}
+    answer = await setup.client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[{"type": "function", "function": function}],
+        n=2,
+        seed=7,
+        logprobs=True,
+        top_logprobs=1,
+        temperature=0.5,
+        extra_body={"top_k": 9},
+    )
+    by_http = setup.mesh.decodes[0].requests[-1]
+    assert (list(by_grpc.prompt_ids), by_grpc.cache_root) == (list(by_http.prompt_ids), by_http.cache_root)
+    seeds = {7, 8}
+    assert {by_grpc.sampling.seed, by_http.sampling.seed} <= seeds
+    for found in (by_grpc.sampling, by_http.sampling):
+        found.ClearField("seed")
+    assert MessageToDict(by_grpc.sampling) == MessageToDict(by_http.sampling)
+    for choice in answer.choices:
+        mine = choices[choice.index]
+        assert mine["content"] == choice.message.content
+        assert mine["reasoning"] == choice.message.reasoning_content
+        assert mine["calls"] == [[call.function.name, call.function.arguments] for call in choice.message.tool_calls]
+        assert mine["finish"] == choice.finish_reason == "tool_calls"
+        theirs = [(bytes(entry.bytes), entry.logprob, len(entry.top_logprobs)) for entry in choice.logprobs.content]
+        assert mine["logprobs"] == theirs
+    assert usage.prompt_tokens == answer.usage.prompt_tokens == usage.cached_tokens + usage.computed_tokens
+    assert usage.completion_tokens == answer.usage.completion_tokens
+    assert (usage.cached_tokens, usage.cached_host) == (4, 4)
+    assert usage.reasoning_tokens == answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert set(usage.seconds) == set(answer.usage.model_dump()["penstock"]["times"])
+
+
+async def test_several_turns(setup, stub):
+    messages = [
+        gateway_pb2.ChatMessage(role="developer", content="D"),
+        gateway_pb2.ChatMessage(role="user", content="hi"),
+        gateway_pb2.ChatMessage(
+            role="assistant", tool_calls=[gateway_pb2.FunctionCall(id="1", name="f", arguments='{"a":1}')]
+        ),
+        gateway_pb2.ChatMessage(role="tool", content="2", tool_call_id="1"),
+    ]
+    await collect(stub.ChatCompletion(request(messages=messages)))
+    ids = list(setup.mesh.prefills[0].requests[-1].prompt_ids)
+    text = setup.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text.startswith("<|im_start|>system\nD<|im_end|>")
+    assert '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>' in text
+
+
+async def test_models(setup, stub):
+    answer = await stub.ListModels(gateway_pb2.ListModelsRequest())
+    assert [(model.id, model.context_length) for model in answer.models] == [("tiny", 2048)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"n": 100}, "n"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"messages": [gateway_pb2.ChatMessage(role="x")]}, "messages[0].role"),
+        (
+            {"messages": [gateway_pb2.ChatMessage(role="tool")]},
+            "messages[0].tool_call_id",
+        ),
+        (
+            {"tools": [gateway_pb2.FunctionTool(name="f", parameters="[")]},
+            "tools[0].parameters",
+        ),
+        ({"tools": [gateway_pb2.FunctionTool()]}, "tools[0].name"),
+        ({"stop": [""]}, "stop"),
+    ],
+)
+async def test_bad_input(setup, stub, fields, field):
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await collect(stub.ChatCompletion(request(**fields)))
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc(failed.value).field == field
+    assert setup.mesh.router.asks == []
+
+
+async def test_other_refusals(setup, stub):
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await collect(
+            stub.ChatCompletion(gateway_pb2.ChatCompletionRequest(model="other", messages=request().messages))
+        )
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+    setup.script.refuse = Unavailable("127.0.0.1:5 is away")
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await collect(stub.ChatCompletion(request()))
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "127.0.0.1" not in failed.value.details()
+
+
+async def test_session_and_credentials_come_as_metadata(opened, tmp_path):
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"secret-a": "a"}')
+    async with opened(api_keys=keys, server_key="ab" * 16, api_key="secret-a") as setup:
+        async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+            stub = gateway_pb2_grpc.GatewayStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await collect(stub.ChatCompletion(request()))
+            assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.ListModels(gateway_pb2.ListModelsRequest())
+            metadata = (("authorization", "Bearer secret-a"), ("x-session-affinity", "s1"), ("x-request-id", "r-1"))
+            await collect(stub.ChatCompletion(request(), metadata=metadata))
+        await setup.client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], extra_headers={"x-session-affinity": "s1"}
+        )
+        first, second = setup.mesh.router.asks
+        assert first.session == second.session != ""
+        assert first.tenant == second.tenant == "a"
+        assert first.request_id.startswith("r-1.")
