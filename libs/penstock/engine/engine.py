@@ -236,7 +236,9 @@ class Engine:
                 if token.index != index or not 0 <= token.token < vocab_size:
                     raise ValueError(f"token {token} cannot follow {index} generated tokens")
             return result
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if _cancelled():
+                raise
             self._counters.load_failures += 1
             _log.warning("loading KV of %s failed; computing it", one.id, exc_info=True)
             return LoadResult(0)
@@ -314,6 +316,7 @@ class Engine:
             self._finish(one)
 
     def _count_drafts(self, one: Live, drafted: int, accepted: int) -> None:
+        one.appetite.learn(drafted, accepted)
         one.drafted += drafted
         one.accepted += accepted
         self._counters.drafted += drafted
@@ -375,7 +378,9 @@ class Engine:
                 found = await drafter.propose(list(asks.values()))
             self._draft_misses = 0
             return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if _cancelled():
+                raise
             self._counters.draft_failures += 1
             self._draft_misses += 1
             self._draft_pause = min(2**self._draft_misses, _LONGEST_DRAFT_PAUSE)
@@ -384,7 +389,7 @@ class Engine:
 
     def _draft_ask(self, one: Live) -> DraftAsk:
         params = one.sampling
-        k = min(self.config.draft_tokens, params.max_tokens - one.generated - 1)
+        k = one.appetite.wanted(min(self.config.draft_tokens, params.max_tokens - one.generated - 1))
         return DraftAsk(
             one.id, one.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
         )
@@ -406,6 +411,12 @@ class Engine:
             self._drafter.forget(id)
         except Exception:
             _log.warning("the drafter could not forget %s", id, exc_info=True)
+
+
+def _cancelled() -> bool:
+    """Whether this very task is being cancelled, rather than something it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _set_threads(threads: int | None) -> None:

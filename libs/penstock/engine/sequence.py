@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.engine.appetite import Appetite
 from penstock.engine.hooks import KvSink, KvSource
 from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut
 
@@ -84,6 +85,7 @@ class Sequence:
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    appetite: Appetite = field(default_factory=Appetite)
     busy: bool = False
     """A step is reading its tokens and pages."""
     gone: bool = False

@@ -166,7 +166,7 @@ class Source:
     def __init__(
         self,
         blocks: Sequence[bytes],
-        result: int | LoadResult | Exception | None = None,
+        result: int | LoadResult | BaseException | None = None,
         step: int = 1000,
         gate: asyncio.Event | None = None,
     ) -> None:
@@ -189,7 +189,7 @@ class Source:
         self.started.set()
         if self.gate is not None:
             await self.gate.wait()
-        if isinstance(self.result, Exception):
+        if isinstance(self.result, BaseException):
             raise self.result
         return self.written * pages.block_size if self.result is None else self.result
 

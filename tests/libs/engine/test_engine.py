@@ -181,6 +181,7 @@ async def test_bad_sources_cost_time_and_nothing_else(config, kit):
         blocks = blocks_of(sink)
         bad = [
             kit.Source(blocks[:3], RuntimeError("the store is gone")),
+            kit.Source(blocks[:3], asyncio.CancelledError("its call was torn down")),
             kit.Source(blocks[:3], -1),
             kit.Source(blocks[:2], kit.LoadResult(32, (kit.TokenOut(5, 1),))),
             kit.Source(blocks[:2], kit.LoadResult(32, (kit.TokenOut(0, 10**6),))),

@@ -5,7 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-LIGHT = ("request", "hooks", "errors", "config", "sequence", "scheduler", "drafting", "stats", "checks", "reference")
+LIGHT = (
+    "request",
+    "hooks",
+    "errors",
+    "config",
+    "sequence",
+    "scheduler",
+    "drafting",
+    "stats",
+    "checks",
+    "appetite",
+    "reference",
+)
 
 
 def test_no_torch_in_the_plain_half():

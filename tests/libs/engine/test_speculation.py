@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.checkpoint import inspect
+from penstock.engine.appetite import Appetite
 from penstock.engine.draft_model import ModelProposer
 from penstock.engine.drafting import InlineDrafter, NgramProposer, draft_misfit, thread_drafter
 from penstock.engine.engine import Engine
@@ -128,12 +129,46 @@ async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain):
             self.asked += 1
             await asyncio.Event().wait()
 
-    for drafter in (Dying(), Sleeping()):
+    class Cancelled(Dying):
+        async def propose(self, asks):
+            """What a stream that was torn down raises."""
+            self.asked += 1
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+
+    for drafter in (Dying(), Sleeping(), Cancelled()):
         async with Engine.open(replace(config, draft_timeout_s=0.01), drafter) as engine:
             for one, other in zip(plain, await kit.read_all(engine, kit.mixed()), strict=True):
                 kit.assert_same(one, other)
             assert engine.stats().draft_failures == drafter.asked
             assert 2 <= drafter.asked <= 6, "the pauses double"
+
+
+def test_appetite_follows_success():
+    hopeful, hopeless, middling = Appetite(), Appetite(), Appetite()
+    for _ in range(50):
+        if wanted := hopeful.wanted(7):
+            hopeful.learn(wanted, wanted)
+        if wanted := hopeless.wanted(7):
+            hopeless.learn(wanted, 0)
+        if wanted := middling.wanted(7):
+            middling.learn(wanted, min(1, wanted - 1))
+    assert hopeful.wanted(7) == 7 and hopeful.wanted(0) == 0
+    assert middling.wanted(7) in (2, 3)
+    trials = [hopeless.wanted(7) for _ in range(17)]
+    assert sorted(trials)[-2:] in ([0, 2], [2, 2])
+    for _ in range(20):
+        if wanted := hopeless.wanted(7):
+            hopeless.learn(wanted, wanted)
+    assert hopeless.wanted(7) > 2, "and comes back"
+
+
+async def test_hopeless_drafts_are_rarely_verified(config, kit):
+    drafter = kit.Drafts(lambda ask: [300 + len(ask.tokens) % 7] * ask.k)
+    async with Engine.open(config, drafter) as engine:
+        await kit.read(engine, kit.request("a", 10, kit.greedy(200, logit_bias={9: 1000.0})))
+        assert engine.stats().accepted == 0 and engine.stats().drafted < 80
 
 
 async def test_no_draft_past_max_tokens(config, kit):
