@@ -435,6 +435,7 @@ class StoreClient:
         if self._session is session:
             self._session = None
             self.reason = reason
+            self._log.info("store lost", reason=reason)
         session.end()
 
     async def _work(self, size: int, job: Callable[[threading.Event], Result]) -> Result:
@@ -445,12 +446,13 @@ class StoreClient:
         stop = threading.Event()
         if size <= _INLINE_BYTES:
             return job(stop)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, job, stop)
+        submitted = self._threads.submit(job, stop)
+        running = asyncio.wrap_future(submitted)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             stop.set()
-            while not running.done():
+            while not submitted.cancel() and not running.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             raise
@@ -468,7 +470,7 @@ class StoreClient:
         pause = _FIRST_PAUSE_S
         while self._stub is not None:
             reason, attached = await self._one_session()
-            if reason != self.reason:
+            if not attached and reason != self.reason:
                 self._log.info("store not connected", reason=reason)
             self.reason = reason
             self._attempted.set()
@@ -503,7 +505,7 @@ class StoreClient:
         finally:
             call.cancel()
             if session is not None:
-                self._lost(session, "the session ended")
+                self._lost(session, "the store ended the session")
 
     def _begin(self, first: kvstore_pb2.AttachResponse, call: Any) -> _Session:
         memory = self._map(first)

@@ -170,12 +170,21 @@ def refusal(error: BaseException) -> tuple[str, str]:
 class StoreProcess:
     """A store in a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_bytes: int = 1 << 20) -> None:
+        self._host_bytes = host_bytes
         self._start("127.0.0.1:0")
 
     def _start(self, address: str) -> None:
         self._ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "penstock.kvstore", "--address", address, "--host-bytes", "1MiB"]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.kvstore",
+            "--address",
+            address,
+            "--host-bytes",
+            str(self._host_bytes),
+        ]
         with theirs:
             self.process = subprocess.Popen(
                 [*command, "--host-id", HOST, "--cooling-s", "0.05"],
