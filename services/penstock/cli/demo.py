@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from rich.console import Console
@@ -19,6 +20,9 @@ from penstock.cli.session import running_mesh
 from penstock.cli.up import reporting
 from penstock.cli.view import View
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
 _LONGEST = 96
 
 
@@ -28,8 +32,11 @@ def demo(options: MeshOptions) -> int:
 
 
 async def _run(options: MeshOptions, view: View) -> int:
-    from openai import AsyncOpenAI
-
+    try:
+        from openai import AsyncOpenAI, OpenAIError
+    except ImportError as error:
+        view.failed(f"{error}; the demo wants the official client: pip install 'penstock[demo]'")
+        return 2
     console = Console(highlight=False, soft_wrap=True)
     script = demo_script()
     console.print("[bold]A whole mesh on this machine[/]: one process per service, a real model, real tokens")
@@ -37,7 +44,11 @@ async def _run(options: MeshOptions, view: View) -> int:
         view.ready()
         console.print(f"[dim]{url}, model {options.model_name}[/]\n")
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-            exchanges = await _play(client, options.model_name, script, console)
+            try:
+                exchanges = await _play(client, options.model_name, script, console)
+            except OpenAIError as error:
+                view.failed(f"the session broke off: {error}")
+                return 1
     console.print(table(exchanges))
     console.print(summary(exchanges))
     cold = not_cached(exchanges)
@@ -46,10 +57,7 @@ async def _run(options: MeshOptions, view: View) -> int:
     return 1 if cold else 0
 
 
-async def _play(client: object, model: str, script: Script, console: Console) -> list[Exchange]:
-    from openai import AsyncOpenAI
-
-    assert isinstance(client, AsyncOpenAI)
+async def _play(client: AsyncOpenAI, model: str, script: Script, console: Console) -> list[Exchange]:
     exchanges: list[Exchange] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -38,6 +38,7 @@ def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> i
 
 async def _stay(options: MeshOptions, view: View) -> int:
     async with running_mesh(options, view) as url:
+        view.quiet()
         print(f"ready {url}", flush=True)
         view.ready(f"model {options.model_name}; Ctrl-C stops" if sys.stderr.isatty() else "")
         with suppress(asyncio.CancelledError):
