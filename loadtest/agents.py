@@ -23,26 +23,6 @@ from rich.table import Table
 WORDS = """
 the order shipped late because weather closed every road north of town and nobody called the client
 """.split()
-    *[
-        "the",
-        "order",
-        "shipped",
-        "late",
-        "because",
-        "weather",
-        "closed",
-        "every",
-        "road",
-        "north",
-        "of",
-        "town",
-        "and",
-        "nobody",
-        "called",
-        "the",
-        "client",
-    ]
-]
 
 
 @dataclass
