@@ -114,9 +114,7 @@ def _weights(
     return {name: draw(name, shape) for name, shape in needed.items()}
 
 
-def _write_weights(
-    directory: Path, tensors: dict[str, np.ndarray[Any, np.dtype[np.float32]]], shards: int
-) -> None:
+def _write_weights(directory: Path, tensors: dict[str, np.ndarray[Any, np.dtype[np.float32]]], shards: int) -> None:
     if shards == 1:
         save_file(tensors, directory / "model.safetensors")
         return
