@@ -20,9 +20,7 @@ import httpx2
 from rich.console import Console
 from rich.table import Table
 
-WORDS = """
-the order shipped late because weather closed every road north of town and nobody called the client
-""".split()
+WORDS = ("the", "order", "shipped", "late", "because", "weather", "closed", "every", "road", "north", "of", "town")
 
 
 @dataclass
