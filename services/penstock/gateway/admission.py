@@ -1,4 +1,4 @@
-"""The first question of every request: is there room for one more?"""
+"""The first question of every request: is there room for one more? And the last: how did it end?"""
 
 from __future__ import annotations
 
@@ -6,41 +6,65 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Gauge
+from penstock.rpc.errors import Overloaded, PenstockError
+from penstock.runtime.metrics import GatewayMetrics
 
-from penstock.rpc.errors import Overloaded
+_OUTCOMES = {429: "overloaded", 503: "unavailable", 504: "timeout"}
+
+
+class ClientGone(Exception):
+    """Nobody reads any more."""
 
 
 class Admission:
-    """Counts live requests, of both doors together."""
+    """Counts live and ended requests, of both doors together."""
 
-    def __init__(self, most: int, gauge: Gauge) -> None:
+    def __init__(self, most: int, metrics: GatewayMetrics) -> None:
         self.live = 0
         self._most = most
-        self._gauge = gauge
+        self._metrics = metrics
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Admits one request for the length of the block. Raises Overloaded at once when there is no room."""
-        if self.live >= self._most:
-            raise Overloaded(
-                f"{self._most} requests are running, more are not possible; try again later",
-                code="rate_limit_exceeded",
-                retry_after=1,
-            )
-        self.live += 1
-        self._idle.clear()
-        self._gauge.set(self.live)
+        outcome = "ok"
         try:
-            yield
+            with self._place():
+                yield
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
         finally:
-            self.live -= 1
-            self._gauge.set(self.live)
-            if self.live == 0:
-                self._idle.set()
+            self._metrics.requests.labels(outcome).inc()
 
     async def idle(self) -> None:
         """Returns when no request runs."""
         await self._idle.wait()
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        if self.live >= self._most:
+            what = f"{self._most} requests are running, more are not possible; try again later"
+            raise Overloaded(what, code="rate_limit_exceeded", retry_after=1)
+        self._set(self.live + 1)
+        try:
+            yield
+        finally:
+            self._set(self.live - 1)
+
+    def _set(self, live: int) -> None:
+        self.live = live
+        self._metrics.live.set(live)
+        if live:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, PenstockError):
+        return _OUTCOMES.get(error.http_status, "error" if error.http_status >= 500 else "refused")
+    gone = (ClientGone, asyncio.CancelledError, GeneratorExit)
+    return "cancelled" if isinstance(error, gone) else "error"

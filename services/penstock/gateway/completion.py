@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
+from opentelemetry import trace
 
 from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
@@ -24,7 +25,7 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.delta import Outbox
 from penstock.gateway.flow import Flow
 from penstock.gateway.mesh import Mesh
-from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, prepare, weight
+from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, opening, prepare, weight
 from penstock.gateway.usage import TIERS, Usage
 from penstock.kv.identity import root_key
 from penstock.rpc.channels import Channels
@@ -67,6 +68,7 @@ class Completion:
         self.outbox = Outbox(prompts * ask.n)
         self._tokenize_s = tokenize_s
         self._metrics = metrics
+        self._begun = [asyncio.Event() for _ in range(prompts)]
         self._choices: list[_Choice] = []
         self._first_token: float | None = None
         self._last_token = 0.0
@@ -87,9 +89,15 @@ class Completion:
         self._choices.append(choice)
 
     async def run(self, number: int) -> None:
-        """Runs one choice to its end, or fails the request."""
+        """Runs one choice to its end, or fails the request.
+
+        Other choices of a prompt wait for the first token of its first: then the prompt is stored, and is fetched.
+        """
         choice = self._choices[number]
+        begun = self._begun[number // self.ask.n]
         try:
+            if number % self.ask.n and choice.prompt.keys:
+                await begun.wait()
             finish = await choice.flow.run()
             self.outbox.put(choice.answer.finish(finish))
         except PenstockError as error:
@@ -97,6 +105,8 @@ class Completion:
         except Exception:
             structlog.get_logger("penstock.gateway").exception("request failed")
             self.outbox.fail(Internal("internal error"))
+        finally:
+            begun.set()
 
     def accept(self, answer: Answer, token: common_pb2.Token) -> bool:
         """One more token of a choice; whether it was the last."""
@@ -107,6 +117,7 @@ class Completion:
         elif self.ask.n == 1:
             self._metrics.itl.observe(now - self._last_token)
         self._last_token = now
+        self._begun[answer.choice // self.ask.n].set()
         self._metrics.generation_tokens.inc()
         self.outbox.put(answer.feed(token))
         return answer.ended
@@ -167,13 +178,14 @@ class Completer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._count(completion.usage())
+            self._count(completion)
 
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming) -> Prepared:
-        earlier = self.memory.get(caller.tenant, caller.session) if caller.session else None
+        session = caller.session or opening(prompt)
+        earlier = self.memory.get(caller.tenant, session)
         prepared = await self.in_thread(lambda: prepare(self.model, prompt, naming, earlier), weight(prompt))
-        if caller.session and prepared.remembered is not None:
-            self.memory.put(caller.tenant, caller.session, prepared.remembered)
+        if prepared.remembered is not None:
+            self.memory.put(caller.tenant, session, prepared.remembered)
         return prepared
 
     def _add_choices(self, completion: Completion, prompts: Sequence[Prepared], context: int) -> None:
@@ -225,7 +237,26 @@ class Completer:
         room = context - prompt_tokens
         return min(room, self.config.max_output_tokens, asked or room)
 
-    def _count(self, usage: Usage) -> None:
+    def _count(self, completion: Completion) -> None:
+        usage = completion.usage()
+        trace.get_current_span().set_attributes(
+            {
+                "gen_ai.operation.name": "chat" if completion.ask.chat else "text_completion",
+                "gen_ai.provider.name": "penstock",
+                "gen_ai.request.model": completion.ask.model,
+                "gen_ai.response.id": completion.id,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            }
+        )
+        structlog.get_logger("penstock.gateway").info(
+            "request ended",
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            seconds=round(usage.times["total"], 4),
+        )
         self.metrics.prompt_tokens.inc(usage.prompt_tokens)
         for tier in TIERS:
             self.metrics.prompt_by_source.labels(tier).inc(usage.cached[tier])

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.gateway.admission import Admission
+from penstock.gateway.admission import Admission, ClientGone
 from penstock.gateway.ask import Ask
 from penstock.gateway.auth import session_digest
 from penstock.gateway.completion import Caller, Completer, Completion
@@ -36,12 +36,10 @@ from penstock.runtime.metrics import CONTENT_TYPE
 _JSON = "application/json"
 _THREAD_BODY = 256 * 1024
 """Bytes from which a body is parsed in a thread."""
+_BODY_S = 30.0
+"""A body that takes longer to arrive is not waited for: it holds one of the places."""
 
 Shape = ChatShape | CompletionShape
-
-
-class ClientGone(Exception):
-    """Nobody reads any more."""
 
 
 def application(completer: Completer, admission: Admission, started: int) -> Starlette:
@@ -121,29 +119,23 @@ class Generate:
                 await self._handle(headers, request_id, receive, reply)
 
     async def _handle(self, headers: Headers, request_id: str, receive: Receive, reply: _Reply) -> None:
-        outcome = "cancelled"
         try:
             with self._admission.one():
                 await self._admitted(headers, request_id, receive, reply)
-            outcome = "ok"
         except ClientGone:
             pass
         except PenstockError as error:
-            outcome = _outcome(error)
             trace.get_current_span().set_status(StatusCode.ERROR, error.message)
             await reply.error(error)
         except Exception:
-            outcome = "error"
             structlog.get_logger("penstock.gateway").exception("request failed")
             await reply.error(Internal("internal error"))
-        finally:
-            self._completer.metrics.requests.labels(outcome).inc()
 
     async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: _Reply) -> None:
         began = time.perf_counter()
         tenant = self._completer.auth.tenant(headers.get("authorization"))
         config = self._completer.config
-        body = await read_body(headers, receive, config.max_body_bytes, config.request_timeout_s)
+        body = await read_body(headers, receive, config.max_body_bytes, _BODY_S)
         size = len(body) if len(body) >= _THREAD_BODY else 0
         ask = await self._completer.in_thread(lambda: self._read(body, config.max_n), size)
         session = session_digest(tenant, headers, ask.cache_key)
@@ -285,11 +277,6 @@ async def _until_gone(receive: Receive, reply: _Reply, work: Coroutine[Any, Any,
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _outcome(error: PenstockError) -> str:
-    outcomes = {429: "overloaded", 503: "unavailable", 504: "timeout"}
-    return outcomes.get(error.http_status, "error" if error.http_status >= 500 else "refused")
 
 
 def _json(value: Json, status: int = 200) -> Response:

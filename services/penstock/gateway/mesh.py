@@ -76,6 +76,8 @@ class Mesh:
     async def _update(self, view: router_pb2.MeshView) -> None:
         found = next((model for model in view.models if model.name == self._model), None)
         served = None
+        if found is None and view.models:
+            self._log.warning("the mesh serves other models", wanted=self._model, served=[m.name for m in view.models])
         if found is not None:
             served = Served(spec_from_message(found.spec), found.max_model_len, found.ready)
             if served.spec.tokenizer != self._tokenizer:

@@ -21,6 +21,7 @@ from penstock.gateway.completion import Completer
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.http import application
 from penstock.gateway.mesh import Mesh, open_mesh
+from penstock.gateway.protocol import BoundedProtocol
 from penstock.gateway.rpc import SERVICE, GatewayService
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import serve
@@ -66,7 +67,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         raise ConfigError("model_dir", str(config.model_dir), str(error)) from None
     auth = load_auth(config)
     metrics = GatewayMetrics()
-    admission = Admission(config.max_live_requests, metrics.live)
+    admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     async with open_channels() as channels:
         async with open_mesh(channels, config.router, config.served_name, model.fingerprint) as mesh:
@@ -125,7 +126,7 @@ async def _http(config: GatewayConfig, app: Starlette) -> AsyncIterator[str]:
     listener = _listen(config.http_address)
     settings = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

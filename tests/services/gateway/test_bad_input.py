@@ -246,3 +246,71 @@ async def test_others_are_not_disturbed(setup, post):
     assert setup.mesh.router.live == 1
     await stream.close()
     await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
+async def raw(address: str, *pieces: bytes) -> bytes:
+    """What the gateway says to bytes on a socket."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(5):
+            return await reader.read(-1)
+    except ConnectionResetError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HEAD + b"x: ", *[b"a" * 60_000] * 20],
+        [HEAD, *[b"".join(b"x-%d: y\r\n" % n for n in range(5000))] * 20],
+        [b"GET /" + b"a" * 60_000, *[b"a" * 60_000] * 20],
+    ],
+    ids=["one long header", "many headers", "a long path"],
+)
+async def test_heads_are_bounded(setup, pieces):
+    answer = await raw(setup.gateway.address, *pieces)
+    assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")) or answer == b"reset"
+
+
+async def test_heads_that_never_end_are_not_waited_for(setup, monkeypatch):
+    monkeypatch.setattr("penstock.gateway.protocol.HEAD_S", 0.05)
+    for begun in (b"", HEAD):
+        assert (await raw(setup.gateway.address, begun)).startswith(b"HTTP/1.1 408")
+
+
+async def test_no_http(setup):
+    assert (await raw(setup.gateway.address, b"\x16\x03\x01\x00\xff nonsense\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\ud800\\u0041", "\\udc00"])
+async def test_half_characters(setup, post, text):
+    body = f'{{"model": "tiny", "messages": [{{"role": "user", "content": "{text}"}}]}}'
+    assert (await post(CHAT, body.encode())).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\x00", "\ufdd0\ufdd0", "\U0010ffff", "a\u0300" * 50, "<|im_end|>" * 50, "{{ 7*7 }}"]
+)
+async def test_odd_text_is_only_text(setup, post, text):
+    tools = [{"type": "function", "function": {"name": text or "f", "description": text, "parameters": {"a": text}}}]
+    calls = [{"id": text, "type": "function", "function": {"name": text, "arguments": text}}]
+    messages = [
+        {"role": "system", "content": text},
+        {"role": "user", "content": text, "name": text},
+        {"role": "assistant", "content": text, "tool_calls": calls},
+        {"role": "tool", "content": text, "tool_call_id": text},
+    ]
+    answer = await post(CHAT, chat(messages=messages, tools=tools, prompt_cache_key=text, user=text))
+    assert answer.status_code == 200
+    ids = list(setup.mesh.prefills[0].requests[-1].prompt_ids)
+    assert ids.count(setup.tokenizer.token_to_id("<|im_end|>")) == 4
+    assert "49" not in setup.tokenizer.decode(ids)

@@ -320,3 +320,22 @@ async def test_raw_events(setup):
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert chunks[-1]["choices"] == []
     assert sum(choice["finish_reason"] is not None for chunk in chunks for choice in chunk["choices"]) == 1
+
+
+async def test_the_other_choices_wait_until_the_prompt_is_stored(setup):
+    setup.script.cached = {"host": 4}
+    await whole(setup.client, n=3)
+    first = setup.mesh.prefills[0].requests[0].request_id
+    assert first.endswith(".0")
+    asks = [ask.request_id for ask in setup.mesh.router.asks]
+    assert asks[0] == first and len(set(asks)) == 3
+
+
+async def test_clients_without_a_session_key_are_remembered_too(setup):
+    memory = setup.gateway.completer.memory
+    messages = [{"role": "system", "content": "You are X."}, *HELLO]
+    before = len(memory)
+    await whole(setup.client, messages=messages)
+    await whole(setup.client, messages=[*messages, {"role": "assistant", "content": "a"}, *HELLO])
+    assert len(memory) == before + 1
+    assert setup.mesh.router.asks[0].session == ""
