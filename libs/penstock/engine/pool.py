@@ -54,6 +54,10 @@ class KvPool:
         keys, values = found[: count // 2].view(half), found[count // 2 :].view(half)
         return keys[:, :tokens], values[:, :tokens]
 
+    def clear(self, page: int) -> None:
+        """Zeroes a page, so that what its last owner left in it (another tenant's, or not even numbers) is gone."""
+        self.data[page].zero_()
+
     def view(self, page: int) -> memoryview:
         """The page's bytes, read-only: the pool's own memory on the CPU, a copy otherwise."""
         content = self._bytes[page].cpu().numpy() if self._host is None else self._host[page]

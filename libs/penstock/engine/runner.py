@@ -39,6 +39,8 @@ class Runner:
         That is none for a run that leaves known tokens for later, else one, plus one for each draft that equals
         the token sampled in its place.
         """
+        for run in runs:
+            self._clear_tail(run)
         order = arrange(runs)
         batch = self._builder.build(order)
         logits = self.decoder.forward(batch, self.pool)
@@ -50,6 +52,13 @@ class Runner:
             answers[id(run)] = accepted(run.choice.drafts, sampled[first : first + run.samples])
             first += run.samples
         return [answers[id(run)] for run in runs]
+
+    def _clear_tail(self, run: Run) -> None:
+        """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is
+        still a NaN, and the page may leave as a sequence's tail."""
+        begun, filled = divmod(run.end, self.pool.block_size)
+        if filled and begun * self.pool.block_size >= run.start:
+            self.pool.clear(run.pages[begun])
 
 
 def _choices(run: Run) -> list[Choice]:

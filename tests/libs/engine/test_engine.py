@@ -293,6 +293,22 @@ async def test_broken_sink_is_counted_and_ignored(config, kit):
         assert_idle(engine)
 
 
+async def test_what_the_last_owner_left_is_gone(config, kit):
+    """A source that wrote NaN spoils its own answer, not the next owner's of its pages, and no tail carries it on."""
+    tight = replace(config, kv_pool_tokens=16 * 14)
+    requests = [kit.request(str(number), 20 + number, kit.greedy(12)) for number in range(4)]
+    async with Engine.open(tight) as engine:
+        expected = await kit.read_all(engine, requests)
+        poison = b"\xff\xff\xff\x7f" * (engine.spec.block_bytes // 4)
+        await kit.read(engine, kit.request("x", 200, kit.greedy(2)), kit.Source([poison] * 12))
+        for one, other in zip(expected, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(one, other)
+        sink = kit.Sink()
+        await kit.read(engine, kit.request("y", 20, kit.greedy(1)), sink=sink)
+        layers = [sink.tail[at : at + len(sink.tail) // 6] for at in range(0, len(sink.tail), len(sink.tail) // 6)]
+        assert all(any(layer[: 4 * 128]) and not any(layer[4 * 128 :]) for layer in layers)
+
+
 # Comings and goings
 
 

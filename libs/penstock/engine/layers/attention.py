@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,3 +28,21 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, cau
         query.transpose(1, 2), keys, values, mask, is_causal=causal, enable_gqa=heads != kv_heads
     )
     return mixed.transpose(1, 2).reshape(batch * rows, heads * dim)
+
+
+def naive_attend(query: Tensor, keys: Tensor, values: Tensor, positions: Sequence[int]) -> Tensor:
+    """What `attend` means, one row and one head at a time: the oracle of the fast paths.
+
+    query [rows, heads, dim] of one sequence, keys and values [tokens, kv_heads, dim]; row i stands at
+    `positions[i]` and looks at the tokens up to there. -> [rows, heads * dim].
+    """
+    rows, heads, dim = query.shape
+    mixed = torch.zeros(rows, heads, dim)
+    for row, position in enumerate(positions):
+        for head in range(heads):
+            shared = head * keys.shape[1] // heads
+            seen = slice(0, position + 1)
+            scores = keys[seen, shared] @ query[row, head] / math.sqrt(dim)
+            weights = (scores - scores.max()).exp()
+            mixed[row, head] = (weights / weights.sum()) @ values[seen, shared]
+    return mixed.reshape(rows, heads * dim)

@@ -1,0 +1,103 @@
+"""Batches over shuffled pages attend as one plain sequence would."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.checkpoint import ModelConfig, Rope
+from penstock.engine.batch import BatchBuilder, Run, arrange
+from penstock.engine.layers.attention import attend, naive_attend
+from penstock.engine.pool import KvPool
+from penstock.engine.request import SamplingParams
+from penstock.engine.sampler import Choice
+
+CPU = torch.device("cpu")
+PARAMS = SamplingParams(max_tokens=1)
+
+
+def config_of(heads, kv_heads):
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=8,
+        n_layers=2,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        head_dim=8,
+        rms_eps=1e-6,
+        rope=Rope(),
+        max_positions=200,
+        tied=True,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+    )
+
+
+runs = st.tuples(st.integers(0, 70), st.integers(1, 40), st.integers(0, 4), st.booleans())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(runs, min_size=1, max_size=6),
+    st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    st.sampled_from([1, 4, 16]),
+    st.integers(0, 10**6),
+)
+def test_batches_equal_the_naive_loop(shapes, heads, block_size, seed):
+    """Each shape: (tokens before, tokens, drafts, whether the run ends the known tokens)."""
+    torch.manual_seed(seed)
+    config = config_of(*heads)
+    pool = KvPool(config, 800, block_size, torch.float32, CPU)
+    pool.data[1:] = float("nan")
+    free = (torch.randperm(800) + 1).tolist()
+    members, context = [], {}
+    for number, (start, count, drafts, ends) in enumerate(shapes):
+        drafts = drafts if ends else 0
+        known = [0] * (start + count + (0 if ends else 3))
+        choice = Choice(PARAMS, frozenset(), known, 1, (0,) * drafts, {})
+        end = start + count + drafts
+        pages = [free.pop() for _ in range(-(-end // block_size))]
+        run = Run(choice, start, count, pages, (str(number), 0))
+        assert (run.end, run.samples) == (end, 1 + drafts if ends else 0)
+        kept = torch.randn(2, 2, len(pages) * block_size, heads[1], 8)
+        kept[:, :, end:] = 0.0
+        pool.data[pages] = kept.view(2, 2, len(pages), block_size, heads[1], 8).permute(2, 0, 1, 3, 4, 5)
+        context[str(number)] = kept[:, :, :end]
+        members.append(run)
+    order = arrange(members)
+    builder = BatchBuilder(pool, CPU)
+    for _ in range(2):  # the second time, indices come from the first
+        batch = builder.build(order)
+        assert batch.positions.tolist() == [at for run in order for at in range(run.start, run.end)]
+        for layer in range(2):
+            where = [pool.slots[batch.slots[layer] + value * block_size] for value in range(2)]
+            wanted = [
+                torch.cat([context[run.table[0]][layer, value, run.start :] for run in order]).flatten(1)
+                for value in range(2)
+            ]
+            torch.testing.assert_close(where, wanted)
+            check(order, pool, layer, batch.groups, context, heads[0], [run.rows for run in order])
+            check(order, pool, layer, batch.last_groups, context, heads[0], [run.samples for run in order])
+
+
+def check(order, pool, layer, groups, context, heads, rows):
+    """The groups cover the last `rows` of each run, in order, and attend right."""
+    query = torch.randn(sum(rows), heads, 8)
+    assert sum(group.batch * group.rows for group in groups) == len(query)
+    found = []
+    for group in groups:
+        own = query[group.first : group.first + group.batch * group.rows].view(group.batch, group.rows, heads, 8)
+        keys, values = pool.gather(group.index[layer], group.batch, group.tokens)
+        found.append(attend(own, keys, values, group.mask, group.causal))
+    expected, first = [], 0
+    for run, count in zip(order, rows, strict=True):
+        keys, values = context[run.table[0]][layer]
+        expected.append(naive_attend(query[first : first + count], keys, values, range(run.end - count, run.end)))
+        first += count
+    if len(query):
+        torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=1e-5, rtol=1e-5)
