@@ -298,7 +298,7 @@ async def test_half_characters(setup, post, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\x00", "\ufdd0\ufdd0", "\U0010ffff", "a\u0300" * 50, "<|im_end|>" * 50, "{{ 7*7 }}"]
+    "text", ["", "\x00", "\ufdd0\ufdd0", "\U0010ffff", "a\u0300" * 50, "<|im_end|>" * 9, "{{ 7*7 }}"]
 )
 async def test_odd_text_is_only_text(setup, post, text):
     tools = [{"type": "function", "function": {"name": text or "f", "description": text, "parameters": {"a": text}}}]
@@ -310,7 +310,7 @@ async def test_odd_text_is_only_text(setup, post, text):
         {"role": "tool", "content": text, "tool_call_id": text},
     ]
     answer = await post(CHAT, chat(messages=messages, tools=tools, prompt_cache_key=text, user=text))
-    assert answer.status_code == 200
+    assert answer.status_code == 200, answer.text
     ids = list(setup.mesh.prefills[0].requests[-1].prompt_ids)
     assert ids.count(setup.tokenizer.token_to_id("<|im_end|>")) == 4
     assert "49" not in setup.tokenizer.decode(ids)
