@@ -7,7 +7,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
 
+_JOIN_PATIENCE_S = 5.0
+"""How long a worker waits for its router before it says that it is ready all the same."""
 _PUBLISH_SHARE = 4
 """At most a quarter of the page pool may wait to be published."""
 
@@ -184,8 +186,12 @@ async def _joined(
         return
     channel = worker.channels.to(worker.config.router)
     async with asyncio.TaskGroup() as tasks:
-        joined = tasks.create_task(stay_joined(channel, hello, worker.load, changed=worker.changed))
+        joined = asyncio.Event()
+        stay = stay_joined(channel, hello, worker.load, changed=worker.changed, joined=joined)
+        staying = tasks.create_task(stay)
         try:
+            with suppress(TimeoutError):  # the router may come later
+                await asyncio.wait_for(joined.wait(), _JOIN_PATIENCE_S)
             yield
         finally:
-            joined.cancel()
+            staying.cancel()

@@ -40,10 +40,10 @@ async def _run(options: MeshOptions, view: View) -> int:
     console = Console(highlight=False, soft_wrap=True)
     script = demo_script()
     console.print("[bold]A whole mesh on this machine[/]: one process per service, a real model, real tokens")
-    async with running_mesh(options, view) as url:
+    async with running_mesh(options, view) as mesh:
         view.ready()
-        console.print(f"[dim]{url}, model {options.model_name}[/]\n")
-        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        console.print(f"[dim]{mesh.url}, model {options.model_name}[/]\n")
+        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none") as client:
             try:
                 exchanges = await _play(client, options.model_name, script, console)
             except OpenAIError as error:

@@ -24,6 +24,8 @@ class MeshOptions:
 
     port: int = 8080
     """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
+    grpc_port: int = 0
+    """Port of the gRPC API on 127.0.0.1; 0 picks a free one."""
     model: str = NAMES[0]
     """A Hugging Face model directory, or the name of an embedded model."""
     draft: str = ""
@@ -47,8 +49,9 @@ class MeshOptions:
         for name, least in (("prefill", 0), ("decode", 1), ("threads", 0)):
             if not least <= getattr(self, name) <= 256:
                 raise ConfigError(name, getattr(self, name), f"must be {least} to 256")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError("port", self.port, "must be 0 to 65535")
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(name, getattr(self, name), "must be 0 to 65535")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError("dtype", self.dtype, "must be float32 or bfloat16")
         if self.log_level not in ("debug", "info", "warning", "error"):
@@ -81,12 +84,13 @@ class MeshPlan:
 
     url: str
     children: tuple[ChildSpec, ...]
+    grpc: str = ""
 
 
 def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
     model = _model_directory("model", options.model)
-    http = _http_address(options, ports)
+    http, grpc = _address("port", options.port, ports), _address("grpc_port", options.grpc_port, ports)
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
     worker = (
@@ -103,11 +107,11 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
             *("--host-bytes", format_size(options.kv_host_bytes)),
         ),
         _child(
-            *(options, "gateway", _GATEWAY, "--http-address", http, "--grpc-address", ports.reserve()),
+            *(options, "gateway", _GATEWAY, "--http-address", http, "--grpc-address", grpc),
             *("--router", router, "--model-dir", str(model), "--model-name", options.model_name),
         ),
     ]
-    return MeshPlan(f"http://{http}", tuple(children))
+    return MeshPlan(f"http://{http}", tuple(children), grpc)
 
 
 def _workers(options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft: str | None) -> Iterator[ChildSpec]:
@@ -148,11 +152,11 @@ def _model_directory(field: str, chosen: str) -> Path:
     return directory.resolve()
 
 
-def _http_address(options: MeshOptions, ports: Ports) -> str:
+def _address(field: str, port: int, ports: Ports) -> str:
     try:
-        return ports.reserve(options.port)
+        return ports.reserve(port)
     except OSError as error:
-        raise ConfigError("port", options.port, f"{error}; choose another, or 0 for a free one") from error
+        raise ConfigError(field, port, f"{error}; choose another, or 0 for a free one") from error
 
 
 def _threads(options: MeshOptions) -> int:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from penstock.cli.mesh import MeshOptions, plan_mesh
+from penstock.cli.mesh import MeshOptions, MeshPlan, plan_mesh
 from penstock.cli.ports import reserved_ports
 from penstock.cli.supervisor import supervised
 from penstock.cli.view import View
@@ -20,8 +20,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @asynccontextmanager
-async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[str]:
-    """The mesh's URL, once a request would succeed. Raises ConfigError or ChildFailed when there is none to be had.
+async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPlan]:
+    """Where the mesh answers, once a request would succeed. Raises ConfigError or ChildFailed when there is none.
 
     SIGINT, SIGTERM and SIGHUP cancel the calling task, and with it the block; a second one ends the services at once.
     """
@@ -31,7 +31,7 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[str]:
             with _cancelled_by_signals(view.stopping, supervisor.kill):
                 await supervisor.ready()
                 await serving(plan.url)
-                yield plan.url
+                yield plan
                 view.stopping()
                 await supervisor.stop()
 

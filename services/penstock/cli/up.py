@@ -37,10 +37,10 @@ def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> i
 
 
 async def _stay(options: MeshOptions, view: View) -> int:
-    async with running_mesh(options, view) as url:
+    async with running_mesh(options, view) as mesh:
         view.quiet()
-        print(f"ready {url}", flush=True)
-        view.ready(f"model {options.model_name}; Ctrl-C stops" if sys.stderr.isatty() else "")
+        print(f"ready {mesh.url}", flush=True)
+        view.ready(f"gRPC {mesh.grpc}; model {options.model_name}; Ctrl-C stops" if sys.stderr.isatty() else "")
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()  # until a signal cancels this task: its regular end
     return 0
