@@ -25,6 +25,8 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.delta import Outbox
 from penstock.gateway.flow import Flow
 from penstock.gateway.mesh import Mesh
+from penstock.gateway.peers import Peers
+from penstock.gateway.planner import Planner
 from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, opening, prepare, weight
 from penstock.gateway.usage import TIERS, Usage
 from penstock.kv.identity import root_key
@@ -143,6 +145,7 @@ class Completer:
         self.metrics = metrics
         self.memory = PromptMemory(config.max_sessions)
         self._channels = channels
+        self._peers = Peers(channels)
         self._pool = pool
 
     async def in_thread(self, work: Callable[[], Value], size: int) -> Value:
@@ -194,6 +197,10 @@ class Completer:
         ends = frozenset(ask.sampling.stop_token_ids) | (frozenset() if ask.sampling.ignore_eos else self.model.eos_ids)
         seed = ask.sampling.first_seed()
         deadline = caller.began + self.config.request_timeout_s
+
+        def remaining() -> float:
+            return max(deadline - time.perf_counter(), 0.0)
+
         for number in range(len(prompts) * ask.n):
             prepared, copy = prompts[number // ask.n], number % ask.n
             max_tokens = self._max_tokens(ask, prepared.tokens, context)
@@ -207,12 +214,12 @@ class Completer:
             request.session = caller.session
             request.sampling.CopyFrom(ask.sampling.message(max_tokens, (seed + copy) % 2**64))
             flow = Flow(
-                self._channels,
-                self.config.router,
+                Planner(self._channels, self.config.router, remaining),
+                self._peers,
                 request,
                 self._plan_ask(request, caller.tenant, prepared),
                 partial(completion.accept, answer),
-                lambda: max(deadline - time.perf_counter(), 0.0),
+                remaining,
                 self.config.max_replans,
             )
             completion.add(_Choice(prepared, flow, answer))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ import grpc
 import structlog
 
 from penstock.gateway.faults import blames_member, public_error
+from penstock.gateway.peers import Peers
 from penstock.gateway.planner import Planner, Remaining
-from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
 from penstock.rpc.errors import PenstockError, Unavailable
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2
@@ -57,8 +57,8 @@ class Flow:
 
     def __init__(
         self,
-        channels: Channels,
-        router: str,
+        planner: Planner,
+        peers: Peers,
         request: common_pb2.Request,
         ask: router_pb2.PlanAsk,
         accept: Callable[[common_pb2.Token], bool],
@@ -67,13 +67,13 @@ class Flow:
     ) -> None:
         """`accept` is given each token once, in order, and answers whether the choice ends with it."""
         self.account = Account()
-        self._channels = channels
+        self._planner = planner
+        self._peers = peers
         self._request = request
         self._ask = ask
         self._accept = accept
         self._remaining = remaining
         self._max_replans = max_replans
-        self._planner = Planner(channels, router, remaining)
         self._tokens: list[int] = []
         self._early: dict[int, common_pb2.Token] = {}
         self._finish: str | None = None
@@ -138,21 +138,22 @@ class Flow:
 
     async def _prefill(self, plan: router_pb2.PlanResponse) -> None:
         """The first token. When it can't be had, the decode worker computes the prompt itself."""
-        stub = prefill_pb2_grpc.PrefillStub(self._channels.to(plan.prefill.address))
         request = prefill_pb2.PrefillRequest(request=self._request, epoch=plan.epoch)
-        call = stub.Prefill(request, timeout=self._remaining(), metadata=outgoing())
         try:
-            async for event in call:
-                if event.HasField("token"):
-                    self._charge(event.cache, event.times)
-                    self._add([event.token], event.finish)
-                    await self._planner.progress(True, len(self._tokens))
-                    return
-            raise Unavailable("prefill ended without a token")
+            async with self._peers.at(plan.prefill.address) as channel:
+                call = prefill_pb2_grpc.PrefillStub(channel).Prefill(
+                    request, timeout=self._remaining(), metadata=outgoing()
+                )
+                try:
+                    event = await _last_prefill_event(call)
+                finally:
+                    call.cancel()
         except (grpc.aio.AioRpcError, Unavailable) as error:
             self._fail_prefill(plan.prefill.member_id, error)
-        finally:
-            call.cancel()
+            return
+        self._charge(event.cache, event.times)
+        self._add([event.token], event.finish)
+        await self._planner.progress(True, len(self._tokens))
 
     def _fail_prefill(self, member: str, error: grpc.aio.AioRpcError | Unavailable) -> None:
         if isinstance(error, grpc.aio.AioRpcError) and not blames_member(error):
@@ -164,25 +165,31 @@ class Flow:
 
     async def _decode(self, plan: router_pb2.PlanResponse) -> None:
         """All other tokens, or all."""
-        stub = decode_pb2_grpc.DecodeStub(self._channels.to(plan.decode.address))
         request = decode_pb2.GenerateRequest(request=self._request)
         handed_over = plan.HasField("prefill")
         if handed_over:
             request.handoff.address, request.handoff.epoch = plan.prefill.address, plan.epoch
-        call = stub.Generate(request, timeout=self._remaining(), metadata=outgoing())
-        first = not handed_over
         try:
-            async for event in call:
-                self._count(event, own_prefill=event.handoff_failed or not handed_over)
-                self._add(event.tokens, event.finish)
-                if first and self._tokens:
-                    first = False
-                    await self._planner.progress(True, len(self._tokens))
+            async with self._peers.at(plan.decode.address) as channel:
+                call = decode_pb2_grpc.DecodeStub(channel).Generate(
+                    request, timeout=self._remaining(), metadata=outgoing()
+                )
+                try:
+                    await self._read_decode(call, handed_over)
+                finally:
+                    call.cancel()
         except grpc.aio.AioRpcError as error:
             fault = public_error(error, _unavailable().message)
             raise (_MemberFailed([plan.decode.member_id], fault) if blames_member(error) else fault) from error
-        finally:
-            call.cancel()
+
+    async def _read_decode(self, call: AsyncIterable[decode_pb2.GenerateEvent], handed_over: bool) -> None:
+        told = handed_over
+        async for event in call:
+            self._count(event, own_prefill=event.handoff_failed or not handed_over)
+            self._add(event.tokens, event.finish)
+            if not told and self._tokens:
+                told = True
+                await self._planner.progress(True, len(self._tokens))
 
     def _add(self, tokens: Sequence[common_pb2.Token], finish: common_pb2.Finish.ValueType) -> None:
         """Takes tokens in any order, hands them on in theirs. Raises _Ended with the last one."""
@@ -223,6 +230,13 @@ class Flow:
 
 def _unavailable() -> Unavailable:
     return Unavailable("the workers of the request failed; try again", code="unavailable", retry_after=1)
+
+
+async def _last_prefill_event(call: AsyncIterable[prefill_pb2.PrefillEvent]) -> prefill_pb2.PrefillEvent:
+    async for event in call:
+        if event.HasField("token"):
+            return event
+    raise Unavailable("prefill ended without a token")
 
 
 async def _first_fault(work: Sequence[Coroutine[Any, Any, None]]) -> BaseException | None:

@@ -55,6 +55,11 @@ class Mesh:
             raise Unavailable("the model is not being served yet; try again later", code="not_ready", retry_after=1)
         return self._served
 
+    async def until(self, ready: bool) -> None:
+        """Returns when `self.ready` is what was asked."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.ready is ready)
+
     async def follow(self, channels: Channels, router: str) -> None:
         """Keeps watching; reconnects, ever more patiently, when the router goes away."""
         failures = 0

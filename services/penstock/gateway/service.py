@@ -24,7 +24,7 @@ from penstock.gateway.mesh import Mesh, open_mesh
 from penstock.gateway.protocol import BoundedProtocol
 from penstock.gateway.rpc import SERVICE, GatewayService
 from penstock.rpc.channels import open_channels
-from penstock.rpc.server import serve
+from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.v1 import gateway_pb2_grpc
@@ -54,8 +54,7 @@ class Gateway:
 
     async def ready(self) -> None:
         """Returns when a request would succeed."""
-        async with self.mesh.changed:
-            await self.mesh.changed.wait_for(lambda: self.mesh.ready)
+        await self.mesh.until(True)
 
 
 @asynccontextmanager
@@ -88,9 +87,27 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     grace=config.drain_s,
                 ) as rpc:
                     app = application(completer, admission, started)
-                    async with _http(config, app) as address:
-                        await rpc.set_serving(True)
+                    async with _http(config, app) as address, _health(mesh, rpc):
                         yield Gateway(address, f"{host}:{rpc.port}", completer, admission)
+
+
+@asynccontextmanager
+async def _health(mesh: Mesh, rpc: RpcServer) -> AsyncIterator[None]:
+    """gRPC's health answers what /readyz does."""
+
+    async def follow() -> None:
+        ready = mesh.ready
+        while True:
+            await rpc.set_serving(ready)
+            ready = not ready
+            await mesh.until(ready)
+
+    task = asyncio.get_running_loop().create_task(follow())  # its parent is this function
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextmanager

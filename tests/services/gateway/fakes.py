@@ -77,7 +77,8 @@ class Script:
     generate: Callable[[Worker, decode_pb2.GenerateRequest], PenstockError | None] = lambda worker, request: None
     """What a decode worker fails with instead of generating."""
     hang: bool = False
-    """Decode waits for ever after the first token."""
+    """Decode waits after the first token until `gate` is set."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
     refuse: PenstockError | None = None
     """What the router answers."""
     logprobs: bool = True
@@ -174,7 +175,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             if dies is not None and at >= dies:
                 raise Unavailable("the worker is going away")
             if script.hang and at > 0:
-                await asyncio.Event().wait()
+                await script.gate.wait()
             many = range(at, min(at + script.batch, len(tokens)))
             event = decode_pb2.GenerateEvent(tokens=[self._token(asked, index, tokens[index]) for index in many])
             event.finish = _finish(asked, tokens, many[-1], script.eos)

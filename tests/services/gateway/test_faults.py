@@ -243,3 +243,14 @@ async def test_hopeless_prompts_are_refused_unread(setup):
         with pytest.raises(openai.BadRequestError) as failed:
             await setup.client.chat.completions.create(model="tiny", messages=prompt)
     assert failed.value.code == "context_length_exceeded"
+
+
+async def test_channels_to_lost_workers_are_closed(opened):
+    async with opened() as setup:
+        channels = setup.gateway.completer._channels
+        setup.script.generate = lambda worker, request: Unavailable("gone") if worker.name == "decode-0" else None
+        assert (await ask(setup))[0] == TEXT
+        await setup.gateway.admission.idle()
+        lost, found = (worker.address for worker in setup.mesh.decodes)
+        assert lost not in channels._open
+        assert found in channels._open

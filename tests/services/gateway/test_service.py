@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import httpx2
 import openai
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import trace
 
 from penstock.gateway.auth import load_auth, session_digest
@@ -136,8 +138,7 @@ async def test_not_ready_while_no_worker_is(setup):
     mesh = setup.gateway.mesh
     try:
         setup.mesh.set_view(ready=False)
-        async with mesh.changed:
-            await mesh.changed.wait_for(lambda: not mesh.ready)
+        await mesh.until(False)
         async with httpx2.AsyncClient(base_url=setup.url) as client:
             assert (await client.get("/readyz")).status_code == 503
             assert (await client.get("/healthz")).status_code == 200
@@ -320,3 +321,43 @@ asyncio.run(main())
     )
     out, _ = await child.communicate()
     assert b"200 set()" in out.splitlines()
+
+
+async def test_the_end_waits_for_running_requests(opened):
+    """A request that runs when the gateway is told to stop is answered in full."""
+    begun, closing = asyncio.Event(), asyncio.Event()
+
+    async def read(setup) -> str:
+        text = ""
+        async with openai.AsyncOpenAI(base_url=f"{setup.url}/v1", api_key="none") as client:
+            async for chunk in await ask(client, stream=True):
+                text += chunk.choices[0].delta.content or ""
+                begun.set()
+        return text
+
+    async def release(setup) -> None:
+        await closing.wait()
+        setup.script.gate.set()
+
+    async with asyncio.TaskGroup() as group:
+        async with opened(drain_s=5.0) as setup:
+            setup.script.hang = True
+            reading = group.create_task(read(setup))
+            group.create_task(release(setup))
+            await begun.wait()
+            closing.set()
+        assert await reading == "The quick brown fox."
+
+
+async def test_grpc_health_follows_the_mesh(setup):
+    async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+        try:
+            setup.mesh.set_view(ready=False)
+            assert (await call.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        finally:
+            setup.mesh.set_view(ready=True)
+        assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+        call.cancel()
+    await setup.gateway.ready()
