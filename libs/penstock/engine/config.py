@@ -31,6 +31,8 @@ class EngineConfig:
     draft_tokens: int = 4
     """Most tokens to ask a drafter for, per sequence and step."""
     draft_timeout_s: float = 0.05
+    stall_s: float = 1.0
+    """When nothing could run for so long, pages that sources are still filling are taken away from them."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -42,8 +44,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.draft_tokens < 0 or self.draft_timeout_s <= 0:
-            raise ValueError("draft_tokens must not be negative and draft_timeout_s must be positive")
+        if self.draft_tokens < 0 or self.draft_timeout_s <= 0 or self.stall_s <= 0:
+            raise ValueError("draft_tokens must not be negative, draft_timeout_s and stall_s must be positive")
         if self.max_batch_tokens < self.max_running:
             raise ValueError(
                 f"max_batch_tokens {self.max_batch_tokens} is below max_running {self.max_running}: "

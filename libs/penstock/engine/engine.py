@@ -163,6 +163,7 @@ class Engine:
             self._enter(one)
         else:
             load = self._tasks.create_task(self._load(one, source), name=f"load {one.owner}")
+            self._scheduler.load(one)
             load.add_done_callback(lambda _: self._load_over(one))
             self._loading[one.ticket] = load
         return one
@@ -207,7 +208,7 @@ class Engine:
     # Loading
 
     async def _load(self, one: Live, source: KvSource) -> None:
-        writer = Writer(self._runner.pool, self._scheduler, one)
+        writer = Writer(self._runner.pool, self._scheduler, one, self._wake.set)
         try:
             result = await self._ask_source(one, source, writer)
         finally:
@@ -257,15 +258,27 @@ class Engine:
     # Steps
 
     async def _serve(self) -> None:
+        stalled = False
         while not self._closing:
             self._wake.clear()
             drafts = await self._ask_drafts()
             counts = {ticket: len(tokens) for ticket, tokens in drafts.items()}
-            step = self._scheduler.next_step(counts)
+            step = self._scheduler.next_step(counts, stalled)
+            stalled = False
             if step:
                 await self._step(step, drafts)
             elif not self._closing:
-                await self._wake.wait()
+                stalled = not await self._woken()
+
+    async def _woken(self) -> bool:
+        """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
+        if not self._scheduler.waiting:
+            return await self._wake.wait()
+        try:
+            async with asyncio.timeout(self.config.stall_s):
+                return await self._wake.wait()
+        except TimeoutError:
+            return False
 
     async def _step(self, step: list[tuple[Live, Row]], drafts: Mapping[int, tuple[int, ...]]) -> None:
         runs = [_run(one, row, drafts.get(one.ticket, ())) for one, row in step]

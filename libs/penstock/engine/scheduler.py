@@ -4,14 +4,15 @@
 `Scheduler` owns the lines and the page pool and carries plans out. Neither knows of tensors, clocks or awaits.
 
 Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival,
-all within `max_batch_tokens`. When pages run out, sequences that wait with loaded pages give theirs up, then the
-youngest running sequence goes back to the line with its output kept.
+all within `max_batch_tokens`. When pages run out, sequences with loaded pages that do not run yet give theirs up, then
+the youngest running sequence goes back to the line with its output kept. Pages that a sink still holds do not come
+free by that; a sequence that cannot be helped otherwise sits steps out until they do.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,48 +64,75 @@ class Plan:
     preempt: list[int] = field(default_factory=list)
     """Running sequences that lose their pages and go back to the line."""
     strip: list[int] = field(default_factory=list)
-    """Waiting sequences that lose their loaded pages and keep their place."""
+    """Waiting or loading sequences that lose their loaded pages and keep their place."""
     admit: list[int] = field(default_factory=list)
     """The head of the line that starts running."""
     rows: list[Row] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a plan depends on. The lines are in order of arrival."""
+
+    limits: Limits
+    free: int
+    """Free pages."""
+    running: Sequence[Candidate]
+    """Each holds pages for all its known tokens but possibly the last."""
+    waiting: Sequence[Candidate]
+    """Some hold pages that a source has filled."""
+    loading: Sequence[Candidate] = ()
+    """Not in line yet; a source is filling their pages."""
+    drafts: Mapping[int, int] = field(default_factory=dict)
+    """Proposed tokens at hand, by ticket."""
+    freeable: Callable[[Sequence[int]], int] = len
+    """How many of a sequence's pages come free when it gives them back: not those that a sink or a copy holds."""
+    stalled: bool = False
+    """Nothing has moved for a while, so even pages that are being filled may be taken."""
+
+
 class _Planner:
     """The working state of one call of `plan`: what is left to give."""
 
-    def __init__(self, limits: Limits, free: int, running: Sequence[Candidate], waiting: Sequence[Candidate]) -> None:
-        self.limits = limits
-        self.free = free
-        self.budget = limits.max_batch_tokens
-        self.running = list(running)
-        self.waiting = waiting
-        self.holders = [one for one in waiting if one.pages]
+    def __init__(self, situation: Situation) -> None:
+        self.limits = situation.limits
+        self.free = situation.free
+        self.freeable = situation.freeable
+        self.budget = situation.limits.max_batch_tokens
+        self.running = list(situation.running)
+        self.waiting = situation.waiting
+        self.loading = situation.loading
         self.plan = Plan()
 
     def missing(self, one: Candidate, tokens: int) -> int:
         held = 0 if one.ticket in self.plan.strip else len(one.pages)
         return max(0, self.limits.pages_for(tokens) - held)
 
-    def strip_youngest(self, older_than: int = -1) -> bool:
-        """Takes the pages of the youngest waiting holder that came after ticket `older_than`."""
-        if not self.holders or self.holders[-1].ticket <= older_than:
-            return False
-        victim = self.holders.pop()
-        self.plan.strip.append(victim.ticket)
-        self.free += len(victim.pages)
-        return True
+    def strip(self, line: Sequence[Candidate], after: int = -1) -> bool:
+        """Takes the pages of the youngest in `line` that came after ticket `after` and whose pages help."""
+        for one in reversed(line):
+            taken = one.ticket in self.plan.strip or one.ticket in self.plan.admit
+            if one.ticket > after and not taken and (gain := self.freeable(one.pages)):
+                self.plan.strip.append(one.ticket)
+                self.free += gain
+                return True
+        return False
 
-    def preempt_youngest(self) -> Candidate:
-        victim = self.running.pop()
-        self.plan.preempt.append(victim.ticket)
-        self.free += len(victim.pages)
-        return victim
+    def preempt(self, after: int) -> bool:
+        """Sends the youngest running sequence back that came after ticket `after` and whose pages help."""
+        for one in reversed(self.running):
+            if one.ticket > after and (gain := self.freeable(one.pages)):
+                self.running.remove(one)
+                self.plan.preempt.append(one.ticket)
+                self.free += gain
+                return True
+        return False
 
     def decode(self, one: Candidate) -> Row | None:
-        """The row of a running sequence with one token to go; None when it had to give way itself."""
+        """The row of a running sequence with one token to go; None when it has to sit this step out."""
         need = self.missing(one, one.length)
         while self.free < need:
-            if not self.strip_youngest() and self.preempt_youngest() is one:
+            if not (self.strip(self.waiting) or self.strip(self.loading) or self.preempt(one.ticket)):
                 return None
         self.free -= need
         self.budget -= 1
@@ -126,51 +154,43 @@ class _Planner:
         self.free -= new_pages
         self.plan.rows.append(Row(one.ticket, count, new_pages))
 
-    def admit(self) -> None:
+    def admit(self, stalled: bool) -> None:
         """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way."""
         for one in self.waiting:
             if len(self.running) >= self.limits.max_running or self.budget < 1:
                 return
             need = self.missing(one, one.length)
-            while not self.running and self.free < need and self.strip_youngest(one.ticket):
-                pass
+            while not self.running and self.free < need:
+                if not (self.strip(self.waiting, one.ticket) or (stalled and self.strip(self.loading))):
+                    break
             if self.free - need < len(self.running):
                 return
-            self.holders = [other for other in self.holders if other is not one]
             self.running.append(one)
             self.plan.admit.append(one.ticket)
             self.prefill(one, need)
 
 
-def plan(
-    limits: Limits,
-    free: int,
-    running: Sequence[Candidate],
-    waiting: Sequence[Candidate],
-    drafts: Mapping[int, int],
-) -> Plan:
+def plan(situation: Situation) -> Plan:
     """The next step.
 
-    `running` and `waiting` are in order of arrival, `free` counts free pages, `drafts` says by ticket how many
-    proposed tokens are at hand. Every running sequence holds pages for all its known tokens but possibly the
-    last. The rows of the plan hold at most `max_batch_tokens` tokens and ask for no page that is not free once
-    `preempt` and `strip` are carried out.
+    The rows of the plan hold at most `max_batch_tokens` tokens and ask for no page that is not free once `preempt`
+    and `strip` are carried out.
     """
-    work = _Planner(limits, free, running, waiting)
+    work = _Planner(situation)
     decoding: list[tuple[Candidate, Row]] = []
-    for one in running:
+    for one in situation.running:
         if one.remaining == 1 and one.ticket not in work.plan.preempt and work.budget > 0:
             row = work.decode(one)
             if row is not None:
                 decoding.append((one, row))
     for one, row in decoding:
-        work.draft(one, row, drafts.get(one.ticket, 0))
+        work.draft(one, row, situation.drafts.get(one.ticket, 0))
         work.plan.rows.append(row)
     for one in list(work.running):
         if one.remaining > 1 and work.budget > 0:
             work.prefill(one, 0)
     if not work.plan.preempt:
-        work.admit()
+        work.admit(situation.stalled)
     return work.plan
 
 
@@ -186,25 +206,33 @@ class Scheduler:
         self.pool = pool
         self.running: list[Live] = []
         self.waiting: list[Live] = []
+        self.loading: list[Live] = []
         self.preemptions = 0
+
+    def load(self, one: Live) -> None:
+        """A source begins to fill the sequence's pages; ends with `add` or `drop`."""
+        insort(self.loading, one, key=_by_ticket)
 
     def add(self, one: Live) -> None:
         """Puts a sequence (whose loaded pages come with it) in the line, at its place by arrival."""
+        if one in self.loading:
+            self.loading.remove(one)
         insort(self.waiting, one, key=_by_ticket)
 
     def decoding(self) -> list[Live]:
         """Running sequences whose next step can take drafts."""
         return [one for one in self.running if one.remaining == 1]
 
-    def next_step(self, drafts: Mapping[int, int]) -> list[tuple[Live, Row]]:
+    def next_step(self, drafts: Mapping[int, int], stalled: bool = False) -> list[tuple[Live, Row]]:
         """Plans a step, carries the plan out and marks its sequences busy until `settle`."""
-        made = plan(self.limits, self.pool.free, self.running, self.waiting, drafts)
-        live = {one.ticket: one for line in (self.running, self.waiting) for one in line}
+        lines = (self.running, self.waiting, self.loading)
+        situation = Situation(self.limits, self.pool.free, *lines, drafts, self.pool.sole, stalled)
+        made = plan(situation)
+        live = {one.ticket: one for line in lines for one in line}
         for ticket in made.preempt:
             self._preempt(live[ticket])
         for ticket in made.strip:
-            self._take_pages(live[ticket])
-            live[ticket].forget_loaded()
+            self._strip(live[ticket])
         for ticket in made.admit:
             self.waiting.remove(live[ticket])
             insort(self.running, live[ticket], key=_by_ticket)
@@ -227,6 +255,10 @@ class Scheduler:
         self.preemptions += 1
         self.add(one)
 
+    def _strip(self, one: Live) -> None:
+        self._take_pages(one)
+        one.forget_loaded()
+
     def _take_pages(self, one: Live) -> None:
         self.pool.release(one.owner, one.pages)
         one.pages.clear()
@@ -236,7 +268,7 @@ class Scheduler:
     def drop(self, one: Live) -> None:
         """Takes a sequence out for good. Its pages go at once, or in `settle` when a step is using them."""
         one.gone = True
-        for line in (self.running, self.waiting):
+        for line in (self.running, self.waiting, self.loading):
             if one in line:
                 line.remove(one)
         if not one.busy:

@@ -82,6 +82,8 @@ class Sequence:
     reached: int = 0
     """The most tokens that were ever computed or loaded."""
     cached_tokens: int = 0
+    stripped: bool = False
+    """Its loaded pages were taken away."""
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
@@ -129,8 +131,9 @@ class Sequence:
         return max(0, min(self.reached, self.given) - self.loaded)
 
     def forget_loaded(self) -> None:
-        """What a source loaded was lost before it was of use."""
+        """What a source loaded was lost before it was of use; what it loads from now on will not be used."""
         self.loaded = self.reached = self.cached_tokens = 0
+        self.stripped = True
 
     def verdict(self, limit: int) -> FinishReason | None:
         """Whether its last token ended it; `limit` is the most tokens a sequence may have."""

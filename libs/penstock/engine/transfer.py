@@ -17,14 +17,15 @@ class Writer:
     """PageWriter of one sequence. The pages belong to the sequence from the moment they are allocated; while a
     copy is under way in a thread, the copy holds them too, so that nobody else can get them."""
 
-    def __init__(self, pool: KvPool, scheduler: Scheduler, one: Live) -> None:
+    def __init__(self, pool: KvPool, scheduler: Scheduler, one: Live, released: Callable[[], None]) -> None:
+        """`released` is called when a copy has let go of pages."""
         self._pool = pool
+        self._released = released
         self._scheduler = scheduler
         self._one = one
         self._open = True
         self._copies: set[asyncio.Future[None]] = set()
-        self.written = 0
-        """Leading blocks that hold what was written."""
+        self._written = 0
 
     @property
     def block_size(self) -> int:
@@ -34,20 +35,29 @@ class Writer:
     def block_bytes(self) -> int:
         return self._pool.block_bytes
 
+    @property
+    def written(self) -> int:
+        """Leading blocks that hold what was written; 0 when the pages were taken away."""
+        return 0 if self._one.stripped else self._written
+
+    @property
+    def _usable(self) -> bool:
+        return self._open and not self._one.stripped
+
     async def write(self, first_block: int, blocks: Sequence[memoryview]) -> int:
         """See PageWriter.write."""
         if any(block.nbytes != self.block_bytes for block in blocks):
             raise ValueError(f"a block of this engine has {self.block_bytes} bytes")
+        if not self._usable:
+            return 0
         if not 0 <= first_block <= len(self._one.pages):
             raise ValueError(f"block {first_block} leaves a gap after {len(self._one.pages)} blocks")
-        if not self._open:
-            return 0
         count = self._make_room(first_block, len(blocks))
         if count:
             await self._copy(self._one.pages[first_block : first_block + count], blocks[:count])
-            if first_block <= self.written:
-                self.written = max(self.written, first_block + count)
-        return count if self._open else 0
+            if first_block <= self._written:
+                self._written = max(self._written, first_block + count)
+        return count if self._usable else 0
 
     def _make_room(self, first_block: int, wanted: int) -> int:
         """Allocates what is missing and may be had; running sequences keep a page each to grow."""
@@ -71,6 +81,7 @@ class Writer:
         def done(_: asyncio.Future[None]) -> None:
             self._copies.discard(copy)
             self._scheduler.pool.release(owner, pages)
+            self._released()
 
         copy.add_done_callback(done)
         await asyncio.shield(copy)

@@ -87,6 +87,10 @@ class PagePool:
         elif self._refs[page] == 1:
             self._shared -= 1
 
+    def sole(self, pages: Iterable[int]) -> int:
+        """How many of `pages` have a single hold, and so would be free if it were given back."""
+        return sum(self._refs[page] == 1 for page in pages)
+
     def held_by(self, owner: str) -> int:
         """Holds in the name of `owner`."""
         return self._held.get(owner, Counter()).total()

@@ -240,6 +240,50 @@ async def test_loaders_that_wait_with_all_pages_give_way(config, kit):
         assert_idle(engine)
 
 
+async def test_loads_that_wait_for_each_other_end(config, kit):
+    """One sequence waits for pages; a load that holds them waits for that very sequence to end."""
+    tight = replace(config, kv_pool_tokens=16 * 8, stall_s=0.01)
+    request = kit.request("a", 100, kit.seeded(8, 10))
+    async with Engine.open(tight) as engine:
+        expected, sink = await filled(engine, kit, request)
+        ended = asyncio.Event()
+        source = kit.Source(blocks_of(sink)[:5], gate=ended)
+        async with asyncio.TaskGroup() as tasks:
+            loaded = tasks.create_task(kit.read(engine, request, source))
+            await source.started.wait()
+            first = await kit.read(engine, kit.renamed(request, "b"))
+            assert await source.writer.write(0, [memoryview(blocks_of(sink)[0])]) == 0
+            ended.set()
+        kit.assert_same(expected, first)
+        kit.assert_same(expected, loaded.result())
+        assert (loaded.result().last.cached_tokens, loaded.result().last.computed_tokens) == (0, 100)
+        assert_idle(engine)
+
+
+async def test_preemption_while_a_sink_holds_the_pages(config, kit):
+    """A lent page does not come free by preemption; whoever needs one waits until the sink lets go."""
+    requests = [kit.request(str(number), 40, kit.seeded(number, 60)) for number in range(4)]
+    async with Engine.open(config) as engine:
+        expected = await kit.read_all(engine, requests)
+    async with Engine.open(replace(config, kv_pool_tokens=16 * 12)) as engine:
+        sinks = [kit.Sink(hold=True) for _ in requests]
+        async with asyncio.TaskGroup() as tasks:
+            readers = [
+                tasks.create_task(kit.read(engine, request, sink=sink))
+                for request, sink in zip(requests, sinks, strict=True)
+            ]
+            while not all(reader.done() for reader in readers):
+                await asyncio.sleep(0)
+                if engine.stats().free_pages == 0:
+                    for sink in sinks[:: 1 + engine.stats().steps % 2]:
+                        sink.release()
+        for sink in sinks:
+            sink.release()
+        for one, reader in zip(expected, readers, strict=True):
+            kit.assert_same(one, reader.result())
+        assert_idle(engine)
+
+
 async def test_late_write_touches_nothing(config, kit):
     request = kit.request("a", 100, kit.seeded(8))
     async with Engine.open(config) as engine:

@@ -68,6 +68,7 @@ class PoolMachine(RuleBasedStateMachine):
             per_page[page] += count
         assert stats.free == 7 - len(self.pages()) == self.pool.free
         assert stats.shared == sum(count > 1 for count in per_page.values())
+        assert self.pool.sole(range(1, 8)) == sum(count == 1 for count in per_page.values())
         for owner in "abc":
             holds = sum(count for (name, _), count in self.held.items() if name == owner)
             assert self.pool.held_by(owner) == holds
