@@ -102,12 +102,14 @@ class Completion:
                 await begun.wait()
             finish = await choice.flow.run()
             self.outbox.put(choice.answer.finish(finish))
+            await choice.flow.farewell()
         except PenstockError as error:
             self.outbox.fail(error)
         except Exception:
             structlog.get_logger("penstock.gateway").exception("request failed")
             self.outbox.fail(Internal("internal error"))
         finally:
+            choice.flow.close()
             begun.set()
 
     def accept(self, answer: Answer, token: common_pb2.Token) -> bool:

@@ -24,7 +24,7 @@ from penstock.rpc.errors import PenstockError, Unavailable
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2
 
 _FINISH = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
-_REPLAN_PAUSE_S = (0.0, 0.1, 0.3, 1.0)
+_REPLAN_PAUSE_S = (0.0, 0.0, 0.2, 1.0)
 
 
 @dataclass(slots=True)
@@ -85,23 +85,14 @@ class Flow:
     async def run(self) -> str:
         """Runs the choice to its end: stop or length. Raises PenstockError when it can't be had.
 
-        Being cancelled ends every call that is open for the choice.
+        Plans, executes, and does so again with other workers when one fails. Being cancelled ends every call to a
+        worker; `close` then ends the plan.
         """
-        try:
-            await self._place()
-            await self._planner.farewell(len(self._tokens))
-            return self._finish or "stop"
-        finally:
-            self._planner.close()
-
-    async def _place(self) -> None:
-        """Plans, executes, and does so again with other workers when one fails."""
         failed: PenstockError | None = None
         for attempt in range(self._max_replans + 1):
             await asyncio.sleep(_REPLAN_PAUSE_S[min(attempt, len(_REPLAN_PAUSE_S) - 1)])
             try:
-                await self._execute(await self._plan())
-                return
+                return await self._execute(await self._plan())
             except _MemberFailed as fault:
                 failed = fault.error
                 self._ask.avoid.extend(member for member in fault.members if member not in self._ask.avoid)
@@ -111,7 +102,15 @@ class Flow:
                 failed = error
             self.account.replans += 1
             self._log.warning("worker failed, replanning", avoid=list(self._ask.avoid), tokens=len(self._tokens))
-        raise failed or Unavailable("no worker can take the request")
+        raise failed or _unavailable()
+
+    async def farewell(self) -> None:
+        """When all is said: tells the router how long the answer was."""
+        await self._planner.farewell(len(self._tokens))
+
+    def close(self) -> None:
+        """Releases the plan."""
+        self._planner.close()
 
     async def _plan(self) -> router_pb2.PlanResponse:
         begin = time.perf_counter()
@@ -122,7 +121,7 @@ class Flow:
         self._early.clear()
         return plan
 
-    async def _execute(self, plan: router_pb2.PlanResponse) -> None:
+    async def _execute(self, plan: router_pb2.PlanResponse) -> str:
         """Runs the workers of a plan until the choice is complete. Raises _MemberFailed or a PenstockError."""
         self._start, self._finish = len(self._tokens), None
         self._drafted = self.account.drafted, self.account.accepted
@@ -135,6 +134,7 @@ class Flow:
             raise fault
         if self._finish is None:
             raise _MemberFailed([plan.decode.member_id], _unavailable())
+        return self._finish
 
     async def _prefill(self, plan: router_pb2.PlanResponse) -> None:
         """The first token. When it can't be had, the decode worker computes the prompt itself."""

@@ -30,6 +30,8 @@ from penstock.runtime.metrics import GatewayMetrics
 from penstock.v1 import gateway_pb2_grpc
 
 _BACKLOG = 1024
+_KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep an idle connection, so that it is they who close it."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ async def _http(config: GatewayConfig, app: Starlette) -> AsyncIterator[str]:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(config.drain_s)),
         backlog=_BACKLOG,
     )
