@@ -90,6 +90,10 @@ class GatewayMetrics(Metrics):
         )
         self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft service")
         self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right")
+        self.replans = self._counter("penstock_replans", "Requests that moved to other workers")
+        self.remembered = self._counter(
+            "penstock_prompt_tokens_remembered", "Prompt tokens known from the session's last turn, not made anew"
+        )
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out")
         self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a stream")
         self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "First byte in to last byte out")
@@ -115,7 +119,16 @@ class StoreMetrics(Metrics):
     """The kvstore's own figures, under `penstock_store_`."""
 
     COUNTERS = frozenset(
-        "hits misses puts evictions quarantined refused_commits expired_leases expired_reservations".split()
+        [
+            "hits",
+            "misses",
+            "puts",
+            "evictions",
+            "quarantined",
+            "refused_commits",
+            "expired_leases",
+            "expired_reservations",
+        ]
     )
 
     def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:

@@ -86,6 +86,11 @@ class Completion:
         usage.times |= {"tokenize": self._tokenize_s, "first_token": self._first_token or now, "total": now}
         return usage
 
+    @property
+    def replans(self) -> int:
+        """How often its choices moved to other workers."""
+        return sum(choice.flow.account.replans for choice in self._choices)
+
     def add(self, choice: _Choice) -> None:
         """Takes part in the request."""
         self._choices.append(choice)
@@ -190,6 +195,7 @@ class Completer:
         earlier = self.memory.get(caller.tenant, session)
         prepared = await self.in_thread(lambda: prepare(self.model, prompt, naming, earlier), weight(prompt))
         if prepared.remembered is not None:
+            self.metrics.remembered.inc(prepared.remembered.encoded.reused)
             self.memory.put(caller.tenant, session, prepared.remembered)
         return prepared
 
@@ -272,4 +278,5 @@ class Completer:
         self.metrics.prompt_by_source.labels("computed").inc(usage.computed_tokens)
         self.metrics.drafted.inc(usage.drafted)
         self.metrics.accepted.inc(usage.accepted)
+        self.metrics.replans.inc(completion.replans)
         self.metrics.e2e.observe(usage.times["total"])

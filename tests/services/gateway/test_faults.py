@@ -67,6 +67,15 @@ async def test_a_worker_that_refuses_to_start_is_avoided(setup, prefill):
     assert [list(asked.avoid) for asked in setup.mesh.router.asks] == [[], ["decode-0"]]
 
 
+async def test_moves_are_counted(setup):
+    metrics = setup.gateway.completer.metrics.registry
+    before = metrics.get_sample_value("penstock_replans_total")
+    setup.script.decode_dies_after = 2
+    await ask(setup)
+    await setup.gateway.admission.idle()
+    assert metrics.get_sample_value("penstock_replans_total") == before + 1
+
+
 async def test_a_stream_pauses_and_goes_on(setup):
     setup.script.decode_dies_after = 3
     stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
