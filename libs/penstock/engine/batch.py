@@ -77,7 +77,7 @@ class Batch:
     positions: Tensor
     """[N]."""
     slots: Tensor
-    """[layers, N]: where each row's keys go in KvPool.slots; its values go `block_size` further."""
+    """[layers, 2, N]: where each row's keys and values go in KvPool.slots."""
     groups: list[Group]
     """Cover all N rows."""
     sampled: Tensor | None
@@ -95,7 +95,8 @@ class BatchBuilder:
         self._device = device
         layer = torch.arange(pool.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
         self._run_offset = layer * 2
-        self._slot_offset = layer * (2 * pool.block_size)
+        kind = torch.arange(2, dtype=torch.int64, device=device)
+        self._slot_offset = ((layer * 2 + kind) * pool.block_size).unsqueeze(2)
         self._indices: dict[_Tables, Tensor] = {}
         self._used: dict[_Tables, Tensor] = {}
 
@@ -181,7 +182,10 @@ class BatchBuilder:
         last = self._tensor([run.end - rows for run in members]).view(-1, 1, 1, 1)
         row = torch.arange(rows, device=self._device).view(1, 1, -1, 1)
         column = torch.arange(longest, device=self._device).view(1, 1, 1, -1)
-        return column <= last + row, False
+        seen = column <= last + row
+        return torch.zeros(seen.shape, dtype=self._pool.data.dtype, device=self._device).masked_fill_(
+            ~seen, float("-inf")
+        ), False
 
 
 def arrange(runs: Sequence[Run]) -> list[Run]:

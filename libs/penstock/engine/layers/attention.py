@@ -14,8 +14,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, cau
     """Scaled dot-product attention of some rows of some sequences.
 
     query [batch, rows, heads, dim], keys and values [batch, tokens, kv_heads, dim] -> [batch * rows, heads * dim].
-    `mask` is bool [batch, 1, rows, tokens], true where a row may look; None lets it look everywhere, or, with
-    `causal`, row i at the tokens up to i.
+    `mask` [batch, 1, rows, tokens] is added to the scores: 0 where a row may look, minus infinity elsewhere; None
+    lets it look everywhere, or, with `causal`, row i at the tokens up to i.
     """
     batch, rows, heads, dim = query.shape
     kv_heads = keys.shape[2]

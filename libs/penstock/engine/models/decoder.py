@@ -111,9 +111,9 @@ class Decoder:
         return rotate(heads, cosine, sine)
 
     def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: KvPool) -> None:
-        slots = batch.slots[number]
-        pool.slots.index_copy_(0, slots, keys.reshape(-1, self._kv_width))
-        pool.slots.index_copy_(0, slots + pool.block_size, values)
+        key_slots, value_slots = batch.slots[number]
+        pool.slots.index_copy_(0, key_slots, keys.reshape(-1, self._kv_width))
+        pool.slots.index_copy_(0, value_slots, values)
 
     def _finish(
         self, number: int, layer: LayerWeights, x: Tensor, query: Tensor, groups: list[Group], pool: KvPool
