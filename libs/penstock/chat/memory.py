@@ -33,7 +33,7 @@ def remember(encoded: Encoded, earlier: Remembered | None, root: bytes, block_si
 class PromptMemory:
     """Last prompts by (tenant, session), least recently used first out; bounded in sessions and in tokens."""
 
-    def __init__(self, max_sessions: int = 1024, max_tokens: int = 8_000_000) -> None:
+    def __init__(self, max_sessions: int = 1024, max_tokens: int = 4_000_000) -> None:
         self._max_sessions = max_sessions
         self._max_tokens = max_tokens
         self._entries: OrderedDict[tuple[str, str], Remembered] = OrderedDict()

@@ -25,8 +25,9 @@ class Answer:
         stops: StopAutomaton | None,
         ends: Collection[int],
         min_tokens: int,
+        keep_ids: bool = False,
     ) -> None:
-        """`ends` are the tokens whose text is not shown where they end the choice."""
+        """`ends` are the tokens whose text is not shown where they end the choice. `keep_ids`: to be shown."""
         self.choice = choice
         self.tokens = 0
         """Generated and counted."""
@@ -40,6 +41,7 @@ class Answer:
         self._stops = StopMatcher(stops) if stops else None
         self._ends = ends
         self._min_tokens = min_tokens
+        self._keep_ids = keep_ids
         self._decoded = 0
         self._released = 0
         self._logprobs: deque[TokenLogprob] = deque()
@@ -50,7 +52,8 @@ class Answer:
         if self.ended:
             return delta
         self.tokens += 1
-        delta.token_ids.append(token.id)
+        if self._keep_ids:
+            delta.token_ids.append(token.id)
         if self._parser is not None and self._parser.reasoning:
             self.reasoning_tokens += 1
         if token.id in self._ends and token.index + 1 >= self._min_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -48,6 +49,8 @@ class Caller:
     request_id: str
     began: float
     """`time.perf_counter` at the first byte."""
+    patience_s: float = math.inf
+    """How long the caller itself is willing to wait."""
 
 
 @dataclass(slots=True)
@@ -204,7 +207,7 @@ class Completer:
         stops = StopAutomaton(ask.stops) if ask.stops else None
         ends = frozenset(ask.sampling.stop_token_ids) | (frozenset() if ask.sampling.ignore_eos else self.model.eos_ids)
         seed = ask.sampling.first_seed()
-        deadline = caller.began + self.config.request_timeout_s
+        deadline = caller.began + min(self.config.request_timeout_s, caller.patience_s)
 
         def remaining() -> float:
             return max(deadline - time.perf_counter(), 0.0)
@@ -215,7 +218,7 @@ class Completer:
             parser = None
             if prepared.rendered is not None:
                 parser = self.model.parser(prepared.rendered, tools=prepared.call_tools)
-            answer = Answer(number, self.model, parser, stops, ends, ask.sampling.min_tokens)
+            answer = Answer(number, self.model, parser, stops, ends, ask.sampling.min_tokens, ask.return_token_ids)
             request = common_pb2.Request()
             request.CopyFrom(prepared.request)
             request.request_id = f"{caller.request_id[:64]}.{completion.id[:8]}.{number}"

@@ -39,7 +39,7 @@ class Delta:
     calls: list[CallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    """Every token that was counted, whether it has text or not."""
+    """Every token that was counted, whether it has text or not; kept only for clients that ask for it."""
     finish: str | None = None
     """stop, length or tool_calls; once per choice, in its last delta."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -49,7 +50,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
             session = session_digest(tenant, headers, ask.cache_key)
             request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
             with request_scope(request_id):
-                caller = Caller(tenant, session, request_id, began)
+                left = context.time_remaining()
+                patience = math.inf if left is None else left
+                caller = Caller(tenant, session, request_id, began, patience)
                 async with self._completer.open(ask, caller) as completion:
                     async for chunk in _chunks(completion):
                         yield chunk

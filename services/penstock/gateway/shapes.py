@@ -77,13 +77,12 @@ class ChatShape:
             gained["content"] = delta.content
         if delta.calls:
             gained["tool_calls"] = [_call_chunk(call.index, call.id, call.name, call.arguments) for call in delta.calls]
-        ids = delta.token_ids if self._token_ids else []
-        if gained or delta.logprobs or ids:
+        if gained or delta.logprobs or delta.token_ids:
             logprobs = _chat_logprobs(delta.logprobs) if self._logprobs else None
             chunk = self._chunk(delta.choice, gained, logprobs, None)
             chunks.append(chunk)
-            if ids:
-                chunk["choices"][0]["token_ids"] = ids
+            if self._token_ids:
+                chunk["choices"][0]["token_ids"] = delta.token_ids
         if delta.finish:
             chunks.append(self._chunk(delta.choice, {}, None, delta.finish))
         return chunks
@@ -129,9 +128,7 @@ class CompletionShape:
         return {**self._head, "choices": [self._choice(delta) for delta in choices], "usage": usage_json(usage)}
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The chunk for what a choice gained, if any of it is to be shown."""
-        if not (delta.content or delta.finish or delta.logprobs or (self._token_ids and delta.token_ids)):
-            return []
+        """The chunk for what a choice gained."""
         chunk = {**self._head, "choices": [self._choice(delta)]}
         return [chunk | {"usage": None} if self._include_usage else chunk]
 

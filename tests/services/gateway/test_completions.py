@@ -85,3 +85,20 @@ async def test_nothing_is_parsed(setup):
     text = "<think>x</think>\n<tool_call>\n"
     setup.says(text)
     assert (await both(setup.client, prompt="a"))[0][0][0] == text
+
+
+async def test_token_ids_for_those_who_ask(setup):
+    setup.says("The quick brown fox")
+    expected = [*setup.ids("The quick brown fox"), setup.script.eos]
+    more = {"extra_body": {"return_token_ids": True}}
+    answer = await setup.client.completions.create(model="tiny", prompt="a", **more)
+    assert answer.choices[0].model_dump()["token_ids"] == expected
+    messages = [{"role": "user", "content": "hi"}]
+    chat = await setup.client.chat.completions.create(model="tiny", messages=messages, **more)
+    assert chat.choices[0].model_dump()["token_ids"] == expected
+    ids = []
+    async for chunk in await setup.client.chat.completions.create(model="tiny", messages=messages, stream=True, **more):
+        ids += chunk.choices[0].model_dump().get("token_ids") or []
+    assert ids == expected
+    answer = await setup.client.completions.create(model="tiny", prompt="a")
+    assert "token_ids" not in answer.choices[0].model_dump()

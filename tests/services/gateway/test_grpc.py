@@ -155,6 +155,14 @@ async def test_other_refusals(setup, stub):
     assert "127.0.0.1" not in failed.value.details()
 
 
+async def test_the_callers_deadline_reaches_the_workers(setup, stub):
+    setup.script.hang = True
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await collect(stub.ChatCompletion(request(), timeout=0.3))
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
 async def test_session_and_credentials_come_as_metadata(opened, tmp_path):
     keys = tmp_path / "keys.json"
     keys.write_text('{"secret-a": "a"}')
