@@ -178,7 +178,8 @@ class Completer:
         root = root_key(served.spec, self.auth.namespace(caller.tenant))
         begin = time.perf_counter()
         naming = Naming(root, served.spec.block_size, served.max_model_len)
-        prompts = [await self._prepare(prompt, caller, naming) for prompt in ask.prompts]
+        size = sum(map(weight, ask.prompts))
+        prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         completion = Completion(ask, caller, len(prompts), time.perf_counter() - begin, self.metrics)
         self._add_choices(completion, prompts, served.max_model_len)
         count = len(prompts) * ask.n
@@ -193,10 +194,10 @@ class Completer:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._count(completion)
 
-    async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming) -> Prepared:
+    async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
         session = caller.session or opening(prompt)
         earlier = self.memory.get(caller.tenant, session)
-        prepared = await self.in_thread(lambda: prepare(self.model, prompt, naming, earlier), weight(prompt))
+        prepared = await self.in_thread(lambda: prepare(self.model, prompt, naming, earlier), size)
         if prepared.remembered is not None:
             self.metrics.remembered.inc(prepared.remembered.encoded.reused)
             self.memory.put(caller.tenant, session, prepared.remembered)
