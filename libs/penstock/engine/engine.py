@@ -17,10 +17,11 @@ import torch
 
 from penstock.checkpoint import Checkpoint, fingerprint, inspect, tokenizer_fingerprint
 from penstock.engine.batch import Run
+from penstock.engine.cancellation import cancelled
 from penstock.engine.checks import check_request
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
-from penstock.engine.hooks import DraftAsk, Drafter, KvSink, KvSource, LoadResult
+from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.pool import LAYOUT
 from penstock.engine.request import FinishReason, Request, TokenOut, Update
 from penstock.engine.runner import Runner
@@ -28,13 +29,13 @@ from penstock.engine.sampler import Choice, Chosen
 from penstock.engine.scheduler import Limits, Row, Scheduler
 from penstock.engine.sequence import Sequence as Live
 from penstock.engine.sequence import new_sequence
+from penstock.engine.speculation import Speculation
 from penstock.engine.stats import Counters, EngineStats
 from penstock.engine.transfer import LentPage, Writer
 from penstock.kv.identity import KvSpec
 from penstock.kv.pages import PagePool
 
 _LENT = "lent to sinks"
-_LONGEST_DRAFT_PAUSE = 256
 _log = logging.getLogger(__name__)
 
 
@@ -58,15 +59,13 @@ class Engine:
         self._runner = runner
         self._thread = thread
         self._tasks = tasks
-        self._drafter = drafter
-        self._draft_pause = 0
-        self._draft_misses = 0
         limits = Limits(config.max_batch_tokens, config.max_running, config.block_size)
         self._scheduler = Scheduler(limits, PagePool(_pages(config)))
         self._live: dict[str, Live] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._tickets = 0
         self._counters = Counters()
+        self._speculation = Speculation(config, checkpoint.config.vocab_size, drafter, self._counters)
         self._wake = asyncio.Event()
         self._closing = False
 
@@ -183,7 +182,7 @@ class Engine:
         """The one way out: after a finish, an error or a reader's farewell, once or more often."""
         if self._live.get(one.id) is one:
             del self._live[one.id]
-            self._forget_drafts(one.id)
+            self._speculation.forget(one.id)
         if one.gone:
             return
         load = self._loading.get(one.ticket)
@@ -238,7 +237,7 @@ class Engine:
                     raise ValueError(f"token {token} cannot follow {index} generated tokens")
             return result
         except (Exception, asyncio.CancelledError):
-            if _cancelled():
+            if cancelled():
                 raise
             self._counters.load_failures += 1
             _log.warning("loading KV of %s failed; computing it", one.id, exc_info=True)
@@ -261,7 +260,7 @@ class Engine:
         stalled = False
         while not self._closing:
             self._wake.clear()
-            drafts = await self._ask_drafts()
+            drafts = await self._speculation.ask(self._scheduler.decoding())
             counts = {ticket: len(tokens) for ticket, tokens in drafts.items()}
             step = self._scheduler.next_step(counts, stalled)
             stalled = False
@@ -317,7 +316,7 @@ class Engine:
         one.computed = run.start + run.count + max(0, len(news) - 1)
         one.reached = max(one.reached, one.computed)
         if run.choice.drafts:
-            self._count_drafts(one, len(run.choice.drafts), len(news) - 1)
+            self._speculation.learn(one, len(run.choice.drafts), len(news) - 1)
         if news:
             self._counters.generated_tokens += len(news)
             one.timeline.first_token = one.timeline.first_token or now
@@ -327,13 +326,6 @@ class Engine:
             one.slot.put(news, verdict)
         if verdict is not None:
             self._finish(one)
-
-    def _count_drafts(self, one: Live, drafted: int, accepted: int) -> None:
-        one.appetite.learn(drafted, accepted)
-        one.drafted += drafted
-        one.accepted += accepted
-        self._counters.drafted += drafted
-        self._counters.accepted += accepted
 
     def _finish(self, one: Live) -> None:
         """The sequence ended normally; its slot has the verdict."""
@@ -372,64 +364,6 @@ class Engine:
         _log.warning("the sink of %s failed", one.id, exc_info=True)
         for page in lent:
             page.release()
-
-    # Drafts
-
-    async def _ask_drafts(self) -> dict[int, tuple[int, ...]]:
-        """Proposed tokens by ticket. A drafter that fails is left alone for ever more steps, up to 256."""
-        drafter = self._drafter
-        if drafter is None:
-            return {}
-        if self._draft_pause:
-            self._draft_pause -= 1
-            return {}
-        asks = {one.ticket: ask for one in self._scheduler.decoding() if (ask := self._draft_ask(one)).k > 0}
-        if not asks:
-            return {}
-        try:
-            async with asyncio.timeout(self.config.draft_timeout_s):
-                found = await drafter.propose(list(asks.values()))
-            self._draft_misses = 0
-            return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
-        except (Exception, asyncio.CancelledError) as error:
-            if _cancelled():
-                raise
-            self._counters.draft_failures += 1
-            self._draft_misses += 1
-            self._draft_pause = min(2**self._draft_misses, _LONGEST_DRAFT_PAUSE)
-            _log.warning("no drafts for %d steps: %r", self._draft_pause, error)
-            return {}
-
-    def _draft_ask(self, one: Live) -> DraftAsk:
-        params = one.sampling
-        k = one.appetite.wanted(min(self.config.draft_tokens, params.max_tokens - one.generated - 1))
-        return DraftAsk(
-            one.id, one.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
-        )
-
-    def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:
-        """The proposal up to its first token that is none."""
-        vocab_size = self.checkpoint.config.vocab_size
-        usable: list[int] = []
-        for token in proposed[: ask.k]:
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
-                break
-            usable.append(token)
-        return tuple(usable)
-
-    def _forget_drafts(self, id: str) -> None:
-        if self._drafter is None:
-            return
-        try:
-            self._drafter.forget(id)
-        except Exception:
-            _log.warning("the drafter could not forget %s", id, exc_info=True)
-
-
-def _cancelled() -> bool:
-    """Whether this very task is being cancelled, rather than something it waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _set_threads(threads: int | None) -> None:

@@ -27,8 +27,8 @@ class PageWriter(Protocol):
         when the call is over.
 
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
-        blocks were stored: fewer than given when the pool is short, none when the load has been given up (a late
-        write touches nothing). ValueError for a block of another length or one that leaves a gap.
+        blocks were stored: fewer than given when the pool is short, none when the load has been given up or its
+        pages were needed elsewhere (a late write touches nothing). ValueError for a block of another length or one that leaves a gap.
         """
         ...
 

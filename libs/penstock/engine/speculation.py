@@ -1,0 +1,93 @@
+"""Asking for drafts, and for no more than they are worth."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from penstock.engine.cancellation import cancelled
+from penstock.engine.config import EngineConfig
+from penstock.engine.hooks import DraftAsk, Drafter
+from penstock.engine.sequence import Sequence as Live
+from penstock.engine.stats import Counters
+
+_LONGEST_PAUSE = 256
+_log = logging.getLogger(__name__)
+
+
+class Speculation:
+    """The engine's dealings with its drafter, if it has one.
+
+    A drafter may be late, fail or talk nonsense: then there are no drafts, and one that fails is left alone for ever
+    more steps.
+    """
+
+    def __init__(self, config: EngineConfig, vocab_size: int, drafter: Drafter | None, counters: Counters) -> None:
+        self._most = config.draft_tokens
+        self._timeout_s = config.draft_timeout_s
+        self._vocab_size = vocab_size
+        self._drafter = drafter
+        self._counters = counters
+        self._pause = 0
+        self._misses = 0
+
+    async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
+        """Proposed tokens by ticket, for sequences whose next step is a decode step."""
+        if self._drafter is None:
+            return {}
+        if self._pause:
+            self._pause -= 1
+            return {}
+        asks = {one.ticket: ask for one in decoding if (ask := self._ask_of(one)).k > 0}
+        if not asks:
+            return {}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await self._drafter.propose(list(asks.values()))
+            self._misses = 0
+            return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
+        except (Exception, asyncio.CancelledError) as error:
+            if cancelled():
+                raise
+            self._missed(error)
+            return {}
+
+    def learn(self, one: Live, drafted: int, accepted: int) -> None:
+        """What became of a step's drafts."""
+        one.appetite.learn(drafted, accepted)
+        one.drafted += drafted
+        one.accepted += accepted
+        self._counters.drafted += drafted
+        self._counters.accepted += accepted
+
+    def forget(self, id: str) -> None:
+        """The sequence is gone."""
+        if self._drafter is None:
+            return
+        try:
+            self._drafter.forget(id)
+        except Exception:
+            _log.warning("the drafter could not forget %s", id, exc_info=True)
+
+    def _ask_of(self, one: Live) -> DraftAsk:
+        params = one.sampling
+        k = one.appetite.wanted(min(self._most, params.max_tokens - one.generated - 1))
+        return DraftAsk(
+            one.id, one.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
+        )
+
+    def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:
+        """The proposal up to its first token that is none."""
+        usable: list[int] = []
+        for token in proposed[: ask.k]:
+            if not isinstance(token, int) or not 0 <= token < self._vocab_size:
+                break
+            usable.append(token)
+        return tuple(usable)
+
+    def _missed(self, error: BaseException) -> None:
+        self._counters.draft_failures += 1
+        self._misses += 1
+        self._pause = min(2**self._misses, _LONGEST_PAUSE)
+        _log.warning("no drafts for %d steps: %r", self._pause, error)
