@@ -28,7 +28,8 @@ class PageWriter(Protocol):
 
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
         blocks were stored: fewer than given when the pool is short, none when the load has been given up or its
-        pages were needed elsewhere (a late write touches nothing). ValueError for a block of another length or one that leaves a gap.
+        pages were needed elsewhere (a late write touches nothing). ValueError for a block of another length or
+        one that leaves a gap.
         """
         ...
 
