@@ -119,6 +119,8 @@ def mesh_keys(mesh: Mesh, tokens: list[int]) -> list[bytes]:
 async def settled(mesh: Mesh, tokens: list[int]) -> None:
     """Returns when the store, and the router's index, hold every full block of `tokens`."""
     keys = mesh_keys(mesh, tokens)
+    if not keys:
+        return
     stub = kvstore_pb2_grpc.KvStoreStub(mesh.workers[0].channels.to(mesh.kvstore.address))
     async with asyncio.timeout(10):
         while (await stub.Lookup(kvstore_pb2.LookupRequest(keys=keys))).found < len(keys):

@@ -86,18 +86,22 @@ class GenerateEvent(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     HANDOFF_FAILED_FIELD_NUMBER: _builtins.int
     finish: _common_pb2.Finish.ValueType
-    """set in the last event, as are those below"""
+    """set in the last event"""
     drafted: _builtins.int
+    """so far"""
     accepted: _builtins.int
+    """so far"""
     handoff_failed: _builtins.bool
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]: ...
     @_builtins.property
     def cache(self) -> _common_pb2.CacheUse:
-        """of this worker's own prefill; all zero after a good hand-off"""
+        """in the first event and the last: of this worker's own prefill; all zero after a good hand-off"""
 
     @_builtins.property
-    def times(self) -> _common_pb2.StageTimes: ...
+    def times(self) -> _common_pb2.StageTimes:
+        """in the first event, but for `decode`, and in the last"""
+
     def __init__(
         self,
         *,

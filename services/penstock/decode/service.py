@@ -44,20 +44,26 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, context.time_remaining())
         if self._drafter is not None:
             self._drafter.begin(asked.id)
+        first = True
         async for update in self._worker.generate(asked, work, source):
-            yield _event(update, work, source)
+            yield _event(update, work, source, first)
+            first = False
 
 
-def _event(update: Update, work: Work, source: HandoffPrefix | None) -> decode_pb2.GenerateEvent:
-    event = decode_pb2.GenerateEvent(tokens=[token_to_message(token) for token in update.tokens])
-    if update.finish is not None:
+def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool) -> decode_pb2.GenerateEvent:
+    event = decode_pb2.GenerateEvent(
+        tokens=[token_to_message(token) for token in update.tokens],
+        finish=finish_to_message(update.finish),
+        drafted=update.drafted,
+        accepted=update.accepted,
+        handoff_failed=source is not None and source.failed,
+    )
+    if first or update.finish is not None:
         handed_over = source is not None and not source.failed
-        event.finish = finish_to_message(update.finish)
         event.cache.CopyFrom(common_pb2.CacheUse() if handed_over else work.cache_use(update))
         event.times.CopyFrom(times_to_message(update))
-        event.drafted = update.drafted
-        event.accepted = update.accepted
-        event.handoff_failed = source is not None and source.failed
+        if update.finish is None:
+            event.times.decode = 0.0
     return event
 
 

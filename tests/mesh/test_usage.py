@@ -1,0 +1,104 @@
+"""Usage is exact in the whole mesh: streamed or not, cut short or not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.engine.request import SamplingParams
+from penstock.testing.mesh import MeshOptions
+
+from .support import BLOCK, ask, body_of, prompt, settled
+
+PLAIN = SamplingParams(
+    max_tokens=30, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
+)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["disaggregated", "aggregated"])
+async def mesh(request, tiny, meshes):
+    async with meshes(MeshOptions(model=tiny, aggregated=request.param)) as mesh:
+        yield mesh
+
+
+async def streamed(http, mesh, body):
+    """The text, the ids and the usage of a streamed completion."""
+    text, ids, usage = "", [], None
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    async with http.stream("POST", f"{mesh.url}/v1/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                usage = chunk["usage"] or usage
+                for choice in chunk["choices"]:
+                    text += choice["text"]
+                    ids += choice.get("token_ids", [])
+    return text, ids, usage
+
+
+async def test_a_stop_string_ends_the_answer_and_not_the_account(mesh, http):
+    """The worker is cut off in the middle; what it reported so far is what is charged."""
+    tokens = prompt(f"stop/{mesh.url}", 100)
+    whole = await ask(http, mesh, tokens, PLAIN)
+    await settled(mesh, tokens[: len(tokens) // BLOCK * BLOCK])
+    text, ids, usage = await streamed(http, mesh, body_of(tokens, PLAIN))
+    assert ids == whole.ids
+    letter = next(letter for letter in text[5:] if letter.isascii() and letter.isprintable())
+    _, ids, usage = await streamed(http, mesh, body_of(tokens, PLAIN) | {"stop": [letter]})
+    assert 0 < len(ids) < len(whole.ids)
+    assert usage["completion_tokens"] == len(ids)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == len(tokens) // BLOCK * BLOCK
+    assert usage["penstock"]["computed_tokens"] == len(tokens) % BLOCK
+
+
+async def test_one_token(mesh, http, oracle):
+    """max_tokens = 1: prefill alone, or a worker that stops at once."""
+    one = SamplingParams(max_tokens=1, temperature=0.0)
+    tokens = prompt(f"one/{mesh.url}", 90)
+    answer = await ask(http, mesh, tokens, one)
+    expected = await oracle(tokens, one)
+    assert answer.ids == expected.ids
+    assert answer.finish == expected.finish
+    assert (answer.cached, answer.computed) == (0, 90)
+
+
+async def test_end_of_text_as_the_first_token(mesh, http, oracle):
+    ending = SamplingParams(max_tokens=20, temperature=0.0, logit_bias={257: 100.0})
+    tokens = prompt(f"eos/{mesh.url}", 90)
+    answer = await ask(http, mesh, tokens, ending)
+    assert (answer.ids, answer.finish) == ([257], "stop")
+    assert (await oracle(tokens, ending)).finish == "stop"
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 96, 160])
+async def test_prompts_at_block_borders(mesh, http, oracle, length):
+    tokens = prompt(f"border/{length}/{mesh.url}", length)
+    expected = await oracle(tokens, PLAIN)
+    for _ in range(2):
+        answer = await ask(http, mesh, tokens, PLAIN)
+        assert answer.ids == expected.ids
+        await settled(mesh, tokens[: length // BLOCK * BLOCK])
+    assert answer.cached == (length - 1) // BLOCK * BLOCK
+
+
+async def test_streamed_and_whole_agree(mesh, http):
+    body = body_of(prompt(f"agree/{mesh.url}", 70), PLAIN)
+    whole = (await http.post(f"{mesh.url}/v1/completions", json=body)).json()
+    text, ids, usage = await streamed(http, mesh, body)
+    assert text == whole["choices"][0]["text"]
+    assert ids == whole["choices"][0]["token_ids"]
+    assert usage["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+async def test_several_choices_of_one_prompt(mesh, http, oracle):
+    """Choice i is what seed + i gives; the prompt is charged once."""
+    sampling = SamplingParams(max_tokens=12, temperature=1.0, seed=5, ignore_eos=True)
+    tokens = prompt(f"n/{mesh.url}", 80)
+    body = body_of(tokens, sampling) | {"n": 3}
+    found = (await http.post(f"{mesh.url}/v1/completions", json=body)).json()
+    for choice in found["choices"]:
+        seeded = SamplingParams(max_tokens=12, temperature=1.0, seed=5 + choice["index"], ignore_eos=True)
+        assert choice["token_ids"] == (await oracle(tokens, seeded)).ids
+    assert found["usage"]["prompt_tokens"] == 80
+    assert found["usage"]["completion_tokens"] == 36
