@@ -7,6 +7,8 @@ many places as the sequence has pages, which gathering does anyway.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +30,7 @@ class KvPool:
         shape = (pages + 1, config.n_layers, 2, block_size, config.n_kv_heads, config.head_dim)
         self.block_size = block_size
         self.n_layers = config.n_layers
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = _zeros(shape, dtype, device)
         width = config.n_kv_heads * config.head_dim
         self.runs = self.data.view(-1, block_size * width)
         """[pages * layers * 2, block_size * width]: run (page * layers + layer) * 2 is keys, the next one values."""
@@ -77,3 +79,11 @@ class KvPool:
                 np.copyto(self._host[page], source)
             else:
                 self._bytes[page].copy_(torch.from_numpy(source.copy()))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU fresh from the system, so that pages that were never used cost neither time nor memory."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
