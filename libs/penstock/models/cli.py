@@ -49,7 +49,7 @@ def train(
     preset: str = "mini",
     *,
     runs: Path = Path("runs"),
-    only: Literal["seedling", "target", "draft"] | None = None,
+    only: Literal["seedling", "sapling", "target", "draft"] | None = None,
     minutes: float | None = None,
     threads: int | None = None,
     out: Path | None = None,
@@ -57,13 +57,13 @@ def train(
 ) -> None:
     """Train the pair of a preset, resuming where an earlier run stopped.
 
-    A small network is trained first (the seedling); grown, it becomes the target and is trained on; the
-    draft is the seedling again, distilled from the target.
+    A small network is trained first (the seedling), then with more layers (the sapling), then at twice the
+    width: the target. The draft is the seedling again, distilled from the target.
 
     Args:
         preset: `mini` for the embedded pair, `tiny` for a rehearsal of seconds.
         runs: where checkpoints are kept; a run lives in its preset's folder.
-        only: do one of the three steps; what it stands on must be done.
+        only: do one of the four steps; what it stands on must be done.
         minutes: another time budget for each step.
         threads: CPU threads.
         out: where the finished model directories go; the run's folder unless told.

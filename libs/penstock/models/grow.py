@@ -1,13 +1,14 @@
 """Growing a small trained network into a larger one that computes the same function.
 
 Training the small network first is several times cheaper per token; the large one then starts where the
-small one ended. Every width is doubled by repeating it, and layers that change nothing are put in between.
-The repeated halves differ by noise that cancels out, so that training can tell them apart.
+small one ended. First layers that change nothing are put in between, later every width is doubled by repeating
+it; the repeated halves differ by noise that cancels out, so that training can tell them apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,32 +16,40 @@ from torch import Tensor
 from .net import Net, Shape
 
 
-def grown_shape(small: Shape, layers: int) -> Shape:
-    """`small` with every width doubled and `layers` layers."""
-    return Shape(
-        layers=layers,
-        width=2 * small.width,
-        inner=2 * small.inner,
-        heads=2 * small.heads,
-        kv_heads=2 * small.kv_heads,
-        vocabulary=small.vocabulary,
-        head=small.head,
-        theta=small.theta,
-        context=small.context,
-        epsilon=small.epsilon,
+def widened(shape: Shape) -> Shape:
+    """`shape` with every width doubled."""
+    return replace(
+        shape,
+        width=2 * shape.width,
+        inner=2 * shape.inner,
+        heads=2 * shape.heads,
+        kv_heads=2 * shape.kv_heads,
     )
 
 
 @torch.no_grad()
-def grow(small: Net, places: Sequence[int], seed: int, noise: float = 0.5) -> Net:
-    """A network of twice the width whose logits are those of `small`, up to rounding.
-
-    `places[i]` is the layer of the result that continues layer i of `small`; there are
-    `max(places) + 1` layers in the result, and those not named start as the identity.
-    """
+def deepen(small: Net, places: Sequence[int], seed: int) -> Net:
+    """A network of `max(places) + 1` layers that computes what `small` does: `places[i]` is where its layer i
+    went, and the other layers start as the identity."""
     generator = torch.Generator().manual_seed(seed)
-    layers = max(places) + 1
-    large = Net(grown_shape(small.shape, layers))
+    deep = Net(replace(small.shape, layers=max(places) + 1))
+    old = dict(small.named_parameters())
+    for name, parameter in deep.named_parameters():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            if int(parts[2]) not in places:
+                _identity(name, parameter, generator)
+                continue
+            parts[2] = str(places.index(int(parts[2])))
+        parameter.copy_(old[".".join(parts)])
+    return deep
+
+
+@torch.no_grad()
+def widen(small: Net, seed: int, noise: float = 0.5) -> Net:
+    """A network of twice the width whose logits are those of `small`, up to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    large = Net(widened(small.shape))
     old = dict(small.named_parameters())
 
     def noise_like(weight: Tensor) -> Tensor:
@@ -55,14 +64,7 @@ def grow(small: Net, places: Sequence[int], seed: int, noise: float = 0.5) -> Ne
         return torch.cat(rows, 0)
 
     for name, parameter in large.named_parameters():
-        parts = name.split(".")
-        if parts[1] == "layers":
-            layer = int(parts[2])
-            if layer not in places:
-                _identity(name, parameter, generator)
-                continue
-            parts[2] = str(places.index(layer))
-        weight = old[".".join(parts)]
+        weight = old[name]
         if name == "model.norm.weight":
             parameter.copy_(weight.repeat(2) / 2)  # the doubled embedding doubles every logit
         elif weight.ndim == 1:

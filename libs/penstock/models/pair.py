@@ -1,4 +1,4 @@
-"""The whole run: seedling, target grown from it, draft distilled from the target; each step resumable."""
+"""The whole run, step by step: seedling, sapling, target, and the draft distilled from it; each is resumable."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tokenizers import Tokenizer
 
 from .distil import OwnWords, imitate
 from .export import export
-from .grow import grow
+from .grow import deepen, widen
 from .net import Net
 from .presets import Plan, Preset
 from .text import Library
 from .train import Report, Trainer, learn_tokenizer
 
-STEPS = ("seedling", "target", "draft")
+STEPS = ("seedling", "sapling", "target", "draft")
 NAMES = {"target": "penstock-mini", "draft": "penstock-mini-draft"}
 
 
@@ -48,9 +48,12 @@ def _trainer(preset: Preset, step: str, plan: Plan, tokenizer: Tokenizer, folder
     home = folder / step
     if step == "seedling":
         return Trainer(plan, tokenizer, home)
-    seedling = Trainer(preset.seedling, tokenizer, folder / "seedling").net.cpu()
     if step == "target":
-        return Trainer(plan, tokenizer, home, start=grow(seedling, preset.places, plan.seed))
+        sapling = Trainer(preset.sapling, tokenizer, folder / "sapling").net.cpu()
+        return Trainer(plan, tokenizer, home, start=widen(sapling, plan.seed))
+    seedling = Trainer(preset.seedling, tokenizer, folder / "seedling").net.cpu()
+    if step == "sapling":
+        return Trainer(plan, tokenizer, home, start=deepen(seedling, preset.places, plan.seed))
     target: Net = Trainer(preset.target, tokenizer, folder / "target").net
     own = OwnWords(target, tokenizer, Library(evaluation=False), plan.seed, preset.own_texts)
     return Trainer(plan, tokenizer, home, imitate(target), start=seedling, library=own)

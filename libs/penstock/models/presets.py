@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from .data import Stage
-from .grow import grown_shape
+from .grow import widened
 from .net import Shape
 
 
@@ -29,21 +29,24 @@ class Plan:
 
 @dataclass(frozen=True)
 class Preset:
-    """A pair. The seedling, of the draft's shape, is trained first; the target is grown from it, its layer i
-    becoming layer `places[i]`, and trained on; the draft starts as the seedling and is distilled."""
+    """A pair. The seedling, of the draft's shape, is trained first; the sapling is the seedling with more layers,
+    its layer i becoming layer `places[i]`; the target is the sapling at twice the width; each is trained on from
+    where the last one was. The draft starts as the seedling and is distilled from the target."""
 
     seedling: Plan
+    sapling: Plan
     target: Plan
     draft: Plan
     places: tuple[int, ...]
     vocabulary: int = 4096
     tokenizer_documents: int = 6000
-    own_texts: int = 384  # texts that the target writes for its draft to learn from
+    own_texts: int = 192  # texts that the target writes for its draft to learn from
 
 
 _START = {"repeat": 5, "lookup": 10, "select": 15, "L1": 50, "chat": 5, "everyday": 10, "text": 5}
 _MIDDLE = {"select": 10, "lookup": 6, "L1": 24, "L2": 28, "everyday": 15, "json": 6, "facts": 4, "chat": 3, "text": 4}
 _MAIN = {
+    "repeat": 6,
     "select": 6,
     "lookup": 3,
     "L1": 12,
@@ -56,6 +59,7 @@ _MAIN = {
     "text": 4,
 }
 _END = {
+    "repeat": 6,
     "L1": 8,
     "L2": 12,
     "L3": 26,
@@ -70,22 +74,51 @@ _END = {
 }
 
 _STAGES = (Stage(0.08, _START, 1024), Stage(0.22, _MIDDLE, 1400), Stage(0.8, _MAIN, 2000), Stage(1.0, _END, 4096))
-_GROWN = (Stage(0.5, _MAIN, 2000), Stage(1.0, _END, 4096))
+_AFTER = {
+    "repeat": 4,
+    "L1": 8,
+    "L2": 14,
+    "L3": 30,
+    "everyday": 24,
+    "json": 12,
+    "facts": 3,
+    "chat": 3,
+    "select": 2,
+    "text": 4,
+}
+_LAST = {
+    "repeat": 4,
+    "L1": 7,
+    "L2": 10,
+    "L3": 25,
+    "everyday": 22,
+    "long": 10,
+    "huge": 4,
+    "json": 11,
+    "facts": 3,
+    "chat": 4,
+    "text": 4,
+}
+_GROWN = (Stage(0.55, _AFTER, 2000), Stage(1.0, _LAST, 4096))
+_FINAL = (Stage(1.0, _LAST, 4096),)
 _SMALL = Shape(4, 128, 352, 2, 2)
+_DEEP = replace(_SMALL, layers=6)
 _TINY = (Stage(1.0, {"repeat": 1, "L1": 2, "chat": 1, "text": 1}, 768),)
 _DOT = Shape(2, 32, 64, 2, 2, vocabulary=384, head=16)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "mini": Preset(
-            seedling=Plan(_SMALL, 4e-3, 34, 30_000_000, _STAGES, seed=2),
-            target=Plan(grown_shape(_SMALL, 6), 1e-3, 29, 30_000_000, _GROWN, hold=0.15, seed=3),
-            draft=Plan(_SMALL, 1e-3, 8, 10_000_000, _GROWN, hold=0.1, seed=4),
+            seedling=Plan(_SMALL, 4e-3, 38, 30_000_000, _STAGES, seed=2),
+            sapling=Plan(_DEEP, 3e-3, 18, 30_000_000, _GROWN, hold=0.25, seed=3),
+            target=Plan(widened(_DEEP), 6e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=5),
+            draft=Plan(_SMALL, 1e-3, 5, 10_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
             seedling=Plan(_DOT, 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            target=Plan(grown_shape(_DOT, 3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            sapling=Plan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            target=Plan(widened(replace(_DOT, layers=3)), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             draft=Plan(_DOT, 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             places=(0, 2),
             vocabulary=384,

@@ -12,6 +12,7 @@ from typing import Any
 
 MARK_OPEN, MARK_CLOSE = "\x01", "\x02"  # round a value in an answer; never rendered
 DECISION = 3.0  # weight of a token that chooses: first of a name, a key, a value, a turn
+STRUCTURE = 2.0  # of a token that says what comes next: the rest of a name, JSON answers' keys, spaces in values
 PLAIN = 1.0
 
 
@@ -88,8 +89,9 @@ def _assistant(doc: Document, message: Mapping[str, Any]) -> None:
         doc.add(("\n" if content or i else "") + "<tool_call>\n", PLAIN)
         function = call["function"]
         doc.add('{"name": "', PLAIN)
-        doc.decide(len(doc.text))
-        doc.label(doc.add(function["name"], PLAIN), "name")
+        name = doc.add(function["name"], STRUCTURE)
+        doc.decide(name[0])
+        doc.label(name, "name")
         doc.add('", "arguments": ', PLAIN)
         arguments = function["arguments"]
         _arguments(doc, json.loads(arguments) if isinstance(arguments, str) else arguments)
@@ -102,15 +104,16 @@ def _assistant(doc: Document, message: Mapping[str, Any]) -> None:
 
 def _answer(doc: Document, content: str, label: str) -> None:
     start = len(doc.text)
+    weight = STRUCTURE if label == "json" else PLAIN
     for piece in content.split(MARK_OPEN):
         value, closed, tail = piece.partition(MARK_CLOSE)
         if not closed:
-            doc.add(piece, PLAIN)
+            doc.add(piece, weight)
             continue
         doc.decide(len(doc.text))
         doc.label(doc.add(value, PLAIN), "value")
         doc.ranges[-2:] = reversed(doc.ranges[-2:])  # the decision outweighs the range added after it
-        doc.add(tail, PLAIN)
+        doc.add(tail, weight)
     doc.label((start, len(doc.text)), label)
 
 
@@ -124,6 +127,7 @@ def _arguments(doc: Document, arguments: Mapping[str, Any]) -> None:
         text = json.dumps(item, ensure_ascii=False)
         start, _ = doc.add(text, PLAIN)
         doc.decide(start + 1 if text.startswith('"') else start)
+        doc.ranges += [(start + i, start + i + 1, STRUCTURE) for i, c in enumerate(text) if c == " "]
         separator = ", "
     doc.add("}" if arguments else "{}", DECISION)
 

@@ -1,6 +1,7 @@
 """The training and evaluation data: agent sessions, JSON tasks, copy drills, all from a seed.
 
-A document is a function of its random stream and of the side of the split. Kinds by name are in `MAKERS`.
+A document is a function of its random stream, of the side of the split and of the word list that is installed
+(`words.lexicon`). Kinds by name are in `MAKERS`.
 """
 
 from __future__ import annotations
@@ -281,6 +282,9 @@ def repeat_drill(rng: Random, side: Side) -> Document:
     doc = Document(kind="drill")
     separator = rng.choice((" ", "\n", ", ", "_", '", "'))
     words = [spoken(value(rng, side, rng.choice(KINDS))) for _ in range(rng.randint(4, 40))]
+    if rng.random() < 0.7:  # any word at all, so that no token's embedding stays what chance made it
+        words = [rng.choice(side.everything) for _ in range(rng.randint(20, 120))]
+        words = [w.capitalize() if rng.random() < 0.2 else w for w in words]
     text = separator.join(words)
     doc.add(text + "\n")
     for _ in range(rng.choice((1, 1, 2))):

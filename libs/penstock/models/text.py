@@ -12,9 +12,7 @@ from pathlib import Path
 from random import Random
 
 from .render import PLAIN, Document
-from .words import held_out
-
-WORDNET = Path("/usr/share/wordnet")
+from .words import WORDNET, held_out
 
 
 def reference() -> list[str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import TypeVar
 
 T = TypeVar("T")
+WORDNET = Path("/usr/share/wordnet")
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -96,6 +98,16 @@ def held_out(text: str, share: int = 10) -> bool:
     return hashlib.blake2b(text.lower().encode(), digest_size=2).digest()[0] % share == 0
 
 
+def lexicon(directory: Path = WORDNET) -> tuple[str, ...]:
+    """Common English nouns: WordNet's single words that occur in its tagged texts; empty where it is missing."""
+    path = directory / "index.noun"
+    if not path.exists():
+        return ()
+    rows = (line.split() for line in path.read_text(encoding="latin-1").splitlines() if line[0] != " ")
+    words = ((row[0], row[5 + int(row[3])]) for row in rows)
+    return tuple(w for w, tagged in words if tagged != "0" and w.isascii() and w.isalpha() and 3 <= len(w) <= 10)
+
+
 class Side:
     """One side of the split: the words and phrasings that training, or that evaluation, may use.
 
@@ -106,6 +118,8 @@ class Side:
 
     def __init__(self, evaluation: bool) -> None:
         self.evaluation = evaluation
+        self.everything = lexicon() + NOUNS + ADJECTIVES  # both sides: only to be repeated, never to be chosen by
+        self.lexicon = self._keep(lexicon())
         self.nouns = self._keep(NOUNS)
         self.adjectives = self._keep(ADJECTIVES)
 
@@ -128,8 +142,11 @@ class Side:
                 return word
 
     def noun(self, rng: Random) -> str:
-        """A noun to name a tool, a parameter or a field by: meaningless or English, evenly."""
-        return self.pseudo(rng) if rng.random() < 0.5 else rng.choice(self.nouns)
+        """A noun to name a tool, a parameter or a field by: meaningless or English."""
+        draw = rng.random()
+        if draw < 0.4:
+            return self.pseudo(rng)
+        return rng.choice(self.lexicon if draw < 0.7 and self.lexicon else self.nouns)
 
     def proper(self, rng: Random) -> str:
         """A capitalised name: mostly meaningless, sometimes a given name or a city."""

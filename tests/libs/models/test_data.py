@@ -36,6 +36,7 @@ def test_the_sides_share_no_word_or_phrasing():
     train, held = Side(False), Side(True)
     assert not set(train.nouns) & set(held.nouns) and not set(train.adjectives) & set(held.adjectives)
     assert held.nouns and held.adjectives
+    assert not set(train.lexicon) & set(held.lexicon)
     rng = Random(1)
     assert all(held_out(held.pseudo(rng)) and not held_out(train.pseudo(rng)) for _ in range(200))
     phrases = [str(i) for i in range(10)]

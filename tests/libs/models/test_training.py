@@ -19,7 +19,7 @@ from penstock.models import NAMES, embedded
 from penstock.models.evaluate import accepted_share, calls_in
 from penstock.models.export import load
 from penstock.models.generate import generate
-from penstock.models.grow import grow
+from penstock.models.grow import deepen, widen
 from penstock.models.net import Net, Shape, initialise, parameters
 from penstock.models.optim import Optimizer, orthogonalise
 from penstock.models.presets import PRESETS
@@ -61,9 +61,11 @@ def test_an_untrained_network_already_copies():
 def test_a_grown_network_computes_the_same_function():
     small = Net(SMALL)
     initialise(small, 0)
-    large = grow(small, (0, 1, 3), seed=1)
-    assert large.shape.layers == 4 and large.shape.width == 128
+    deep = deepen(small, (0, 1, 3), seed=1)
+    large = widen(deep, seed=1)
+    assert deep.shape.layers == 4 and large.shape.layers == 4 and large.shape.width == 128
     with torch.no_grad():
+        assert torch.allclose(small(ids(50)), deep(ids(50)), atol=1e-4)
         assert torch.allclose(small(ids(50)), large(ids(50)), atol=1e-4)
 
 
