@@ -73,8 +73,9 @@ TURNS: Sequence[str] = (
     "What is the weather in Bergen?",
     "And in Lisbon?",
     "Where is my order B-2047?",
-    "Schedule project review on 2026-12-04 at 14:30.",
-    "What is the phone number of Vera Holm?",
+    "Cancel order B-1188.",
+    "Schedule project review on 2027-03-08 at 14:30.",
+    "Read report.md.",
     "Thanks!",
 )
 

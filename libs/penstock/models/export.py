@@ -53,6 +53,7 @@ def export(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
     weights = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in net.named_parameters()}
     partial = directory / "model.safetensors.part"
     save_file(weights, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)
     os.replace(partial, directory / "model.safetensors")
 
 

@@ -110,9 +110,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "mini": Preset(
             seedling=Plan(_SMALL, 4e-3, 38, 30_000_000, _STAGES, seed=2),
-            sapling=Plan(_DEEP, 3e-3, 18, 30_000_000, _GROWN, hold=0.25, seed=3),
-            target=Plan(widened(_DEEP), 6e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=5),
-            draft=Plan(_SMALL, 1e-3, 5, 10_000_000, _FINAL, hold=0.1, seed=4),
+            sapling=Plan(_DEEP, 3e-3, 23, 30_000_000, _GROWN, hold=0.25, seed=3),
+            target=Plan(widened(_DEEP), 6e-4, 3, 30_000_000, _FINAL, hold=0.1, seed=5),
+            draft=Plan(_SMALL, 1e-3, 4, 10_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
