@@ -137,7 +137,9 @@ def documents(kinds: Sequence[str], count: int, seed: int) -> Iterator[Document]
     side = Side(evaluation=True)
     for kind in kinds:
         for i in range(count):
-            yield make(kind, Random(f"evaluation:{seed}:{kind}:{i}"), side)
+            doc = make(kind, Random(f"evaluation:{seed}:{kind}:{i}"), side)
+            doc.kind = kind
+            yield doc
 
 
 def score(

@@ -118,8 +118,9 @@ class Side:
 
     def __init__(self, evaluation: bool) -> None:
         self.evaluation = evaluation
-        self.everything = lexicon() + NOUNS + ADJECTIVES  # both sides: only to be repeated, never to be chosen by
-        self.lexicon = self._keep(lexicon())
+        common = lexicon()
+        self.everything = common + NOUNS + ADJECTIVES  # both sides: only to be repeated, never to be chosen by
+        self.lexicon = self._keep(common)
         self.nouns = self._keep(NOUNS)
         self.adjectives = self._keep(ADJECTIVES)
 

@@ -109,9 +109,10 @@ def test_the_template_and_the_renderer_agree_on_generated_sessions(tokenizer, mo
 
     seen = []
     monkeypatch.setattr(sessions, "render", lambda m, t, kind="": seen.append((m, t)) or render(m, t, kind))
+    side = Side(True)
     for i in range(15):
-        agent(Random(i), Side(True), 3, 4, 5, 2)
-        json_task(Random(i), Side(True))
+        agent(Random(i), side, 3, 4, 5, 2)
+        json_task(Random(i), side)
     for messages, tools in seen:
         plain = [m | {"content": unmarked(m["content"])} if m.get("content") else m for m in messages]
         assert rendered(tokenizer, plain, list(tools)) == render(messages, tools).text

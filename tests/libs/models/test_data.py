@@ -17,6 +17,8 @@ from penstock.models.text import Library
 from penstock.models.tokenizer import load as load_tokenizer
 from penstock.models.words import ACTION_VERBS, CITIES, FIRST_NAMES, QUERY_VERBS, Side, held_out
 
+TRAIN, HELD = Side(False), Side(True)
+
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -25,7 +27,7 @@ def tokenizer():
 
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_a_document_is_a_function_of_its_seed(kind):
-    one, same, other = (make(kind, Random(s), Side(False)) for s in (3, 3, 4))
+    one, same, other = (make(kind, Random(s), TRAIN) for s in (3, 3, 4))
     assert one == same
     assert one.text != other.text
     assert MARK_OPEN not in one.text and MARK_CLOSE not in one.text
@@ -33,7 +35,7 @@ def test_a_document_is_a_function_of_its_seed(kind):
 
 
 def test_the_sides_share_no_word_or_phrasing():
-    train, held = Side(False), Side(True)
+    train, held = TRAIN, HELD
     assert not set(train.nouns) & set(held.nouns) and not set(train.adjectives) & set(held.adjectives)
     assert held.nouns and held.adjectives
     assert not set(train.lexicon) & set(held.lexicon)
@@ -47,7 +49,7 @@ def test_names_and_values_of_evaluation_are_never_seen_in_training():
     """Made-up tools of evaluation carry only held-out words in their names."""
     verbs = {*QUERY_VERBS, *ACTION_VERBS}
     for i in range(30):
-        text = agent(Random(i), Side(True), 1, 2, 2, everyday=0.0).text
+        text = agent(Random(i), HELD, 1, 2, 2, everyday=0.0).text
         for name in re.findall(r'^\{"name": "([a-z]+)_([a-z]+)", "arguments": \{"\2', text, re.MULTILINE):
             assert all(held_out(word) for word in name if word not in verbs)
 
@@ -63,7 +65,7 @@ def test_ordinary_names_are_the_only_shared_vocabulary():
 
 def test_calls_in_sessions_fit_their_tools():
     for i in range(30):
-        text = make("L3", Random(i), Side(False)).text
+        text = make("L3", Random(i), TRAIN).text
         offered = set(re.findall(r'^\{"name": "([^"]+)"', text.partition("<|im_end|>")[0], re.MULTILINE))
         for body in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text):
             assert json.loads(body)["name"] in offered
@@ -71,13 +73,13 @@ def test_calls_in_sessions_fit_their_tools():
 
 def test_json_answers_are_json():
     for i in range(30):
-        doc = make("json", Random(i), Side(True))
+        doc = make("json", Random(i), HELD)
         answers = [json.loads(doc.text[a:b]) for a, b, label in doc.labels if label == "json"]
         assert answers and all(isinstance(a, dict) for a in answers)
 
 
 def test_decisions_weigh_more_than_copies_and_prompts_nothing(tokenizer):
-    doc = make("L3", Random(5), Side(False))
+    doc = make("L3", Random(5), TRAIN)
     sample = weigh(tokenizer, doc, 4096)
     heavy = {
         tokenizer.decode([i], skip_special_tokens=False)
