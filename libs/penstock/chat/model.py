@@ -49,8 +49,11 @@ class ChatModel:
         """The prompt's text, marked (see `prompt`), ready for the model to answer. Raises InvalidRequest."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", field="messages")
-        shown = [self._template_message(message) for message in messages]
-        return self.template.render(shown, [self._foreign.mark(tool.as_json()) for tool in tools] or None)
+        try:
+            shown = [self._template_message(message) for message in messages]
+            return self.template.render(shown, [self._foreign.mark(tool.as_json()) for tool in tools] or None)
+        except RecursionError:
+            raise InvalidRequest("messages or tools are nested too deeply", field="messages") from None
 
     def text_stream(self) -> TextStream:
         """A detokenizer for one answer."""

@@ -107,11 +107,11 @@ class Marker:
         self._find = re.compile("|".join(re.escape(token) for token in longest)) if longest else None
 
     def mark(self, value: Any) -> Any:
-        """`value` with marks in every string, mapping values and list items included."""
+        """`value` with marks in every string, mapping keys, mapping values and list items included."""
         if isinstance(value, str):
             return self._mark_text(value)
         if isinstance(value, Mapping):
-            return {key: self.mark(item) for key, item in value.items()}
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.mark(item) for item in value]
         return value

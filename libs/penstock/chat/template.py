@@ -78,7 +78,9 @@ class ChatTemplate:
                     raise InvalidRequest("the rendered messages are too long", field="messages")
             return "".join(pieces)
         except _FAULTS as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", field="messages") from None
+            # Only what the template itself says, by raise_exception, is meant for the client.
+            said = f"refuses these messages: {error}" if type(error) is jinja2.TemplateError else "can't render these"
+            raise InvalidRequest(f"the chat template {said}", field="messages") from None
 
 
 class _Generation(Extension):

@@ -36,7 +36,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         "min_tokens": params.min_tokens >= 0,
         "temperature": 0 <= params.temperature < math.inf,
         "top_k": params.top_k >= 0,
-        "top_p": 0 < params.top_p <= 1,
+        "top_p": 0 <= params.top_p <= 1,
         "min_p": 0 <= params.min_p <= 1,
         "repetition_penalty": 0 < params.repetition_penalty < math.inf,
         "presence_penalty": math.isfinite(params.presence_penalty),

@@ -20,7 +20,7 @@ from penstock.engine.batch import Run
 from penstock.engine.cancellation import cancelled
 from penstock.engine.checks import check_request
 from penstock.engine.config import EngineConfig
-from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.pool import LAYOUT
 from penstock.engine.request import FinishReason, Request, TokenOut, Update
@@ -150,7 +150,7 @@ class Engine:
             raise EngineClosed("the engine is shutting down")
         self.check(request)
         if request.id in self._live:
-            raise RequestRefused(f"a request named {request.id!r} is live already")
+            raise EngineBusy(f"a request named {request.id!r} is live already")
         queued = len(self._scheduler.waiting) + len(self._loading)
         if queued >= self.config.max_waiting:
             raise EngineBusy(f"{queued} requests are waiting already")
@@ -372,7 +372,8 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _context(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    longest = checkpoint.config.max_positions
+    """Of prompt and output: what the model, the operator and the pool allow."""
+    longest = min(checkpoint.config.max_positions, _pages(config) * config.block_size)
     return longest if config.max_model_len is None else min(config.max_model_len, longest)
 
 

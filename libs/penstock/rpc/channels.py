@@ -10,12 +10,12 @@ import grpc
 
 from penstock.rpc.server import MAX_MESSAGE
 
-# A refused connection or a drained server is retried while nothing has been answered; a stream that has begun never is.
+# Only calls that nobody else retries: a request that a worker or the router can't take is planned anew by the gateway.
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                "name": [{}],
+                "name": [{"service": "penstock.v1.KvStore"}, {"service": "penstock.v1.Draft"}],
                 "retryPolicy": {
                     "maxAttempts": 3,
                     "initialBackoff": "0.02s",
@@ -34,7 +34,7 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )

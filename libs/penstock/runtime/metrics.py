@@ -100,19 +100,23 @@ class GatewayMetrics(Metrics):
 
 
 class WorkerMetrics(Metrics):
-    """A prefill or decode worker."""
+    """A prefill or decode worker. `read` gives the engine's own figures, by the names below."""
 
-    def __init__(self) -> None:
+    RUNNING = "vllm:num_requests_running"
+    WAITING = "vllm:num_requests_waiting"
+    KV_USAGE = "vllm:kv_cache_usage_perc"
+    """Used part of the page pool, 0 to 1."""
+    PREEMPTIONS = "vllm:num_preemptions"
+    DRAFT_FAULTS = "penstock_draft_faults"
+    """Draft calls that became plain decoding."""
+
+    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
         super().__init__()
-        self.running = self._gauge("vllm:num_requests_running", "Sequences in the batch")
-        self.waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait for a place")
-        self.kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Used part of the page pool, 0 to 1")
-        self.preemptions = self._counter("vllm:num_preemptions", "Sequences that gave their pages back")
+        self.registry.register(_Figures("", read, frozenset({self.PREEMPTIONS, self.DRAFT_FAULTS})))
         self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
         self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
         self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
-        self.draft_faults = self._counter("penstock_draft_faults", "Draft calls that became plain decoding", "what")
 
 
 class StoreMetrics(Metrics):

@@ -147,7 +147,9 @@ class Publisher:
             put = asyncio.get_running_loop().create_task(self._store.put(batch.blocks), context=batch.context)
             self._metrics.published.inc(await put)
             stored = len(batch.blocks)
-        except StoreFault as fault:
+        except (StoreFault, asyncio.CancelledError) as fault:
+            if isinstance(fault, asyncio.CancelledError) and _being_cancelled():
+                raise
             self._metrics.store_faults.labels("publish").inc()
             _LOG.warning("blocks were not published", blocks=len(batch.blocks), reason=str(fault))
         finally:
@@ -225,6 +227,12 @@ class BlockSink:
         if (self.stored or 0) == first_block:
             self.stored = first_block + stored
         self.changed.set()
+
+
+def _being_cancelled() -> bool:
+    """Whether this task is asked to end. If not, a CancelledError tells of a call that was torn down."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _release(pages: Sequence[PageRef]) -> None:

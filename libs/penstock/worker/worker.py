@@ -32,7 +32,7 @@ from penstock.worker.config import WorkerConfig
 _JOIN_PATIENCE_S = 5.0
 """How long a worker waits for its router before it says that it is ready all the same."""
 _PUBLISH_SHARE = 4
-"""At most a quarter of the page pool may wait to be published."""
+"""At most a quarter of the page pool, or the pages of two steps, may wait to be published."""
 
 
 @dataclass
@@ -103,7 +103,6 @@ class Worker:
     def load(self) -> router_pb2.Load:
         """What the router should know now."""
         stats = self.engine.stats()
-        self._export(stats.running, stats.waiting, 1 - stats.free_pages / stats.total_pages)
         return router_pb2.Load(
             running=stats.running,
             waiting=stats.waiting,
@@ -113,10 +112,16 @@ class Worker:
             decode_step_s=stats.decode_step_s,
         )
 
-    def _export(self, running: int, waiting: int, kv_usage: float) -> None:
-        self.metrics.running.set(running)
-        self.metrics.waiting.set(waiting)
-        self.metrics.kv_usage.set(kv_usage)
+
+def _figures(engine: Engine) -> dict[str, float]:
+    stats = engine.stats()
+    return {
+        WorkerMetrics.RUNNING: stats.running,
+        WorkerMetrics.WAITING: stats.waiting,
+        WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
+        WorkerMetrics.PREEMPTIONS: stats.preemptions,
+        WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
+    }
 
 
 @dataclass(frozen=True)
@@ -142,26 +147,23 @@ async def open_worker(
     **engine_settings: Any,
 ) -> AsyncIterator[ServedWorker]:
     """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
-    metrics = WorkerMetrics()
-    async with (
-        open_channels() as channels,
-        Engine.open(config.engine(**engine_settings), drafter=drafter) as engine,
-        open_store(
-            channels.to(config.kvstore) if config.kvstore else None,
-            f"{service}-{os.getpid()}",
-            engine.spec,
-            config.host,
-            timeout_s=config.store_timeout_s,
-        ) as store,
-        open_publisher(store, metrics, engine.stats().total_pages // _PUBLISH_SHARE + 1) as publisher,
-    ):
-        worker = Worker(config, engine, store, publisher, channels, metrics)
-        async with serve(
-            config.address, lambda server: register(server, worker), [service], grace=config.drain_s
-        ) as server:
-            address = f"{config.address.rsplit(':', 1)[0]}:{server.port}"
-            async with _joined(worker, role, address, server):
-                yield ServedWorker(address, worker)
+    async with open_channels() as channels, Engine.open(config.engine(**engine_settings), drafter=drafter) as engine:
+        metrics = WorkerMetrics(lambda: _figures(engine))
+        store_channel = channels.to(config.kvstore) if config.kvstore else None
+        name = f"{service}-{os.getpid()}"
+        two_steps = 2 * config.max_batch_tokens // config.block_size
+        waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
+        async with (
+            open_store(store_channel, name, engine.spec, config.host, timeout_s=config.store_timeout_s) as store,
+            open_publisher(store, metrics, waiting_pages) as publisher,
+        ):
+            worker = Worker(config, engine, store, publisher, channels, metrics)
+            async with serve(
+                config.address, lambda server: register(server, worker), [service], grace=config.drain_s
+            ) as server:
+                address = f"{config.address.rsplit(':', 1)[0]}:{server.port}"
+                async with _joined(worker, role, address, server):
+                    yield ServedWorker(address, worker)
 
 
 @asynccontextmanager

@@ -42,12 +42,16 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
             source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, context.time_remaining())
-        if self._drafter is not None:
-            self._drafter.begin(asked.id)
         first = True
-        async for update in self._worker.generate(asked, work, source):
-            yield _event(update, work, source, first)
-            first = False
+        try:
+            if self._drafter is not None:
+                self._drafter.begin(asked.id)
+            async for update in self._worker.generate(asked, work, source):
+                yield _event(update, work, source, first)
+                first = False
+        finally:
+            if self._drafter is not None:
+                self._drafter.forget(asked.id)
 
 
 def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool) -> decode_pb2.GenerateEvent:

@@ -32,11 +32,14 @@ from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, opening, pre
 from penstock.gateway.usage import TIERS, Usage
 from penstock.kv.identity import root_key
 from penstock.rpc.channels import Channels
-from penstock.rpc.errors import Internal, InvalidRequest, NotFound, PenstockError
+from penstock.rpc.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.v1 import common_pb2, router_pb2
 
 Value = TypeVar("Value")
+
+_LAST_WORDS_S = 5.0
+"""After the deadline, for telling a slow reader so; then its connection is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,9 @@ class Completion:
         except Exception:
             structlog.get_logger("penstock.gateway").exception("request failed")
             self.outbox.fail(Internal("internal error"))
+        except asyncio.CancelledError:
+            self.outbox.fail(Unavailable("the request was given up", retry_after=1))
+            raise
         finally:
             choice.flow.close()
             begun.set()
@@ -186,13 +192,21 @@ class Completer:
         # Not a TaskGroup: it would wrap an exception of the block's body, which is the door's to report.
         tasks = [asyncio.create_task(completion.run(number)) for number in range(count)]
         try:
-            yield completion
-            await asyncio.gather(*tasks)
+            async with asyncio.timeout(self._left(caller) + _LAST_WORDS_S):
+                yield completion
+                await asyncio.gather(*tasks)
+        except TimeoutError:
+            raise DeadlineExceeded("the request took longer than it may", code="timeout") from None
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._count(completion)
+
+    def _left(self, caller: Caller) -> float:
+        """Seconds that the request may still take."""
+        deadline = caller.began + min(self.config.request_timeout_s, caller.patience_s)
+        return max(deadline - time.perf_counter(), 0.0)
 
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
         session = caller.session or opening(prompt)
@@ -208,10 +222,9 @@ class Completer:
         stops = StopAutomaton(ask.stops) if ask.stops else None
         ends = frozenset(ask.sampling.stop_token_ids) | (frozenset() if ask.sampling.ignore_eos else self.model.eos_ids)
         seed = ask.sampling.first_seed()
-        deadline = caller.began + min(self.config.request_timeout_s, caller.patience_s)
 
         def remaining() -> float:
-            return max(deadline - time.perf_counter(), 0.0)
+            return self._left(caller)
 
         for number in range(len(prompts) * ask.n):
             prepared, copy = prompts[number // ask.n], number % ask.n

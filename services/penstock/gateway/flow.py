@@ -250,7 +250,7 @@ async def _first_fault(work: Sequence[Coroutine[Any, Any, None]]) -> BaseExcepti
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            faults = [error for task in done if (error := task.exception()) is not None]
+            faults = [error for task in done if (error := _fault(task)) is not None]
             if faults:
                 return min(faults, key=_rank)
         return None
@@ -258,6 +258,11 @@ async def _first_fault(work: Sequence[Coroutine[Any, Any, None]]) -> BaseExcepti
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _fault(task: asyncio.Task[None]) -> BaseException | None:
+    """What a task ended with. grpc.aio tells of a call that was torn down under it as of a cancellation."""
+    return _MemberFailed([], _unavailable()) if task.cancelled() else task.exception()
 
 
 def _rank(error: BaseException) -> int:

@@ -14,6 +14,8 @@ from penstock.rpc.context import outgoing
 from penstock.rpc.errors import Unavailable
 from penstock.v1 import router_pb2, router_pb2_grpc
 
+_PLAN_S = 5.0
+"""A router that takes longer for one decision is as good as gone."""
 _FAREWELL_S = 0.25
 
 Remaining = Callable[[], float]
@@ -71,8 +73,12 @@ class Planner:
         call: grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse],
         request: router_pb2.PlanRequest,
     ) -> router_pb2.PlanResponse:
-        await call.write(request)
-        answer = await call.read()
+        try:
+            async with asyncio.timeout(_PLAN_S):
+                await call.write(request)
+                answer = await call.read()
+        except TimeoutError:
+            raise asyncio.InvalidStateError("the router does not answer") from None
         if not isinstance(answer, router_pb2.PlanResponse):
             code = await call.code()
             if code is not grpc.StatusCode.OK:

@@ -2,7 +2,7 @@
 
 A hand-off is named by (request id, epoch of the plan). The gateway calls Prefill and Decode at the same time, so
 either side may be first; the one that is waits a bounded time for the other. An entry holds at most one block of
-bytes and disappears when it was taken, when it failed, or `keep_s` after it was ready.
+bytes and disappears when it was taken, or `keep_s` after it was ready or had failed.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class Handoffs:
         finally:
             if entry.token is None:
                 entry.fail()
-                self._drop(name, waiter)
-            else:
-                asyncio.get_running_loop().call_later(self._keep_s, self._drop, name, waiter)
+            asyncio.get_running_loop().call_later(self._keep_s, self._drop, name, waiter)
 
     async def take(self, name: Name) -> Entry:
         """The entry of that name, for its only reader. Raises NotFound when nobody offers it in time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class BlockIndex:
 
     def __init__(self, max_blocks: int) -> None:
         self._max = max_blocks
-        self._masks: dict[bytes, int] = {}
+        self._masks: OrderedDict[bytes, int] = OrderedDict()
         self._bits: dict[str, int] = {}
         self._dead = 0
         self._to_sweep: list[bytes] = []
@@ -44,7 +45,7 @@ class BlockIndex:
         for key in keys:
             masks[key] = masks.get(key, 0) | bit
         while len(masks) > self._max:
-            del masks[next(iter(masks))]
+            masks.popitem(last=False)
             self._forgotten += 1
 
     def removed(self, store: str, keys: Iterable[bytes]) -> None:
@@ -105,7 +106,7 @@ class BlockIndex:
     def _refresh(self, keys: Sequence[bytes]) -> None:
         """Makes `keys` the last to be forgotten, the first block of the chain last of all."""
         for key in reversed(keys):
-            self._masks[key] = self._masks.pop(key)
+            self._masks.move_to_end(key)
 
     def _sweep(self) -> None:
         if not self._dead:

@@ -79,11 +79,11 @@ class Router:
                 else:
                     generated = max(generated, request.progress.generated)
                     self._progress(planned, request.progress)
+            if ask is not None:  # a stream that broke off says nothing of the answer's length
+                self.planner.learn(ask, generated)
         finally:
             if planned is not None:
                 self.planner.release(planned.number)
-            if ask is not None:
-                self.planner.learn(ask, generated)
 
     async def watch(self) -> AsyncIterator[router_pb2.MeshView]:
         """The served models, at once and after each change."""

@@ -13,7 +13,18 @@ from penstock.runtime import metrics
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import Metrics, RouterMetrics, exposed
 
-KINDS = [metrics.GatewayMetrics, metrics.WorkerMetrics, metrics.RouterMetrics, metrics.DraftMetrics]
+FIGURES = {metrics.WorkerMetrics.RUNNING: 3.0, metrics.WorkerMetrics.PREEMPTIONS: 2.0, "hits": 5.0}
+
+
+def worker_metrics() -> Metrics:
+    return metrics.WorkerMetrics(lambda: FIGURES)
+
+
+def store_metrics() -> Metrics:
+    return metrics.StoreMetrics(lambda: FIGURES)
+
+
+KINDS = [metrics.GatewayMetrics, worker_metrics, metrics.RouterMetrics, metrics.DraftMetrics, store_metrics]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -21,6 +32,13 @@ def test_two_in_one_process_do_not_meet(kind: Callable[[], Metrics]) -> None:
     first, second = kind(), kind()  # prometheus_client refuses a name that its registry knows already
     assert first.registry is not second.registry
     assert first.text()
+
+
+def test_what_a_data_structure_says_of_itself_is_read_when_asked() -> None:
+    text = worker_metrics().text()
+    assert b"vllm:num_requests_running 3.0" in text
+    assert b"vllm:num_preemptions_total 2.0" in text
+    assert b"penstock_store_hits_total 5.0" in store_metrics().text()
 
 
 def test_a_count_shows_in_its_own_text_only() -> None:

@@ -53,6 +53,15 @@ async def test_a_prefill_that_ends_early_fails_the_handoff():
     assert len(handoffs) == 0
 
 
+async def test_a_prefill_that_failed_before_decode_asked_is_known_to_have_failed():
+    handoffs = Handoffs(wait_s=5, keep_s=5)
+    with pytest.raises(ValueError), handoffs.offer(NAME, sink()):
+        raise ValueError("no place in the batch")
+    async with asyncio.timeout(1):
+        assert (await handoffs.take(NAME)).failed
+    assert len(handoffs) == 0
+
+
 async def test_an_untaken_handoff_is_dropped_in_time():
     handoffs = Handoffs(wait_s=5, keep_s=0)
     with handoffs.offer(NAME, sink()) as entry:
