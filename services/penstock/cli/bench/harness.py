@@ -109,7 +109,7 @@ def show(report: Report, as_json: bool) -> None:
     if as_json:
         print(report.json())
     else:
-        Console().print(report.table())
+        Console(width=None if sys.stdout.isatty() else 120).print(report.table())
 
 
 def describe_host() -> dict[str, object]:
