@@ -1,0 +1,115 @@
+"""`penstock up` and `penstock demo` as a person runs them: real processes, the embedded models, the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+from openai import AsyncOpenAI
+
+from .support import until
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the current weather for a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+]
+
+
+@asynccontextmanager
+async def up(*options: str):
+    """The supervisor, its children and the URL."""
+    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--kv-host-bytes", "64MiB", *options)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(90):
+            line = await process.stdout.readline()
+        url = re.fullmatch(rb"ready (http://\S+)\n", line)[1].decode()
+        yield process, psutil.Process(process.pid).children(recursive=True), url
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+
+
+def left_behind() -> set[str]:
+    """Names that a process could leave: shared memory, and temporary files of ours."""
+    return {*os.listdir("/dev/shm"), *(path.name for path in Path("/tmp").glob("*penstock*"))}
+
+
+def gone(children: list[psutil.Process]) -> bool:
+    return not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+async def test_a_session_through_the_official_client_and_a_clean_end():
+    before = left_behind()
+    async with up() as (process, children, url):
+        assert len(children) == 6
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            messages = [{"role": "user", "content": "What is the weather in Bergen?"}]
+            usages = []
+            for _ in range(2):
+                stream = await client.chat.completions.create(
+                    model="penstock-mini",
+                    messages=messages,
+                    tools=TOOLS,
+                    temperature=0,
+                    max_tokens=60,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    extra_headers={"x-session-affinity": "test"},
+                )
+                content = ""
+                async for chunk in stream:
+                    content += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+                    usages += [chunk.usage] if chunk.usage else []
+                messages += [
+                    {"role": "assistant", "content": content},
+                    {"role": "user", "content": "And in Lisbon? " * 6},
+                ]
+            assert usages[0].prompt_tokens_details.cached_tokens == 0
+            assert usages[1].prompt_tokens_details.cached_tokens > 0.5 * usages[0].prompt_tokens
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
+        assert gone(children)
+    assert left_behind() == before
+
+
+async def test_nothing_outlives_a_killed_supervisor():
+    before = left_behind()
+    async with up("--aggregated", "--draft", "ngram") as (process, children, _):
+        process.kill()
+        await process.wait()
+        await until(lambda: gone(children), "all services have ended", 20)
+    assert left_behind() == before
+
+
+async def test_the_demo_is_served_from_the_cache():
+    command = (sys.executable, "-m", "penstock.cli", "demo")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(150):
+        output, _ = await process.communicate()
+    text = output.decode()
+    assert process.returncode == 0, text
+    assert re.search(r"prompt tokens \(\d\d%\) were fetched", text)
+
+
+async def test_a_wrong_model_is_refused_before_anything_starts(tmp_path):
+    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--model", str(tmp_path))
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(30):
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"config.json" in errors
