@@ -159,6 +159,29 @@ async def test_a_client_that_hangs_up_frees_everything(mesh, http, stage):
     await until(lambda: baseline(mesh) == before, f"{before} again", 1.0)
 
 
+@pytest.mark.parametrize("stage", ["fetch", "hand-off"])
+async def test_a_client_that_hangs_up_while_a_worker_waits(mesh, http, monkeypatch, stage):
+    """The store does not answer, or the prefill does not end: the client's leaving ends the wait."""
+    before = baseline(mesh)
+    reached = asyncio.Event()
+
+    async def endless(*_, **__):
+        reached.set()
+        await asyncio.Event().wait()
+        yield
+
+    if stage == "fetch":
+        monkeypatch.setattr(mesh.prefill[0].worker.store, "lease", asynccontextmanager(endless))
+    else:
+        monkeypatch.setattr(mesh.prefill[0].worker.engine, "generate", endless)
+    task = asyncio.ensure_future(ask(http, mesh, prompt(f"waits/{stage}", 300), GREEDY))
+    await reached.wait()
+    decode = mesh.decode[0].worker.engine
+    await until(lambda: decode.stats().loading == 1, "decode follows the hand-off")
+    task.cancel()
+    await until(lambda: baseline(mesh) == before, f"{before} again", 1.0)
+
+
 async def read_until(http, mesh, body, events):
     """Reads that many SSE events, then hangs up."""
     async with http.stream("POST", f"{mesh.url}/v1/completions", json=body) as answer:
