@@ -11,7 +11,7 @@ from penstock.engine.request import Request, SamplingParams
 MAX_LOGPROBS = 1000
 
 
-def check_request(request: Request, vocab_size: int, max_model_len: int, pool_tokens: int) -> None:
+def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
     """Raises RequestRefused, naming the field, or RequestTooLong."""
     if not request.prompt:
         raise RequestRefused("prompt is empty")
@@ -24,8 +24,6 @@ def check_request(request: Request, vocab_size: int, max_model_len: int, pool_to
             f"prompt of {len(request.prompt)} tokens and max_tokens {request.sampling.max_tokens} "
             f"exceed the context of {max_model_len} tokens"
         )
-    if total - 1 > pool_tokens:
-        raise RequestTooLong(f"{total} tokens can never fit in a KV pool of {pool_tokens} tokens")
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:

@@ -97,8 +97,7 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises what `generate` would raise for a request that can never run here: RequestRefused."""
-        pool_tokens = self._scheduler.pool.total * self.config.block_size
-        check_request(request, self.checkpoint.config.vocab_size, self.max_model_len, pool_tokens)
+        check_request(request, self.checkpoint.config.vocab_size, self.max_model_len)
 
     async def generate(
         self, request: Request, source: KvSource | None = None, sink: KvSink | None = None
