@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.libs.rpc.toy import NAME, Client, Toy, served
 
+from penstock.rpc.channels import open_channels
 from penstock.rpc.context import safe_request_id
 from penstock.rpc.errors import Overloaded, from_rpc
 from penstock.rpc.server import serve
@@ -103,12 +104,13 @@ async def test_leaving_waits_until_handlers_have_cleaned_up() -> None:
 
 
 async def test_running_calls_get_their_grace() -> None:
-    async with served(Toy(), grace=10) as client:
-        echo = client.echo()
-        await echo.write(b"a")
-        assert await echo.read() == b"a"
-        leaving = asyncio.ensure_future(_finish(echo))
-    assert await leaving is grpc.aio.EOF
+    async with open_channels() as channels:  # open until the answer is read, which may be after the server has ended
+        async with serve("127.0.0.1:0", Toy().register, [NAME], grace=10) as server:
+            echo = Client(server, channels).echo()
+            await echo.write(b"a")
+            assert await echo.read() == b"a"
+            leaving = asyncio.ensure_future(_finish(echo))
+        assert await leaving is grpc.aio.EOF
 
 
 async def _finish(echo: object) -> object:
