@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 def fingerprint(model: str | Path | Checkpoint) -> str:
     """sha256 (hex) of the weights' bytes and of every configuration field that changes what they compute.
 
-    Reads all weights: about one second per gigabyte. Two copies of a model under different paths, or with
+    Reads all weights. Two copies of a model under different paths, or with
     different whitespace in config.json, have the same fingerprint; the same weights split into other files have
     another one. Raises CheckpointError.
     """

@@ -85,11 +85,7 @@ def sources(table: str) -> list[Any]:
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:
     """The command line of one service; `serve(config)` runs it."""
     table = name.replace("-", "_")
-    sources: list[Any] = [
-        Env(f"PENSTOCK_{table.upper()}_", command=False),
-        Toml(os.environ.get("PENSTOCK_CONFIG", "penstock.toml"), root_keys=[table], must_exist=False),
-    ]
-    app = _ServiceApp(name=f"penstock.{table}", config=sources, help=serve.__doc__ or "")
+    app = _ServiceApp(name=f"penstock.{table}", config=sources(table), help=serve.__doc__ or "")
 
     def start(config: Any = None) -> None:
         serve(config if config is not None else config_type())
