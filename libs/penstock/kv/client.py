@@ -22,14 +22,13 @@ import structlog
 from penstock.kv.arena import ArenaMap, Layout, MapError
 from penstock.kv.checksum import checksum
 from penstock.kv.copying import copy_bytes
-from penstock.kv.identity import KvSpec
+from penstock.kv.identity import MAX_KEYS, KvSpec
 from penstock.kv.pieces import Assembly, packed
 from penstock.rpc.context import outgoing
 from penstock.rpc.convert import spec_to_message
 from penstock.rpc.errors import Unavailable, from_rpc
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
-MAX_KEYS = 65_536
 """Keys in one question."""
 _INLINE_BYTES = 1 << 20
 """Copying and checking less than this is done on the event loop; it takes well under a millisecond."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 
 from penstock.kv.checksum import CHECKSUM_BYTES
-from penstock.kv.identity import KEY_BYTES, KvSpec
+from penstock.kv.identity import KEY_BYTES, MAX_KEYS, KvSpec
 from penstock.rpc.errors import InvalidRequest, Refused
 
-MAX_KEYS = 65_536
 _MAX_NAME = 256
 _MAX_BLOCK_BYTES = 1 << 30
 
