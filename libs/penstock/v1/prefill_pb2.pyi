@@ -137,7 +137,6 @@ class Handoff(_message.Message):
     VALID_TOKENS_FIELD_NUMBER: _builtins.int
     TAIL_BYTES_FIELD_NUMBER: _builtins.int
     TAIL_CHECKSUM_FIELD_NUMBER: _builtins.int
-    CACHE_FIELD_NUMBER: _builtins.int
     valid_tokens: _builtins.int
     """tokens whose KV exists; the tail holds valid_tokens % block_size of them"""
     tail_bytes: _builtins.int
@@ -146,8 +145,6 @@ class Handoff(_message.Message):
     """xxh3-128 of the tail"""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
-    @_builtins.property
-    def cache(self) -> _common_pb2.CacheUse: ...
     def __init__(
         self,
         *,
@@ -155,11 +152,10 @@ class Handoff(_message.Message):
         valid_tokens: _builtins.int = ...,
         tail_bytes: _builtins.int = ...,
         tail_checksum: _builtins.bytes = ...,
-        cache: _common_pb2.CacheUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "tail_bytes", b"tail_bytes", "tail_checksum", b"tail_checksum", "token", b"token", "valid_tokens", b"valid_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tail_bytes", b"tail_bytes", "tail_checksum", b"tail_checksum", "token", b"token", "valid_tokens", b"valid_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

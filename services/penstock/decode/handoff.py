@@ -7,7 +7,6 @@ import structlog
 import xxhash
 
 from penstock.engine.hooks import LoadResult, PageWriter
-from penstock.engine.request import TokenOut
 from penstock.rpc.context import outgoing
 from penstock.v1 import prefill_pb2, prefill_pb2_grpc
 from penstock.worker.convert import token_from_message
@@ -35,22 +34,20 @@ class HandoffPrefix:
         self._fetcher = work.fetcher
         self._fetchable = work.fetchable
         self._timeout_s = timeout_s
-        self._token: TokenOut | None = None
         self.failed = False
 
     async def load(self, pages: PageWriter) -> LoadResult:
         """Follows the prefill to its end."""
-        if self._token is None and not self.failed:
-            try:
-                return await self._follow(pages)
-            except (grpc.aio.AioRpcError, HandoffFault) as fault:
-                self.failed = True
-                self._fetcher.metrics.handoff_faults.inc()
-                reason = fault.details() if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
-                _LOG.warning("hand-off became a recompute", reason=reason)
+        try:
+            return await self._follow(pages)
+        except (grpc.aio.AioRpcError, HandoffFault) as fault:
+            self.failed = True
+            self._fetcher.metrics.handoff_faults.inc()
+            reason = fault.details() if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
+            _LOG.warning("hand-off became a recompute", reason=reason)
         await self._fetcher.upto(self._fetchable, pages)
         valid = self._fetcher.blocks * self._fetcher.block_size
-        return LoadResult(valid_tokens=valid, cached_tokens=valid if self.failed else 0)
+        return LoadResult(valid_tokens=valid, cached_tokens=valid)
 
     async def _follow(self, pages: PageWriter) -> LoadResult:
         call = self._stub.Handoff(self._asked, timeout=self._timeout_s, metadata=outgoing())
@@ -72,7 +69,7 @@ class HandoffPrefix:
         return await self._take(done, bytes(tail), pages)
 
     async def _take(self, done: prefill_pb2.Handoff, tail: bytes, pages: PageWriter) -> LoadResult:
-        self._token = token_from_message(done.token)
+        token = token_from_message(done.token)
         size = self._fetcher.block_size
         full, rest = divmod(done.valid_tokens, size)
         valid = min(self._fetcher.blocks, full) * size
@@ -80,4 +77,4 @@ class HandoffPrefix:
         intact = whole and rest > 0 and xxhash.xxh3_128_digest(tail) == done.tail_checksum
         if intact and await pages.write(full, [memoryview(tail)]):
             valid = done.valid_tokens
-        return LoadResult(valid_tokens=valid, output=(self._token,), cached_tokens=0)
+        return LoadResult(valid_tokens=valid, output=(token,), cached_tokens=0)

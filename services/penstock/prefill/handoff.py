@@ -25,12 +25,11 @@ class Entry:
 
     sink: BlockSink
     token: common_pb2.Token | None = None
-    cache: common_pb2.CacheUse | None = None
     failed: bool = False
 
-    def finish(self, token: common_pb2.Token, cache: common_pb2.CacheUse) -> None:
+    def finish(self, token: common_pb2.Token) -> None:
         """The first token is sampled."""
-        self.token, self.cache = token, cache
+        self.token = token
         self.sink.changed.set()
 
     def fail(self) -> None:

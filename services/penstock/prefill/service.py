@@ -49,7 +49,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     finish = update.finish
                     if finish == "length" and self._more(message):
                         finish = None
-                    entry.finish(token_to_message(token), cache)
+                    entry.finish(token_to_message(token))
                     yield prefill_pb2.PrefillEvent(
                         token=entry.token,
                         finish=finish_to_message(finish),
@@ -92,7 +92,6 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             valid_tokens=entry.sink.valid_tokens or 0,
             tail_bytes=len(tail),
             tail_checksum=xxhash.xxh3_128_digest(tail) if tail else b"",
-            cache=entry.cache,
         )
         chunks = [tail[at : at + _CHUNK] for at in range(0, len(tail), _CHUNK)]
         return [

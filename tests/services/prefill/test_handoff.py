@@ -10,7 +10,7 @@ from penstock.v1 import common_pb2
 from penstock.worker.blocks import BlockSink
 
 NAME = ("request", 1)
-TOKEN, CACHE = common_pb2.Token(id=5), common_pb2.CacheUse(computed=3)
+TOKEN = common_pb2.Token(id=5)
 
 
 def sink():
@@ -23,14 +23,14 @@ async def test_decode_may_come_first():
     await asyncio.sleep(0)
     with handoffs.offer(NAME, sink()) as entry:
         assert await taken is entry
-        entry.finish(TOKEN, CACHE)
+        entry.finish(TOKEN)
     assert not entry.failed
 
 
 async def test_decode_may_come_after_the_prefill_has_ended():
     handoffs = Handoffs(wait_s=5, keep_s=5)
     with handoffs.offer(NAME, sink()) as entry:
-        entry.finish(TOKEN, CACHE)
+        entry.finish(TOKEN)
         entry.sink.finished(3, None)
     assert (await handoffs.take(NAME)).ready
     assert len(handoffs) == 0
@@ -65,7 +65,7 @@ async def test_a_prefill_that_failed_before_decode_asked_is_known_to_have_failed
 async def test_an_untaken_handoff_is_dropped_in_time():
     handoffs = Handoffs(wait_s=5, keep_s=0)
     with handoffs.offer(NAME, sink()) as entry:
-        entry.finish(TOKEN, CACHE)
+        entry.finish(TOKEN)
     while len(handoffs):
         await asyncio.sleep(0)
 
@@ -75,4 +75,4 @@ async def test_another_epoch_is_another_handoff():
     with handoffs.offer(("request", 2), sink()) as entry:
         with pytest.raises(NotFound):
             await handoffs.take(NAME)
-        entry.finish(TOKEN, CACHE)
+        entry.finish(TOKEN)
