@@ -61,6 +61,21 @@ class BlockPut:
     parent: bytes
     first_token: int
     data: memoryview
+    seconds: float = 0.0
+    """What computing it took; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """For whom blocks are stored or fetched. The store learns from it what is worth keeping."""
+
+    conversation: str = ""
+    """Digest of the conversation; empty: unknown."""
+    namespace: bytes = b""
+    """Of the tenant, NAMESPACE_BYTES long; empty: unknown."""
+
+
+NOBODY = Origin()
 
 
 @dataclass(slots=True)
@@ -192,7 +207,7 @@ class StoreClient:
         return found
 
     @asynccontextmanager
-    async def lease(self, keys: Sequence[bytes]) -> AsyncIterator[Leased]:
+    async def lease(self, keys: Sequence[bytes], origin: Origin = NOBODY) -> AsyncIterator[Leased]:
         """Pins and checks the leading stored blocks, in one round trip. A block that fails its check ends the prefix.
 
         Leaving the block gives the pins back without waiting.
@@ -201,7 +216,9 @@ class StoreClient:
         if not keys:
             yield Leased()
             return
-        request = kvstore_pb2.LeaseRequest(session_id=session.session_id, keys=keys[:MAX_KEYS])
+        request = kvstore_pb2.LeaseRequest(
+            session_id=session.session_id, keys=keys[:MAX_KEYS], conversation=origin.conversation
+        )
         with session.using():
             leased, response = Leased(), kvstore_pb2.LeaseResponse()
             try:
@@ -216,7 +233,7 @@ class StoreClient:
                         view.release()
                 self._end_lease(session, response)
 
-    async def put(self, blocks: Sequence[BlockPut]) -> int:
+    async def put(self, blocks: Sequence[BlockPut], origin: Origin = NOBODY) -> int:
         """Stores blocks that are not stored yet; returns how many were. Parents come before their children.
 
         The time limit holds for each 64 MiB. Cancelling is safe: when it returns, nothing reads `data` any more.
@@ -229,7 +246,7 @@ class StoreClient:
         with session.using():
             for start in range(0, len(blocks), batch):
                 async with self._limit(session):
-                    stored += await self._put(session, blocks[start : start + batch])
+                    stored += await self._put(session, blocks[start : start + batch], origin)
         return stored
 
     async def quarantine(self, key: bytes, epoch: int) -> bool:
@@ -298,14 +315,18 @@ class StoreClient:
 
     # -- writing
 
-    async def _put(self, session: _Session, blocks: Sequence[BlockPut]) -> int:
+    async def _put(self, session: _Session, blocks: Sequence[BlockPut], origin: Origin) -> int:
         request = kvstore_pb2.ReserveRequest(
             session_id=session.session_id,
             length=self._spec.block_bytes,
             blocks=[
-                kvstore_pb2.ReserveBlock(key=block.key, parent=block.parent, first_token=block.first_token)
+                kvstore_pb2.ReserveBlock(
+                    key=block.key, parent=block.parent, first_token=block.first_token, seconds=block.seconds
+                )
                 for block in blocks
             ],
+            conversation=origin.conversation,
+            namespace=origin.namespace,
         )
         keys = [block.key for block in blocks]
         response = await self._gain(

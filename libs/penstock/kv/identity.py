@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 KEY_BYTES = 32
+NAMESPACE_BYTES = 16
+"""Of a namespace, where it only names a tenant and protects nothing."""
 MAX_KEYS = 65_536
 """Most keys of one call to a store; more than any context, and far below a message's limit."""
 _ROOT_TAG = b"penstock block chain v1"

@@ -147,8 +147,11 @@ class LeaseRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     lease_s: _builtins.float
+    conversation: _builtins.str
+    """digest of the conversation that wants them; empty: unknown"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -157,10 +160,11 @@ class LeaseRequest(_message.Message):
         session_id: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         lease_s: _builtins.float = ...,
+        conversation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "lease_s", b"lease_s", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "keys", b"keys", "lease_s", b"lease_s", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,20 +284,24 @@ class ReserveBlock(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     parent: _builtins.bytes
     """key of the block before; the root for the first. It is not evicted before this one"""
     first_token: _builtins.int
+    seconds: _builtins.float
+    """what computing the block took, or would take again; 0: unknown"""
     def __init__(
         self,
         *,
         key: _builtins.bytes = ...,
         parent: _builtins.bytes = ...,
         first_token: _builtins.int = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "key", b"key", "parent", b"parent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "key", b"key", "parent", b"parent", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -306,9 +314,15 @@ class ReserveRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     length: _builtins.int
     """of each block"""
+    conversation: _builtins.str
+    """digest of the conversation that made them; empty: unknown"""
+    namespace: _builtins.bytes
+    """of the tenant, 16 bytes; empty: unknown"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReserveBlock]:
         """parents before their children"""
@@ -319,10 +333,12 @@ class ReserveRequest(_message.Message):
         session_id: _builtins.str = ...,
         blocks: _abc.Iterable[Global___ReserveBlock] | None = ...,
         length: _builtins.int = ...,
+        conversation: _builtins.str = ...,
+        namespace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "length", b"length", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "conversation", b"conversation", "length", b"length", "namespace", b"namespace", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

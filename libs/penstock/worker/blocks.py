@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.engine.hooks import LoadResult, PageRef, PageWriter
-from penstock.kv.client import BlockPut, StoreClient, StoreFault
+from penstock.kv.client import NOBODY, BlockPut, Origin, StoreClient, StoreFault
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
 
@@ -35,6 +35,7 @@ class Fetcher:
     metrics: WorkerMetrics
     keys: Sequence[bytes]
     block_size: int
+    origin: Origin = NOBODY
     blocks: int = 0
     """Leading blocks that are in the pages."""
     tiers: Counter[str] = field(default_factory=Counter)
@@ -57,7 +58,7 @@ class Fetcher:
         return True
 
     async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> int:
-        async with self.store.lease(keys) as leased:
+        async with self.store.lease(keys, self.origin) as leased:
             written = await pages.write(self.blocks, leased.blocks) if leased.blocks else 0
             if not leased.still_valid():
                 raise StoreFault("the lease ended before the copy did")
@@ -88,6 +89,7 @@ class StoredPrefix:
 @dataclass
 class _Batch:
     blocks: list[BlockPut]
+    origin: Origin
     pages: Sequence[PageRef]
     done: Callable[[int], None]
     context: Context
@@ -114,7 +116,12 @@ class Publisher:
         return self._queued
 
     def publish(
-        self, blocks: list[BlockPut], pages: Sequence[PageRef], done: Callable[[int], None], context: Context
+        self,
+        blocks: list[BlockPut],
+        origin: Origin,
+        pages: Sequence[PageRef],
+        done: Callable[[int], None],
+        context: Context,
     ) -> None:
         """Queues pages; `done` is called with how many leading blocks are findable afterwards.
 
@@ -126,7 +133,7 @@ class Publisher:
             done(0)
             return
         self._queued += len(pages)
-        self._batches.append(_Batch(blocks, pages, done, context))
+        self._batches.append(_Batch(blocks, origin, pages, done, context))
         self._wake.set()
 
     async def run(self) -> None:
@@ -144,7 +151,9 @@ class Publisher:
     async def _store_one(self, batch: _Batch) -> None:
         stored = 0
         try:
-            put = asyncio.get_running_loop().create_task(self._store.put(batch.blocks), context=batch.context)
+            put = asyncio.get_running_loop().create_task(
+                self._store.put(batch.blocks, batch.origin), context=batch.context
+            )
             self._metrics.published.inc(await put)
             stored = len(batch.blocks)
         except (StoreFault, asyncio.CancelledError) as fault:
@@ -173,9 +182,19 @@ async def open_publisher(store: StoreClient, metrics: WorkerMetrics, max_pages: 
 class BlockSink:
     """KvSink: publishes each full block of one sequence, and keeps count for the hand-off."""
 
-    def __init__(self, publisher: Publisher, root: bytes, keys: Sequence[bytes], block_size: int) -> None:
-        """`keys` are those known so far, from block 0."""
+    def __init__(
+        self,
+        publisher: Publisher,
+        root: bytes,
+        keys: Sequence[bytes],
+        block_size: int,
+        origin: Origin = NOBODY,
+        cost: Callable[[int], float] = lambda _first_token: 0.0,
+    ) -> None:
+        """`keys` are those known so far, from block 0; `cost` gives a block's seconds by its first token."""
         self._publisher = publisher
+        self._origin = origin
+        self._cost = cost
         self._root = root
         self._keys = list(keys)
         self._block_size = block_size
@@ -203,11 +222,14 @@ class BlockSink:
                 parent=self._keys[index - 1] if index else self._root,
                 first_token=index * size,
                 data=page.view(),
+                seconds=self._cost(index * size),
             )
             for index, page in enumerate(pages, first_block)
         ]
         self._pending += 1
-        self._publisher.publish(blocks, pages, lambda stored: self._published(first_block, stored), self._context)
+        self._publisher.publish(
+            blocks, self._origin, pages, lambda stored: self._published(first_block, stored), self._context
+        )
 
     def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
         """See KvSink."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut, Update
+from penstock.kv.identity import NAMESPACE_BYTES
 from penstock.rpc.errors import InvalidRequest
 from penstock.v1 import common_pb2
 
@@ -23,6 +24,10 @@ def request_from_message(message: common_pb2.Request, max_tokens: int | None = N
     if len(message.cache_root) != ROOT_BYTES:
         raise InvalidRequest(
             f"cache_root has {len(message.cache_root)} bytes; it must have {ROOT_BYTES}", field="cache_root"
+        )
+    if len(message.namespace) not in (0, NAMESPACE_BYTES):
+        raise InvalidRequest(
+            f"namespace has {len(message.namespace)} bytes; it must have {NAMESPACE_BYTES}", field="namespace"
         )
     return Request(
         id=message.request_id,

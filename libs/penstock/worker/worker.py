@@ -17,7 +17,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
 from penstock.engine.hooks import Drafter, KvSource
 from penstock.engine.request import Request, Update
-from penstock.kv.client import StoreClient, open_store
+from penstock.kv.client import Origin, StoreClient, open_store
 from penstock.kv.identity import block_keys
 from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.convert import spec_to_message
@@ -28,6 +28,7 @@ from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
+from penstock.worker.cost import PrefillCost
 
 _JOIN_PATIENCE_S = 5.0
 """How long a worker waits for its router before it says that it is ready all the same."""
@@ -70,6 +71,7 @@ class Worker:
         self.publisher = publisher
         self.channels = channels
         self.metrics = metrics
+        self._cost = PrefillCost(engine.spec.block_size, engine.checkpoint.config.hidden_size)
         self.changed = asyncio.Event()
         """Set when the load has changed."""
 
@@ -78,8 +80,13 @@ class Worker:
         tokens = [*message.prompt_ids, *message.output_ids]
         size = self.engine.spec.block_size
         keys = block_keys(message.cache_root, tokens, size)
-        fetcher = Fetcher(self.store, self.metrics, keys, size)
-        return Work(fetcher, (len(tokens) - 1) // size, BlockSink(self.publisher, message.cache_root, keys, size))
+        origin = Origin(message.session, message.namespace)
+        fetcher = Fetcher(self.store, self.metrics, keys, size, origin)
+        sink = BlockSink(self.publisher, message.cache_root, keys, size, origin, self._block_seconds)
+        return Work(fetcher, (len(tokens) - 1) // size, sink)
+
+    def _block_seconds(self, first_token: int) -> float:
+        return self._cost.seconds(first_token, self.engine.stats().prefill_tokens_per_s)
 
     async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
         """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""

@@ -30,7 +30,7 @@ from penstock.gateway.peers import Peers
 from penstock.gateway.planner import Planner
 from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, opening, prepare, weight
 from penstock.gateway.usage import TIERS, Usage
-from penstock.kv.identity import root_key
+from penstock.kv.identity import NAMESPACE_BYTES, root_key
 from penstock.rpc.channels import Channels
 from penstock.rpc.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.runtime.metrics import GatewayMetrics
@@ -237,6 +237,7 @@ class Completer:
             request.CopyFrom(prepared.request)
             request.request_id = f"{caller.request_id[:64]}.{completion.id[:8]}.{number}"
             request.session = caller.session
+            request.namespace = self.auth.namespace(caller.tenant)[:NAMESPACE_BYTES]
             request.sampling.CopyFrom(ask.sampling.message(max_tokens, (seed + copy) % 2**64))
             flow = Flow(
                 Planner(self._channels, self.config.router, remaining),

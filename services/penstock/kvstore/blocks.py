@@ -23,6 +23,18 @@ class Block:
     """Leases that hold it."""
     used: int = 0
     """Tick of the last use."""
+    conversation: str = ""
+    """Digest of the conversation that last asked for it or wrote it; empty: unknown."""
+    namespace: bytes = b""
+    """The tenant's, 16 bytes; empty: unknown."""
+    seconds: float = 0.0
+    """What computing it took; 0: unknown."""
+    uses: int = 0
+    """Leases of it, and attempts to store it again, since it was stored."""
+    used_at: float = 0.0
+    """When it was last used, in seconds of the table's clock."""
+    retained_until: float = 0.0
+    """Somebody was promised that it stays until then, in seconds of the table's clock; 0: nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,9 @@ class Wanted:
     key: bytes
     parent: bytes
     first_token: int
+    seconds: float = 0.0
+    conversation: str = ""
+    namespace: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

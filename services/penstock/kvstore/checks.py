@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 
 from penstock.kv.checksum import CHECKSUM_BYTES
-from penstock.kv.identity import KEY_BYTES, MAX_KEYS, KvSpec
+from penstock.kv.identity import KEY_BYTES, MAX_KEYS, NAMESPACE_BYTES, KvSpec
 from penstock.rpc.errors import InvalidRequest, Refused
 
 _MAX_NAME = 256
+_MAX_CONVERSATION = 64
 _MAX_BLOCK_BYTES = 1 << 30
 
 
@@ -48,6 +49,26 @@ def check_name(field: str, name: str) -> None:
     """A short text."""
     if len(name) > _MAX_NAME:
         raise InvalidRequest(f"{field} has {len(name)} characters, at most {_MAX_NAME} are allowed", field=field)
+
+
+def check_conversation(digest: str) -> None:
+    """A conversation's digest, or nothing."""
+    if len(digest) > _MAX_CONVERSATION:
+        raise InvalidRequest(
+            f"conversation has {len(digest)} characters, at most {_MAX_CONVERSATION} are allowed", field="conversation"
+        )
+
+
+def check_namespace(value: bytes) -> None:
+    """A tenant's namespace, or nothing."""
+    if len(value) not in (0, NAMESPACE_BYTES):
+        raise InvalidRequest(f"namespace has {len(value)} bytes, it must have {NAMESPACE_BYTES}", field="namespace")
+
+
+def check_seconds(field: str, seconds: float) -> None:
+    """A length of time."""
+    if not 0 <= seconds < float("inf"):  # also false for a NaN
+        raise InvalidRequest(f"{field} is {seconds}; it must be a number of seconds, 0 or more", field=field)
 
 
 def check_spec(spec: KvSpec) -> None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from penstock.kvstore.blocks import Wanted, Written
-from penstock.kvstore.checks import check_checksum, check_key
+from penstock.kvstore.checks import check_checksum, check_conversation, check_key, check_namespace, check_seconds
 from penstock.kvstore.events import Change
 from penstock.kvstore.keeper import Keeper
 from penstock.rpc.convert import spec_to_message
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
-def wanted_from_message(field: str, block: kvstore_pb2.ReserveBlock) -> Wanted:
-    """A checked Wanted; `field` is its place in the request."""
+def wanted_from_message(request: kvstore_pb2.ReserveRequest) -> list[Wanted]:
+    """The checked blocks of a request."""
+    check_conversation(request.conversation)
+    check_namespace(request.namespace)
+    return [_wanted(f"blocks[{at}]", block, request) for at, block in enumerate(request.blocks)]
+
+
+def _wanted(field: str, block: kvstore_pb2.ReserveBlock, request: kvstore_pb2.ReserveRequest) -> Wanted:
     check_key(f"{field}.key", block.key)
     check_key(f"{field}.parent", block.parent)
-    return Wanted(block.key, block.parent, block.first_token)
+    check_seconds(f"{field}.seconds", block.seconds)
+    return Wanted(block.key, block.parent, block.first_token, block.seconds, request.conversation, request.namespace)
 
 
 def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:

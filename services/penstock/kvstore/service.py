@@ -13,6 +13,7 @@ import grpc
 from penstock.kv.pieces import packed
 from penstock.kvstore.blocks import Reserved, Room, StoreStats
 from penstock.kvstore.checks import (
+    check_conversation,
     check_count,
     check_key,
     check_keys,
@@ -48,13 +49,13 @@ class KvStore:
     """A running store. Made by `open_kvstore`."""
 
     def __init__(self, keeper: Keeper, address: str) -> None:
-        self._keeper = keeper
+        self.keeper = keeper
         self.address = address
         self.metrics = StoreMetrics(lambda: asdict(keeper.stats()))
 
     def stats(self) -> StoreStats:
         """The table's figures."""
-        return self._keeper.stats()
+        return self.keeper.stats()
 
 
 @asynccontextmanager
@@ -134,9 +135,10 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
 
     async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
         check_keys(request.keys)
+        check_conversation(request.conversation)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         store = self._keeper.store
-        lease = store.lease(request.session_id, request.keys, seconds, self._keeper.now())
+        lease = store.lease(request.session_id, request.keys, seconds, self._keeper.now(), request.conversation)
         if lease is None:
             return kvstore_pb2.LeaseResponse()
         self._keeper.arm()
@@ -163,7 +165,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_count("blocks", request.blocks)
         store = self._keeper.store
         check_length(request.length, store.block_bytes)
-        wanted = [wanted_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
+        wanted = wanted_from_message(request)
         reserved = store.reserve(request.session_id, wanted, self._keeper.now())
         self._keeper.arm()
         self._keeper.grown()

@@ -103,11 +103,17 @@ class BlockStore:
         """All stored keys."""
         return self._blocks.keys()
 
+    def find(self, key: bytes) -> Block | None:
+        """A stored block; to be read, not changed."""
+        return self._blocks.get(key)
+
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored."""
         return sum(1 for _ in itertools.takewhile(self._blocks.__contains__, keys))
 
-    def lease(self, session_id: str, keys: Sequence[bytes], seconds: float, now: float) -> Lease | None:
+    def lease(
+        self, session_id: str, keys: Sequence[bytes], seconds: float, now: float, conversation: str = ""
+    ) -> Lease | None:
         """Pins the leading stored blocks for at most `seconds`; None when the first is not stored."""
         self.expire(now)
         session = self._session(session_id)
@@ -117,7 +123,7 @@ class BlockStore:
         self._misses += len(keys) - len(blocks)
         if not blocks:
             return None
-        self._pin(blocks)
+        self._pin(blocks, conversation, now)
         lease = Lease(next(self._lease_ids), session_id, blocks, now + seconds)
         session.leases[lease.lease_id] = self._leases[lease.lease_id] = lease
         self._lease_ends.add(lease.deadline, lease.lease_id)
@@ -158,13 +164,19 @@ class BlockStore:
             self._detached -= 1
             self._rest(block, now)
 
-    def _pin(self, blocks: Iterable[Block]) -> None:
+    def _pin(self, blocks: Iterable[Block], conversation: str, now: float) -> None:
         self._tick += 1
         for block in blocks:
-            block.used = self._tick
             if block.pins == 0:
                 self._policy.withdraw(block)
             block.pins += 1
+            self._use(block, conversation, now)
+
+    def _use(self, block: Block, conversation: str, now: float) -> None:
+        block.used, block.used_at = self._tick, now
+        block.uses += 1
+        if conversation:
+            block.conversation = conversation
 
     # -- writing
 
@@ -173,16 +185,17 @@ class BlockStore:
         self.expire(now)
         session = self._session(session_id)
         self._tick += 1
-        answers = [self._reserve(session, want) for want in wanted]
+        answers = [self._reserve(session, want, now) for want in wanted]
         mine = [answer.block for answer in answers if answer.block is not None]
         if mine:
             self._reserve_ends.add(now + self.reserve_s, mine)
         return answers
 
-    def _reserve(self, session: Session, want: Wanted) -> Reserved:
+    def _reserve(self, session: Session, want: Wanted, now: float) -> Reserved:
         stored = self._blocks.get(want.key)
         if stored is not None:
-            self._touch(stored)
+            self._use(stored, want.conversation, now)
+            self._offer(stored)
             return Reserved(Room.EXISTS)
         if want.key in self._reserved:
             return Reserved(Room.EXISTS)
@@ -191,7 +204,13 @@ class BlockStore:
             self._drop_child(want.parent)
             return Reserved(Room.FULL)
         slot, epoch = self._slots.take()
-        block = Block(want.key, want.parent, want.first_token, slot, epoch, session.session_id, used=self._tick)
+        block = Block(
+            *(want.key, want.parent, want.first_token, slot, epoch, session.session_id),
+            used=self._tick,
+            conversation=want.conversation,
+            namespace=want.namespace,
+            seconds=want.seconds,
+        )
         self._reserved[want.key] = session.reserved[want.key] = block
         self._watcher.holder(slot, epoch)
         return Reserved(Room.WRITE, block)
@@ -217,9 +236,9 @@ class BlockStore:
         self.expire(now)
         session = self._session(session_id)
         self._tick += 1
-        return [self._commit(session, one) for one in written]
+        return [self._commit(session, one, now) for one in written]
 
-    def _commit(self, session: Session, written: Written) -> bool:
+    def _commit(self, session: Session, written: Written, now: float) -> bool:
         block = session.reserved.get(written.key)
         if block is None or block.epoch != written.epoch:
             self._refused += 1
@@ -231,7 +250,7 @@ class BlockStore:
             return True
         del session.reserved[block.key], self._reserved[block.key]
         block.checksum = written.checksum
-        block.used = self._tick
+        block.used, block.used_at = self._tick, now
         self._blocks[block.key] = block
         self._puts += 1
         self._offer(block)
@@ -294,10 +313,6 @@ class BlockStore:
     def _offer(self, block: Block) -> None:
         if block.pins == 0 and block.key not in self._children:
             self._policy.offer(block)
-
-    def _touch(self, block: Block) -> None:
-        block.used = self._tick
-        self._offer(block)
 
     # -- time
 

@@ -1,0 +1,75 @@
+"""What the table knows of a block's origin and use; and what of it the wire refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settings
+from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
+
+from penstock.kv.client import Origin
+from penstock.kvstore.blocks import Wanted, Written
+from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.store import BlockStore
+from penstock.v1 import kvstore_pb2
+
+NAMESPACE = b"n" * 16
+
+
+def test_a_block_knows_whose_it_is_what_it_cost_and_who_used_it_last() -> None:
+    store = BlockStore(4, BLOCK_BYTES, Owners())
+    store.attach("s", "test")
+    wanted = Wanted(TREE[0].key, TREE[0].parent, 0, 0.25, "one", NAMESPACE)
+    [reserved] = store.reserve("s", [wanted], 1.0)
+    block = reserved.block
+    assert block is not None
+    store.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
+    assert (block.conversation, block.namespace, block.seconds) == ("one", NAMESPACE, 0.25)
+    assert (block.uses, block.used_at, block.retained_until) == (0, 2.0, 0.0)
+    store.lease("s", [block.key], 1.0, 3.0, "two")
+    assert (block.conversation, block.uses, block.used_at) == ("two", 1, 3.0)
+    store.lease("s", [block.key], 1.0, 3.5)
+    assert (block.conversation, block.uses, block.used_at) == ("two", 2, 3.5), "unknown is not nobody"
+    store.reserve("s", [wanted], 4.0)
+    assert (block.conversation, block.uses, block.used_at) == ("one", 3, 4.0)
+
+
+async def test_the_client_sends_it() -> None:
+    blocks = [replace(block, seconds=0.5) for block in puts(3)]
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        assert await client.put(blocks, Origin("talk", NAMESPACE)) == 3
+        found = [store.keeper.store.find(block.key) for block in blocks]
+        assert [(one.conversation, one.namespace, one.seconds) for one in found] == [("talk", NAMESPACE, 0.5)] * 3
+        async with client.lease([blocks[0].key], Origin("other")):
+            assert [one.conversation for one in found] == ["other", "talk", "talk"]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "right"),
+    [
+        ("namespace", {"namespace": b"short"}, "must have 16"),
+        ("conversation", {"conversation": "x" * 65}, "at most 64"),
+    ],
+)
+async def test_an_origin_that_can_not_be_is_refused(field: str, wrong: dict[str, Any], right: str) -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as client:
+        session = await client.attach()
+        request = kvstore_pb2.ReserveRequest(session_id=session, length=4096, **wrong)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.stub.Reserve(request)
+        code, text = refusal(caught.value)
+        assert (code, field in text, right in text) == ("INVALID_ARGUMENT", True, True)
+
+
+async def test_seconds_that_are_no_time_are_refused() -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as client:
+        session = await client.attach()
+        block = puts(1)[0]
+        for seconds in (-1.0, float("nan"), float("inf")):
+            wanted = kvstore_pb2.ReserveBlock(key=block.key, parent=block.parent, seconds=seconds)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await client.stub.Reserve(kvstore_pb2.ReserveRequest(session_id=session, length=4096, blocks=[wanted]))
+            assert refusal(caught.value)[0] == "INVALID_ARGUMENT"
