@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
-EXTRAS := gateway,engine,demo,train,dev
+EXTRAS := gateway,engine,demo,train,events,dev
 
 .PHONY: setup demo up test fmt check bench proto lock
 .DEFAULT_GOAL := setup

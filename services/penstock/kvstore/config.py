@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.kv.host import host_id
+from penstock.kvstore.wire.format import STYLES
 from penstock.runtime.config import ConfigError, Size, format_size
 
 _LEAST_BYTES = 1 << 16
@@ -34,6 +35,14 @@ class KvStoreConfig:
     """How long a slot rests when its writer vanished."""
     max_clients: int = 256
     """Clients attached at the same time."""
+    events_address: str = ""
+    """Where to publish block events as vLLM does, tcp://host:port; empty: nowhere. Needs penstock[events]."""
+    events_replay_address: str = ""
+    """Where subscribers ask for events that they missed, tcp://host:port; empty: nowhere."""
+    events_topic: str = ""
+    """The first part of each published message."""
+    events_style: str = "map"
+    """map, as vLLM publishes now, or array, as it did until 2026."""
     metrics_address: str = ""
     """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
@@ -52,6 +61,10 @@ class KvStoreConfig:
             raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
         if not 1 <= self.max_clients <= 10_000:
             raise ConfigError("max_clients", self.max_clients, "1 to 10000")
+        _check_tcp("events_address", self.events_address)
+        _check_tcp("events_replay_address", self.events_replay_address)
+        if self.events_style not in STYLES:
+            raise ConfigError("events_style", self.events_style, f"one of {', '.join(STYLES)}")
         if not self.host_id:
             raise ConfigError("host_id", self.host_id, "a name for this host")
         if self.log_level not in _LOG_LEVELS:
@@ -62,6 +75,13 @@ def _check_address(name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(name, address, "write host:port, for example 127.0.0.1:7401")
+
+
+def _check_tcp(name: str, address: str) -> None:
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    if address and (scheme != "tcp" or host in ("", "*") or not port.isdigit() or int(port) > 65535):
+        raise ConfigError(name, address, "write tcp://host:port with an address of this host, as tcp://127.0.0.1:5557")
 
 
 def _check_bytes(size: int) -> None:

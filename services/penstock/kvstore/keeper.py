@@ -25,6 +25,7 @@ from penstock.kvstore.blocks import Block, StoreStats
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.events import EventHub
 from penstock.kvstore.store import BlockStore
+from penstock.kvstore.wire.format import Held
 from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
 from penstock.runtime.config import format_size
 
@@ -87,6 +88,15 @@ class Keeper:
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored; also before the first client."""
         return self._store.lookup(keys) if self._store else 0
+
+    def held(self, key: bytes) -> Held | None:
+        """What is stored under `key`, for the events."""
+        block = self._store.find(key) if self._store else None
+        return Held(key, block.parent, block.first_token, "CPU") if block else None
+
+    def block_size(self) -> int:
+        """Tokens per block; 0 before the first client."""
+        return self.spec.block_size if self.spec else 0
 
     def _keys(self) -> Iterable[bytes]:
         return self._store.keys() if self._store else ()

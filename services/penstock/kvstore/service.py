@@ -26,6 +26,7 @@ from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.membership import Member
 from penstock.kvstore.messages import events_message, stats_message, wanted_from_message, written_from_message
+from penstock.kvstore.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.writer import Writer
 from penstock.rpc.channels import open_channels
 from penstock.rpc.convert import spec_from_message
@@ -48,9 +49,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class KvStore:
     """A running store. Made by `open_kvstore`."""
 
-    def __init__(self, keeper: Keeper, address: str) -> None:
+    def __init__(self, keeper: Keeper, address: str, events: Publisher | None) -> None:
         self.keeper = keeper
         self.address = address
+        self.events = events
         self.metrics = StoreMetrics(lambda: asdict(keeper.stats()))
 
     def stats(self) -> StoreStats:
@@ -65,6 +67,7 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
     try:
         async with (
             open_channels() as channels,
+            _publishing(keeper, config) as events,
             serve(config.address, lambda server: _register(keeper, config, server), [_NAME], grace=_GRACE_S) as server,
         ):
             address = f"{config.address.rpartition(':')[0]}:{server.port}"
@@ -74,12 +77,34 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
                 background.append(asyncio.create_task(member.run()))
             await server.set_serving(True)
             try:
-                yield KvStore(keeper, address)
+                yield KvStore(keeper, address, events)
             finally:
                 keeper.stop()
                 await _end(background)
     finally:
         keeper.close()
+
+
+@asynccontextmanager
+async def _publishing(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Publisher | None]:
+    """Block events for others' routers, when an address is configured."""
+    if not config.events_address:
+        yield None
+        return
+    options = WireOptions(
+        address=config.events_address,
+        replay_address=config.events_replay_address,
+        topic=config.events_topic,
+        style=config.events_style,
+    )
+    async with open_publisher(options) as publisher:
+        with keeper.hub.subscribe() as subscriber:
+            following = asyncio.create_task(publisher.follow(subscriber, Translator(keeper.held, keeper.block_size)))
+            try:
+                yield publisher
+            finally:
+                keeper.hub.close()  # the last events go out before the sockets close
+                await _end([following])
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

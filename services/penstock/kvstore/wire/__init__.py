@@ -1,0 +1,1 @@
+"""Block events for routers of other projects, in the format that vLLM publishes."""
