@@ -23,6 +23,7 @@ from penstock.kv.arena import Arena, Layout
 from penstock.kv.identity import KvSpec
 from penstock.kvstore.blocks import Block, StoreStats
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.conversations import Conversations
 from penstock.kvstore.events import EventHub
 from penstock.kvstore.store import BlockStore
 from penstock.kvstore.wire.format import Held
@@ -59,6 +60,7 @@ class Keeper:
         self._config = config
         self.arena = Arena(config.host_bytes)
         self.hub = EventHub(self._keys)
+        self.conversations = Conversations()
         self.spec: KvSpec | None = None
         self.closing = asyncio.Event()
         self._announcer = _Announcer(self.arena, self.hub)

@@ -163,7 +163,9 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_conversation(request.conversation)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         store = self._keeper.store
-        lease = store.lease(request.session_id, request.keys, seconds, self._keeper.now(), request.conversation)
+        now = self._keeper.now()
+        lease = store.lease(request.session_id, request.keys, seconds, now, request.conversation)
+        self._keeper.conversations.used(request.conversation, now)
         if lease is None:
             return kvstore_pb2.LeaseResponse()
         self._keeper.arm()

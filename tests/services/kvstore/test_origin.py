@@ -12,6 +12,7 @@ from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
 
 from penstock.kv.client import Origin
 from penstock.kvstore.blocks import Wanted, Written
+from penstock.kvstore.conversations import State
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.store import BlockStore
 from penstock.v1 import kvstore_pb2
@@ -73,3 +74,11 @@ async def test_seconds_that_are_no_time_are_refused() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.stub.Reserve(kvstore_pb2.ReserveRequest(session_id=session, length=4096, blocks=[wanted]))
             assert refusal(caught.value)[0] == "INVALID_ARGUMENT"
+
+
+async def test_a_lease_tells_that_its_conversation_is_active() -> None:
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        async with client.lease([block.key for block in puts(1)], Origin("talk")):
+            outlook = store.keeper.conversations.outlook("talk")
+        assert outlook is not None
+        assert outlook.state is State.ACTIVE

@@ -1,0 +1,167 @@
+"""What is known of conversations: whether they wait, for what, and when they are likely to come back.
+
+Pure: no clock, no socket. Bounded: the conversations of which nothing was heard longest are forgotten. It is fed by
+hints, which may be lost or wrong, and by the leases that conversations make; it is read by the eviction policy and by
+the mover of blocks. Whatever it says, tokens are the same.
+
+The gap between a hint that a conversation waits and its next use is learned, for each conversation and over all,
+apart for those that wait for a tool and for those that wait for their user. Gaps range over decades, so it is their
+logarithms that are averaged: the expected gap is the geometric mean, and one long lunch doesn't spoil it. Nothing is
+expected before something was learned.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+_MEMORY = 16
+"""Gaps that a running mean remembers, about."""
+_TRUST = 2.0
+"""How many gaps of its own a conversation needs to count as much as all others together."""
+_LEAST_GAP_S = 1e-3
+_SLACK = 64
+
+
+class State(Enum):
+    """What a conversation does."""
+
+    ACTIVE = 1
+    """A request of it runs."""
+    TOOL = 2
+    """It waits for a tool."""
+    USER = 3
+    """It waits for its user."""
+    ENDED = 4
+    """It was said to be over. It may come back all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What to expect of a conversation."""
+
+    state: State
+    since: float
+    """When it was last said to be in this state, in seconds of the caller's clock."""
+    expected_at: float
+    """When it is likely to be back; infinity: nobody knows, or it has ended. It may be in the past."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A running mean that forgets slowly."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / min(self.count, _MEMORY)
+
+
+@dataclass(slots=True)
+class _Entry:
+    state: State
+    since: float
+    expected_at: float = math.inf
+    gaps: dict[State, _Mean] = field(default_factory=dict)
+    told: bool = False
+    """`due` has named it for this expectation."""
+
+
+class Conversations:
+    """At most `most` conversations. Times are seconds of any clock that does not go back."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        self._most = most
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._overall = {State.TOOL: _Mean(), State.USER: _Mean()}
+        self._expected: list[tuple[float, str]] = []
+        self.changed: list[Callable[[str], None]] = []
+        """Called with each conversation of which something new is known."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def used(self, conversation: str, now: float) -> None:
+        """A request of it has begun, or asks for blocks. Ends a wait, which teaches how long waits are."""
+        if not conversation:
+            return
+        entry = self._entry(conversation, now)
+        if entry.state is State.ACTIVE:
+            return
+        if entry.state in self._overall:
+            gap = math.log(max(_LEAST_GAP_S, now - entry.since))
+            self._overall[entry.state].add(gap)
+            entry.gaps.setdefault(entry.state, _Mean()).add(gap)
+        self._change(conversation, entry, State.ACTIVE, now, math.inf)
+
+    def hint(self, conversation: str, state: State | None, now: float, returns_in: float | None = None) -> None:
+        """Somebody says what it does, and perhaps in how many seconds it comes back.
+
+        Without a state it stays in the one it has; if it had ended, it waits for its user now.
+        """
+        if not conversation:
+            return
+        entry = self._entry(conversation, now)
+        if state is None:
+            state = State.USER if entry.state is State.ENDED else entry.state
+        gap = self._gap(entry, state) if returns_in is None or state is State.ENDED else returns_in
+        self._change(conversation, entry, state, now, now + gap)
+
+    def outlook(self, conversation: str) -> Outlook | None:
+        """What is known of it; None: nothing."""
+        entry = self._entries.get(conversation)
+        return Outlook(entry.state, entry.since, entry.expected_at) if entry is not None else None
+
+    def due(self, now: float, ahead_s: float) -> list[str]:
+        """Conversations expected back within `ahead_s`, each once per wait, the earliest first."""
+        found = []
+        while self._expected and self._expected[0][0] <= now + ahead_s:
+            expected_at, conversation = heapq.heappop(self._expected)
+            entry = self._entries.get(conversation)
+            if entry is not None and entry.expected_at == expected_at and not entry.told:
+                entry.told = True
+                found.append(conversation)
+        return found
+
+    def next_due(self) -> float:
+        """When somebody is expected who was not named yet, at the earliest; infinity: nobody is."""
+        return self._expected[0][0] if self._expected else math.inf
+
+    def _entry(self, conversation: str, now: float) -> _Entry:
+        entry = self._entries.get(conversation)
+        if entry is None:
+            entry = self._entries[conversation] = _Entry(State.ENDED, now)
+            if len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        self._entries.move_to_end(conversation)
+        return entry
+
+    def _change(self, conversation: str, entry: _Entry, state: State, now: float, expected_at: float) -> None:
+        entry.state, entry.since = state, now
+        entry.expected_at, entry.told = expected_at, False
+        if expected_at < math.inf:
+            heapq.heappush(self._expected, (expected_at, conversation))
+            if len(self._expected) > 2 * len(self._entries) + _SLACK:
+                self._expected = list(self._live())
+                heapq.heapify(self._expected)
+        for listener in self.changed:
+            listener(conversation)
+
+    def _live(self) -> Iterable[tuple[float, str]]:
+        for conversation, entry in self._entries.items():
+            if entry.expected_at < math.inf and not entry.told:
+                yield entry.expected_at, conversation
+
+    def _gap(self, entry: _Entry, state: State) -> float:
+        """The usual gap, of this conversation as far as it is known, else of all; infinity: nothing is known."""
+        overall = self._overall.get(state)
+        if overall is None or not overall.count:
+            return math.inf
+        own = entry.gaps.get(state, _Mean())
+        return math.exp((own.count * own.value + _TRUST * overall.value) / (own.count + _TRUST))

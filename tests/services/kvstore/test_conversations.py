@@ -1,0 +1,171 @@
+"""What is known of conversations, against a twin that keeps every word it ever heard."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock.kvstore.conversations import Conversations, State
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+MOST = 3
+
+
+@dataclass
+class Naive:
+    """Everything that was said, in order; answers by reading it all again."""
+
+    said: list[tuple[str, str, State | None, float, float | None]] = field(default_factory=list)
+
+    def known(self) -> list[str]:
+        names: list[str] = []
+        for name, *_ in self.said:
+            names = [*(one for one in names if one != name), name][-MOST:]
+        return names
+
+    def read(self) -> tuple[dict[str, tuple[State, float, float]], dict[str, float]]:
+        """State, since and expected of each known conversation, and those expected whom nobody named yet."""
+        now_known: list[str] = []
+        states: dict[str, tuple[State, float, float]] = {}
+        gaps: dict[tuple[str, State], list[float]] = {}
+        waiting: dict[str, float] = {}
+        for kind, name, state, now, number in ((k, n, s, t, x) for n, k, s, t, x in self.said):
+            if kind == "due":
+                assert number is not None
+                waiting = {one: end for one, end in waiting.items() if end > now + number}
+                continue
+            now_known = [*(one for one in now_known if one != name), name]
+            if len(now_known) > MOST:
+                gone = now_known.pop(0)
+                states.pop(gone, None)
+                waiting.pop(gone, None)
+                gaps = {at: found for at, found in gaps.items() if at[0] != gone}
+            old = states.get(name)
+            if kind == "used":
+                if old is not None and old[0] is State.ACTIVE:
+                    continue
+                if old is not None and old[0] in (State.TOOL, State.USER):
+                    for at in ((name, old[0]), ("", old[0])):
+                        gaps.setdefault(at, []).append(math.log(max(1e-3, now - old[1])))
+                states[name] = State.ACTIVE, now, math.inf
+            else:
+                if state is None:
+                    state = State.USER if old is None or old[0] is State.ENDED else old[0]
+                gap = math.inf
+                if number is not None and state is not State.ENDED:
+                    gap = number
+                elif ("", state) in gaps:
+                    own = gaps.get((name, state), [])
+                    gap = math.exp((len(own) * mean(own) + 2 * mean(gaps["", state])) / (len(own) + 2))
+                states[name] = state, now, now + gap
+            waiting.pop(name, None)
+            if states[name][2] < math.inf:
+                waiting[name] = states[name][2]
+        return states, waiting
+
+
+def mean(values: list[float]) -> float:
+    """The mean, in which a value counts less the more came after the sixteenth."""
+    result = 0.0
+    for number, value in enumerate(values, 1):
+        result += (value - result) / min(number, 16)
+    return result
+
+
+class ConversationsMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Conversations(MOST)
+        self.naive = Naive()
+        self.now = 100.0
+        self.heard: list[str] = []
+        self.table.changed.append(self.heard.append)
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 7.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(name=NAMES)
+    def use(self, name: str) -> None:
+        self.table.used(name, self.now)
+        self.naive.said.append((name, "used", None, self.now, None))
+
+    @rule(name=NAMES, state=st.sampled_from([*State, None]), returns_in=st.sampled_from([None, None, 0.0, 3.0, 50.0]))
+    def hint(self, name: str, state: State | None, returns_in: float | None) -> None:
+        self.heard.clear()
+        self.table.hint(name, state, self.now, returns_in)
+        assert self.heard == [name]
+        self.naive.said.append((name, "hint", state, self.now, returns_in))
+
+    @rule(ahead=st.sampled_from([0.0, 2.0, 60.0]))
+    def due(self, ahead: float) -> None:
+        _, waiting = self.naive.read()
+        expected = sorted((end, name) for name, end in waiting.items() if end <= self.now + ahead + 1e-9)
+        found = self.table.due(self.now, ahead)
+        assert sorted(found) == sorted(name for _, name in expected)
+        self.naive.said.append(("", "due", None, self.now, ahead))
+
+    @invariant()
+    def agree(self) -> None:
+        states, waiting = self.naive.read()
+        assert len(self.table) == len(states)
+        for name in "abcd":
+            outlook = self.table.outlook(name)
+            if name not in states:
+                assert outlook is None
+                continue
+            assert outlook is not None
+            state, since, expected_at = states[name]
+            assert (outlook.state, outlook.since) == (state, since)
+            assert outlook.expected_at == pytest.approx(expected_at, rel=1e-9)
+        assert self.table.next_due() <= min(waiting.values(), default=math.inf) + 1e-6
+
+
+ConversationsMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestConversations = ConversationsMachine.TestCase
+
+
+def test_nothing_is_expected_before_something_was_learned() -> None:
+    table = Conversations()
+    table.hint("a", State.TOOL, 0.0)
+    assert table.outlook("a").expected_at == math.inf
+    table.used("a", 4.0)
+    table.hint("b", State.TOOL, 10.0)
+    assert table.outlook("b").expected_at == pytest.approx(14.0), "others' tools took 4 s"
+    table.hint("b", State.USER, 10.0)
+    assert table.outlook("b").expected_at == math.inf, "of users nothing is known"
+
+
+def test_a_conversation_of_its_own_pace_is_believed_soon() -> None:
+    table = Conversations()
+    now = 0.0
+    for turn in range(40):
+        for name, gap in (("slow", 100.0), ("quick", 1.0)):
+            table.hint(name, State.TOOL, now)
+            if turn == 39:
+                expected = table.outlook(name).expected_at - now
+                assert gap / 2 < expected < gap * 2
+            now += gap
+            table.used(name, now)
+
+
+def test_the_table_stays_small() -> None:
+    table = Conversations(100)
+    for number in range(10_000):
+        table.hint(str(number), State.TOOL, float(number), 5.0)
+        table.hint("always", State.TOOL, float(number), 5.0)
+    assert len(table) == 100
+    assert len(table._expected) < 300
+    assert table.outlook("always") is not None
+
+
+def test_nobody_is_no_conversation() -> None:
+    table = Conversations()
+    table.used("", 0.0)
+    table.hint("", State.ENDED, 0.0)
+    assert len(table) == 0
