@@ -38,7 +38,12 @@ _BATCH_BLOCKS = 4096
 _BATCH_BYTES = 64 << 20
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
-_TIERS = {common_pb2.TIER_GPU: "gpu", common_pb2.TIER_HOST: "host", common_pb2.TIER_NVME: "nvme"}
+_TIERS = {
+    common_pb2.TIER_GPU: "gpu",
+    common_pb2.TIER_HOST: "host",
+    common_pb2.TIER_NVME: "nvme",
+    common_pb2.TIER_REMOTE: "remote",
+}
 _GONE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -145,7 +150,7 @@ class Leased:
 
     blocks: list[memoryview] = field(default_factory=list)
     tiers: list[str] = field(default_factory=list)
-    """Where each block was: "gpu", "host" or "nvme"."""
+    """Where each block was: "gpu", "host", "nvme" or "remote"."""
     _refs: Sequence[kvstore_pb2.BlockRef] = ()
     _memory: ArenaMap | None = None
 

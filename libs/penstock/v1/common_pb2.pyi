@@ -50,6 +50,7 @@ class _TierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tier.ValueType],
     TIER_GPU: _Tier.ValueType  # 1
     TIER_HOST: _Tier.ValueType  # 2
     TIER_NVME: _Tier.ValueType  # 3
+    TIER_REMOTE: _Tier.ValueType  # 4
 
 class Tier(_Tier, metaclass=_TierEnumTypeWrapper): ...
 
@@ -57,6 +58,7 @@ TIER_UNSPECIFIED: Tier.ValueType  # 0
 TIER_GPU: Tier.ValueType  # 1
 TIER_HOST: Tier.ValueType  # 2
 TIER_NVME: Tier.ValueType  # 3
+TIER_REMOTE: Tier.ValueType  # 4
 Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 @_typing.final
@@ -363,7 +365,9 @@ Global___KvSpec: _TypeAlias = KvSpec  # noqa: Y015
 
 @_typing.final
 class BlockEvents(_message.Message):
-    """Blocks that became findable in, or left, one store."""
+    """Blocks that became findable in one store, `tier` being the nearest that has them, or left all of its tiers.
+    A block that moved to another tier is `stored` once more.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -112,6 +112,7 @@ class KvStoreServicer:
 
     def Lease(self, request, context):
         """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+        Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,9 @@ class KvStoreStub:
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]
     """Longest stored prefix of `keys`, without a lease."""
     Lease: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LeaseRequest, _kvstore_pb2.LeaseResponse]
-    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end."""
+    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+    Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
+    """
     Release: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReleaseRequest, _kvstore_pb2.ReleaseResponse]
     Reserve: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]
     """Two-phase put. A reserved block can't be found until its commit."""
@@ -65,7 +67,9 @@ class KvStoreAsyncStub(KvStoreStub):
     Lookup: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]  # type: ignore[assignment]
     """Longest stored prefix of `keys`, without a lease."""
     Lease: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LeaseRequest, _kvstore_pb2.LeaseResponse]  # type: ignore[assignment]
-    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end."""
+    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+    Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
+    """
     Release: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReleaseRequest, _kvstore_pb2.ReleaseResponse]  # type: ignore[assignment]
     Reserve: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]  # type: ignore[assignment]
     """Two-phase put. A reserved block can't be found until its commit."""
@@ -104,7 +108,9 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.LeaseResponse, _abc.Awaitable[_kvstore_pb2.LeaseResponse]]:
-        """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end."""
+        """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+        Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
+        """
 
     @_abc_1.abstractmethod
     def Release(

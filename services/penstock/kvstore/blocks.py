@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
+
+
+class Tier(IntEnum):
+    """Where a block is, the nearest first. The numbers are those of the wire."""
+
+    GPU = 1
+    HOST = 2
+    NVME = 3
+    REMOTE = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +67,8 @@ class Written:
     checksum: bytes
 
 
-class Room(Enum):
-    """The answer to a wish for room."""
+class State(Enum):
+    """The answer to a wish for a slot."""
 
     WRITE = 1
     EXISTS = 2
@@ -68,9 +77,9 @@ class Room(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """`block` is set exactly when `room` is WRITE."""
+    """`block` is set exactly when `state` is WRITE."""
 
-    room: Room
+    state: State
     block: Block | None = None
 
 
@@ -82,6 +91,9 @@ class Lease:
     session: str
     blocks: list[Block]
     deadline: float
+    conversation: str = ""
+    brought: dict[int, Tier] = field(default_factory=dict)
+    """Where the blocks were, by index, that were not in host memory when they were asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +127,9 @@ class StoreStats:
     misses: int
     """Blocks asked for in a lease and not found."""
     puts: int
+    """Blocks that clients stored."""
+    brought: int
+    """Blocks that came from slower tiers."""
     evictions: int
     quarantined: int
     refused_commits: int

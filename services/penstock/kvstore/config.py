@@ -31,6 +31,8 @@ class KvStoreConfig:
     """Longest time that a client may pin blocks for one read."""
     reserve_s: float = 10.0
     """Time to write a reserved block."""
+    bring_s: float = 1.0
+    """Longest time that a lease waits for blocks from slower tiers."""
     cooling_s: float = 5.0
     """How long a slot rests when its writer vanished."""
     max_clients: int = 256
@@ -54,7 +56,7 @@ class KvStoreConfig:
         if self.router is not None:
             _check_address("router", self.router)
         _check_bytes(self.host_bytes)
-        for name in ("lease_s", "reserve_s"):
+        for name in ("lease_s", "reserve_s", "bring_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
         if not 0 <= self.cooling_s <= 3600:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+
+from penstock.kvstore.blocks import Tier
 
 PIECE = 16_384
 """Keys in one message: about half a MiB."""
@@ -14,10 +17,15 @@ PENDING = 65_536
 """Changes that wait for one subscriber before it is sent a new snapshot instead."""
 
 
+Places = Callable[[], Iterable[tuple[bytes, Tier]]]
+"""All that can be found now, and where."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Keys that came and went. `snapshot`: forget everything before, this is the first part of all."""
+    """Keys that are now in `tier`, and keys that went. `snapshot`: forget everything before, this is the first part."""
 
+    tier: Tier = Tier.HOST
     stored: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
     snapshot: bool = False
@@ -26,23 +34,23 @@ class Change:
 class Subscriber:
     """One reader. Made by `EventHub.subscribe`."""
 
-    def __init__(self, keys: Callable[[], Iterable[bytes]], pending: int, piece: int) -> None:
+    def __init__(self, keys: Places, pending: int, piece: int) -> None:
         self._keys = keys
         self._limit = pending
         self._piece = piece
-        self._pending: dict[bytes, bool] = {}
+        self._pending: dict[bytes, Tier | None] = {}
         self._restart = True
-        self._snapshot: Iterator[bytes] = iter(())
+        self._snapshot: deque[tuple[bytes, Tier]] = deque()
         self._wake = asyncio.Event()
         self._closed = False
         self.resynchronised = 0
 
-    def note(self, key: bytes, stored: bool) -> None:
-        """A change. Of several changes of one key only the last is kept: it is all that the reader needs."""
+    def note(self, key: bytes, tier: Tier | None) -> None:
+        """A block is in `tier` now, or in none. Of a key's changes only the last is kept: the reader needs no more."""
         if self._restart:
             return  # the snapshot to come will show it
         self._pending.pop(key, None)
-        self._pending[key] = stored
+        self._pending[key] = tier
         if len(self._pending) > self._limit:
             self.resynchronised += 1
             self.restart()
@@ -51,7 +59,7 @@ class Subscriber:
     def restart(self) -> None:
         """Sends a new snapshot instead of what is pending."""
         self._pending.clear()
-        self._snapshot = iter(())
+        self._snapshot.clear()
         self._restart = True
         self._wake.set()
 
@@ -65,28 +73,39 @@ class Subscriber:
         while not self._closed:
             if self._restart:
                 self._restart = False
-                self._snapshot = iter(list(self._keys()))
-                return Change(stored=list(islice(self._snapshot, self._piece)), snapshot=True)
-            more = list(islice(self._snapshot, self._piece))
-            if more:
-                return Change(stored=more)
+                self._snapshot.extend(self._keys())
+                return self._part(snapshot=True)
+            if self._snapshot:
+                return self._part()
             if self._pending:
                 return self._take()
             self._wake.clear()
             await self._wake.wait()
         return None
 
+    def _part(self, *, snapshot: bool = False) -> Change:
+        """The next keys of the snapshot that are in one tier."""
+        change = Change(self._snapshot[0][1] if self._snapshot else Tier.HOST, snapshot=snapshot)
+        while self._snapshot and len(change.stored) < self._piece and self._snapshot[0][1] is change.tier:
+            change.stored.append(self._snapshot.popleft()[0])
+        return change
+
     def _take(self) -> Change:
-        change = Change()
-        for key in list(islice(self._pending, self._piece)):
-            (change.stored if self._pending.pop(key) else change.removed).append(key)
+        """The next changes, in order, up to the one that is of another tier."""
+        first = next((tier for tier in self._pending.values() if tier is not None), Tier.HOST)
+        change = Change(first)
+        for key, tier in list(islice(self._pending.items(), self._piece)):
+            if tier not in (None, first):
+                break
+            del self._pending[key]
+            (change.removed if tier is None else change.stored).append(key)
         return change
 
 
 class EventHub:
-    """All subscribers of one store. `keys` gives what is stored now."""
+    """All subscribers of one store. `keys` gives what can be found now."""
 
-    def __init__(self, keys: Callable[[], Iterable[bytes]], *, pending: int = PENDING, piece: int = PIECE) -> None:
+    def __init__(self, keys: Places, *, pending: int = PENDING, piece: int = PIECE) -> None:
         self._keys, self._pending, self._piece = keys, pending, piece
         self._subscribers: set[Subscriber] = set()
         self._resynchronised = 0
@@ -110,10 +129,10 @@ class EventHub:
             self._subscribers.discard(subscriber)
             self._resynchronised += subscriber.resynchronised
 
-    def note(self, key: bytes, stored: bool) -> None:
-        """Tells everybody. Never blocks."""
+    def note(self, key: bytes, tier: Tier | None) -> None:
+        """A block is in `tier` now, or in none. Tells everybody. Never blocks."""
         for subscriber in self._subscribers:
-            subscriber.note(key, stored)
+            subscriber.note(key, tier)
 
     def restart(self) -> None:
         """Everything changed: everybody gets a new snapshot."""

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -21,11 +21,13 @@ import structlog
 
 from penstock.kv.arena import Arena, Layout
 from penstock.kv.identity import KvSpec
-from penstock.kvstore.blocks import Block, StoreStats
+from penstock.kvstore.blocks import Block, Lease, StoreStats, Tier
+from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.conversations import Conversations
 from penstock.kvstore.events import EventHub
 from penstock.kvstore.store import BlockStore
+from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.format import Held
 from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
 from penstock.runtime.config import format_size
@@ -33,7 +35,7 @@ from penstock.runtime.config import format_size
 _AHEAD_BYTES = 32 << 20
 """Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
 _STEP_BYTES = 4 << 20
-_NOTHING = StoreStats(*[0] * 16)
+_NOTHING = StoreStats(*[0] * 17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,13 @@ class _Announcer:
 
     arena: Arena
     hub: EventHub
+    tier_of: Callable[[bytes], Tier | None]
 
     def stored(self, block: Block) -> None:
-        self.hub.note(block.key, True)
+        self.hub.note(block.key, self.tier_of(block.key))
 
     def removed(self, block: Block) -> None:
-        self.hub.note(block.key, False)
+        self.hub.note(block.key, self.tier_of(block.key))
 
     def holder(self, slot: int, epoch: int) -> None:
         self.arena.set_epoch(slot, epoch)
@@ -63,8 +66,11 @@ class Keeper:
         self.conversations = Conversations()
         self.spec: KvSpec | None = None
         self.closing = asyncio.Event()
-        self._announcer = _Announcer(self.arena, self.hub)
+        self.suppliers: list[Supplier] = []
+        """Asked in this order for what host memory has not. Who adds one says by `moved` what comes and goes there."""
+        self._announcer = _Announcer(self.arena, self.hub, self.tier_of)
         self._store: BlockStore | None = None
+        self._bringer: Bringer | None = None
         self._epochs = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0
@@ -87,9 +93,7 @@ class Keeper:
         """Figures of the table; zeros before the first client."""
         return self._store.stats() if self._store else _NOTHING
 
-    def lookup(self, keys: Sequence[bytes]) -> int:
-        """How many leading keys are stored; also before the first client."""
-        return self._store.lookup(keys) if self._store else 0
+    # -- all tiers
 
     def held(self, key: bytes) -> Held | None:
         """What is stored under `key`, for the events."""
@@ -100,8 +104,61 @@ class Keeper:
         """Tokens per block; 0 before the first client."""
         return self.spec.block_size if self.spec else 0
 
-    def _keys(self) -> Iterable[bytes]:
-        return self._store.keys() if self._store else ()
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys are stored, in whatever tier; also before the first client."""
+        found = self._store.lookup(keys) if self._store else 0
+        while found < len(keys):
+            rest = keys[found:]
+            more = max((one.has(rest) for one in self.suppliers), default=0)
+            if not more:
+                break
+            found += more
+            found += self._store.lookup(keys[found:]) if self._store else 0
+        return found
+
+    async def lease(
+        self,
+        session_id: str,
+        keys: Sequence[bytes],
+        seconds: float,
+        wait_s: float,
+        conversation: str = "",
+        more: Sequence[Supplier] = (),
+    ) -> Lease | None:
+        """Pins the leading blocks that any tier has, for `seconds`; None when there is none.
+
+        What is not in host memory is brought there by the store's suppliers, then by `more`, within `wait_s`.
+        """
+        store, suppliers, now = self.store, [*self.suppliers, *more], self.now()
+        lease = store.lease(session_id, keys, seconds, now, conversation, grows=bool(suppliers))
+        if lease is None or len(lease.blocks) == len(keys) or not suppliers:
+            return lease
+        assert self._bringer is not None
+        try:
+            await self._bringer.fill(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
+        except BaseException:
+            store.abandon(lease, self.now())
+            raise
+        return store.settle(lease, len(keys), self.now())
+
+    def tier_of(self, key: bytes) -> Tier | None:
+        """The nearest tier of this store that has a block."""
+        tiers = [one.tier for one in self.suppliers if one.tier is not Tier.REMOTE and one.has([key])]
+        if self._store is not None and key in self._store:
+            tiers.append(Tier.HOST)
+        return min(tiers, default=None)
+
+    def moved(self, key: bytes) -> None:
+        """A supplier has a block now, or has it no more: those who listen are told where it is."""
+        if self._store is None or key not in self._store:
+            self.hub.note(key, self.tier_of(key))
+
+    def _keys(self) -> Iterable[tuple[bytes, Tier]]:
+        """All that can be found, and where."""
+        host = self._store.keys() if self._store else ()
+        yield from ((key, Tier.HOST) for key in host)
+        for supplier in self.suppliers:
+            yield from ((key, supplier.tier) for key in supplier.all_keys() if self.tier_of(key) is supplier.tier)
 
     # -- sessions
 
@@ -145,6 +202,7 @@ class Keeper:
             reserve_s=self._config.reserve_s,
             cooling_s=self._config.cooling_s,
         )
+        self._bringer = Bringer(self._store, self.arena, self.now)
         self.hub.restart()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
         self.grown()
@@ -196,8 +254,13 @@ class Keeper:
         self.closing.set()
         self.hub.close()
 
+    async def settle(self) -> None:
+        """Ends what is being brought. After `stop`."""
+        if self._bringer is not None:
+            await self._bringer.close()
+
     def close(self) -> None:
-        """Frees the arena. After `stop`, when no handler runs any more."""
+        """Frees the arena. After `settle`, when no handler runs any more."""
         if self._timer is not None:
             self._timer.cancel()
         self.arena.close()

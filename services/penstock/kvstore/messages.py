@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import cast
 
-from penstock.kvstore.blocks import Wanted, Written
+from penstock.kvstore.blocks import Tier, Wanted, Written
 from penstock.kvstore.checks import check_checksum, check_conversation, check_key, check_namespace, check_seconds
 from penstock.kvstore.events import Change
 from penstock.kvstore.keeper import Keeper
@@ -36,8 +37,13 @@ def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
 def events_message(change: Change) -> common_pb2.BlockEvents:
     """A Change for the wire."""
     return common_pb2.BlockEvents(
-        stored=change.stored, removed=change.removed, snapshot=change.snapshot, tier=common_pb2.TIER_HOST
+        stored=change.stored, removed=change.removed, snapshot=change.snapshot, tier=tier_message(change.tier)
     )
+
+
+def tier_message(tier: Tier) -> common_pb2.Tier.ValueType:
+    """A Tier for the wire."""
+    return cast(common_pb2.Tier.ValueType, int(tier))
 
 
 def stats_message(keeper: Keeper, host_id: str) -> kvstore_pb2.StatsResponse:

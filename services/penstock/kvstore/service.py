@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from penstock.kv.pieces import packed
-from penstock.kvstore.blocks import Reserved, Room, StoreStats
+from penstock.kvstore.blocks import Reserved, State, StoreStats, Tier
 from penstock.kvstore.checks import (
     check_conversation,
     check_count,
@@ -25,7 +25,14 @@ from penstock.kvstore.checks import (
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.membership import Member
-from penstock.kvstore.messages import events_message, stats_message, wanted_from_message, written_from_message
+from penstock.kvstore.messages import (
+    events_message,
+    stats_message,
+    tier_message,
+    wanted_from_message,
+    written_from_message,
+)
+from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.writer import Writer
 from penstock.rpc.channels import open_channels
@@ -37,10 +44,13 @@ from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
 _NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name
 _GRACE_S = 2.0
-_ROOM = {
-    Room.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
-    Room.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
-    Room.FULL: kvstore_pb2.Reservation.STATE_FULL,
+_SHARE_FOR_BRINGING = 0.5
+"""Of the time that a client gives a lease: it still has to read the blocks."""
+_LONGEST_WAIT_S = 60.0
+_STATE = {
+    State.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
+    State.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
+    State.FULL: kvstore_pb2.Reservation.STATE_FULL,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,6 +64,11 @@ class KvStore:
         self.address = address
         self.events = events
         self.metrics = StoreMetrics(lambda: asdict(keeper.stats()))
+
+    @property
+    def suppliers(self) -> list[Supplier]:
+        """What is asked, in this order, for blocks that are not in host memory."""
+        return self.keeper.suppliers
 
     def stats(self) -> StoreStats:
         """The table's figures."""
@@ -80,6 +95,7 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
                 yield KvStore(keeper, address, events)
             finally:
                 keeper.stop()
+                await keeper.settle()
                 await _end(background)
     finally:
         keeper.close()
@@ -162,23 +178,23 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_keys(request.keys)
         check_conversation(request.conversation)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
-        store = self._keeper.store
-        now = self._keeper.now()
-        lease = store.lease(request.session_id, request.keys, seconds, now, request.conversation)
-        self._keeper.conversations.used(request.conversation, now)
+        remaining = context.time_remaining()
+        wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
+        self._keeper.conversations.used(request.conversation, self._keeper.now())
+        lease = await self._keeper.lease(request.session_id, request.keys, seconds, wait_s, request.conversation)
+        self._keeper.arm()
         if lease is None:
             return kvstore_pb2.LeaseResponse()
-        self._keeper.arm()
-        layout, length = self._keeper.arena.layout, store.block_bytes
+        layout, length = self._keeper.arena.layout, self._keeper.store.block_bytes
         blocks = [
             kvstore_pb2.BlockRef(
                 offset=layout.offset(block.slot),
                 length=length,
                 epoch=block.epoch,
                 checksum=block.checksum,
-                tier=common_pb2.TIER_HOST,
+                tier=tier_message(lease.brought.get(index, Tier.HOST)),
             )
-            for block in lease.blocks
+            for index, block in enumerate(lease.blocks)
         ]
         return kvstore_pb2.LeaseResponse(lease_id=lease.lease_id, blocks=blocks)
 
@@ -200,9 +216,9 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
 
     def _answer(self, reserved: Reserved) -> kvstore_pb2.Reservation:
         if reserved.block is None:
-            return kvstore_pb2.Reservation(state=_ROOM[reserved.room])
+            return kvstore_pb2.Reservation(state=_STATE[reserved.state])
         offset = self._keeper.arena.layout.offset(reserved.block.slot)
-        return kvstore_pb2.Reservation(state=_ROOM[reserved.room], offset=offset, epoch=reserved.block.epoch)
+        return kvstore_pb2.Reservation(state=_STATE[reserved.state], offset=offset, epoch=reserved.block.epoch)
 
     async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
         check_count("blocks", request.blocks)

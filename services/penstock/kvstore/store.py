@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from penstock.kvstore.blocks import Block, Lease, Reserved, Room, Session, StoreStats, Wanted, Written
+from penstock.kvstore.blocks import Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
 from penstock.kvstore.deadlines import Deadlines
 from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.slots import Slots
@@ -66,13 +66,15 @@ class BlockStore:
         self._detached = 0
         self._children: dict[bytes, int] = {}
         self._sessions: dict[str, Session] = {}
+        self._house = Session("", "house")
+        self._held = 0
         self._leases: dict[int, Lease] = {}
         self._lease_ids = itertools.count(1)
         self._tick = 0
         self._lease_ends: Deadlines[int] = Deadlines()
         self._reserve_ends: Deadlines[list[Block]] = Deadlines()
         self._cooling: deque[tuple[float, int]] = deque()  # in the order of their ends: all rest equally long
-        self._hits = self._misses = self._puts = self._evictions = self._quarantined = 0
+        self._hits = self._misses = self._puts = self._brought = self._evictions = self._quarantined = 0
         self._refused = self._expired_leases = self._expired_reservations = 0
 
     # -- sessions
@@ -111,23 +113,85 @@ class BlockStore:
         """How many leading keys are stored."""
         return sum(1 for _ in itertools.takewhile(self._blocks.__contains__, keys))
 
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a block is stored."""
+        return key in self._blocks
+
     def lease(
-        self, session_id: str, keys: Sequence[bytes], seconds: float, now: float, conversation: str = ""
+        self,
+        session_id: str,
+        keys: Sequence[bytes],
+        seconds: float,
+        now: float,
+        conversation: str = "",
+        *,
+        grows: bool = False,
     ) -> Lease | None:
-        """Pins the leading stored blocks for at most `seconds`; None when the first is not stored."""
+        """Pins the leading stored blocks for at most `seconds`; None when the first is not stored.
+
+        A lease that `grows` is given also when nothing is found yet; `extend` it, and `settle` it at the end.
+        """
         self.expire(now)
         session = self._session(session_id)
         found = self._blocks
         blocks = [found[key] for key in itertools.takewhile(found.__contains__, keys)]
         self._hits += len(blocks)
-        self._misses += len(keys) - len(blocks)
-        if not blocks:
-            return None
+        if not grows:
+            self._misses += len(keys) - len(blocks)
+            if not blocks:
+                return None
         self._pin(blocks, conversation, now)
-        lease = Lease(next(self._lease_ids), session_id, blocks, now + seconds)
+        lease = Lease(next(self._lease_ids), session_id, blocks, now + seconds, conversation)
         session.leases[lease.lease_id] = self._leases[lease.lease_id] = lease
         self._lease_ends.add(lease.deadline, lease.lease_id)
         return lease
+
+    def extend(self, lease: Lease, keys: Sequence[bytes], tier: Tier, now: float) -> int:
+        """Pins those of `keys` that follow the lease's blocks and are stored by now; returns how many.
+
+        `tier` is where they were before. Nothing happens to a lease that is over.
+        """
+        self.expire(now)
+        if lease.lease_id not in self._leases:
+            return 0
+        first = at = len(lease.blocks)
+        while at < len(keys) and (block := self._blocks.get(keys[at])) is not None:
+            self._pin([block], lease.conversation, now)
+            lease.blocks.append(block)
+            at += 1
+        self._hits += at - first
+        if tier is not Tier.HOST:
+            lease.brought.update(dict.fromkeys(range(first, at), tier))
+        return at - first
+
+    def settle(self, lease: Lease, asked: int, now: float) -> Lease | None:
+        """Ends the growth of a lease that was to have `asked` blocks. None: nothing was found, or it is over."""
+        self.expire(now)
+        self._misses += asked - len(lease.blocks)
+        if lease.lease_id not in self._leases:
+            return None
+        if not lease.blocks:
+            self._release(self._sessions[lease.session], lease.lease_id, now)
+            return None
+        return lease
+
+    def abandon(self, lease: Lease, now: float) -> None:
+        """Gives a lease back that nobody will hear of; it may be over."""
+        if lease.lease_id in self._leases:
+            self._release(self._sessions[lease.session], lease.lease_id, now)
+
+    def hold(self, key: bytes) -> Block | None:
+        """Pins one stored block for the store's own use, until `drop`. Does not count as a use."""
+        block = self._blocks.get(key)
+        if block is not None:
+            self._held += 1
+            self._pin_one(block)
+        return block
+
+    def drop(self, block: Block, now: float) -> None:
+        """Gives back what `hold` gave."""
+        self._held -= 1
+        self._unpin(block, now)
 
     def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
         """A lease that still holds."""
@@ -153,9 +217,12 @@ class BlockStore:
     def _end_lease(self, lease: Lease, now: float) -> None:
         del self._leases[lease.lease_id]
         for block in lease.blocks:
-            block.pins -= 1
-            if block.pins == 0:
-                self._unpinned(block, now)
+            self._unpin(block, now)
+
+    def _unpin(self, block: Block, now: float) -> None:
+        block.pins -= 1
+        if block.pins == 0:
+            self._unpinned(block, now)
 
     def _unpinned(self, block: Block, now: float) -> None:
         if self._blocks.get(block.key) is block:
@@ -167,10 +234,13 @@ class BlockStore:
     def _pin(self, blocks: Iterable[Block], conversation: str, now: float) -> None:
         self._tick += 1
         for block in blocks:
-            if block.pins == 0:
-                self._policy.withdraw(block)
-            block.pins += 1
+            self._pin_one(block)
             self._use(block, conversation, now)
+
+    def _pin_one(self, block: Block) -> None:
+        if block.pins == 0:
+            self._policy.withdraw(block)
+        block.pins += 1
 
     def _use(self, block: Block, conversation: str, now: float) -> None:
         block.used, block.used_at = self._tick, now
@@ -181,7 +251,7 @@ class BlockStore:
     # -- writing
 
     def reserve(self, session_id: str, wanted: Sequence[Wanted], now: float) -> list[Reserved]:
-        """Room for each block that is neither stored nor being stored, to be committed within `reserve_s`."""
+        """State for each block that is neither stored nor being stored, to be committed within `reserve_s`."""
         self.expire(now)
         session = self._session(session_id)
         self._tick += 1
@@ -191,18 +261,30 @@ class BlockStore:
             self._reserve_ends.add(now + self.reserve_s, mine)
         return answers
 
+    def reserve_own(self, want: Wanted, now: float) -> Reserved:
+        """A slot for a block that the store itself brings, until `commit_own`: nothing takes it back before."""
+        self.expire(now)
+        self._tick += 1
+        return self._reserve(self._house, want, now)
+
+    def commit_own(self, written: Written, now: float) -> bool:
+        """As `commit`, of a block from `reserve_own`. A slot given back is reused at once: nobody may write to it."""
+        self.expire(now)
+        self._tick += 1
+        return self._commit(self._house, written, now)
+
     def _reserve(self, session: Session, want: Wanted, now: float) -> Reserved:
         stored = self._blocks.get(want.key)
         if stored is not None:
             self._use(stored, want.conversation, now)
             self._offer(stored)
-            return Reserved(Room.EXISTS)
+            return Reserved(State.EXISTS)
         if want.key in self._reserved:
-            return Reserved(Room.EXISTS)
+            return Reserved(State.EXISTS)
         self._add_child(want.parent)
         if not self._make_room():
             self._drop_child(want.parent)
-            return Reserved(Room.FULL)
+            return Reserved(State.FULL)
         slot, epoch = self._slots.take()
         block = Block(
             *(want.key, want.parent, want.first_token, slot, epoch, session.session_id),
@@ -213,7 +295,7 @@ class BlockStore:
         )
         self._reserved[want.key] = session.reserved[want.key] = block
         self._watcher.holder(slot, epoch)
-        return Reserved(Room.WRITE, block)
+        return Reserved(State.WRITE, block)
 
     def _make_room(self) -> bool:
         if not self._slots.available():
@@ -252,7 +334,8 @@ class BlockStore:
         block.checksum = written.checksum
         block.used, block.used_at = self._tick, now
         self._blocks[block.key] = block
-        self._puts += 1
+        self._puts += session is not self._house
+        self._brought += session is self._house
         self._offer(block)
         self._watcher.stored(block)
         return True
@@ -351,7 +434,7 @@ class BlockStore:
     @property
     def idle(self) -> bool:
         """Nobody reads or writes, nor might still write."""
-        return not self._sessions and not self._cooling
+        return not self._sessions and not self._cooling and not self._held and not self._house.reserved
 
     def stats(self) -> StoreStats:
         """A consistent snapshot."""
@@ -367,6 +450,7 @@ class BlockStore:
             hits=self._hits,
             misses=self._misses,
             puts=self._puts,
+            brought=self._brought,
             evictions=self._evictions,
             quarantined=self._quarantined,
             refused_commits=self._refused,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.kvstore.blocks import Room, Wanted
+from penstock.kvstore.blocks import State, Wanted
 
 
 @dataclass(eq=False)
@@ -61,25 +61,25 @@ class NaiveStore:
         if cool:
             self.cooling.append(now + self.cooling_s)
 
-    def reserve(self, session: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> Room:
+    def reserve(self, session: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> State:
         """`epoch` is what the store gave, `evicted` the keys that it removed and that are not accounted for yet."""
         stored = self.find(want.key, "stored")
         if stored is not None:
             stored.used = self.tick
-            return Room.EXISTS
+            return State.EXISTS
         if self.find(want.key, "reserved") is not None:
-            return Room.EXISTS
+            return State.EXISTS
         if self.full():
             candidates = self.evictable(want.parent)
             if not candidates:
-                return Room.FULL
+                return State.FULL
             oldest = min(one.used for one in candidates)
             victim = next(one for one in candidates if one.key == evicted[0])
             assert victim.used == oldest, "evicted something that was used later"
             evicted.pop(0)
             self.drop(victim, now, cool=False)
         self.holdings.append(Holding(want.key, want.parent, session, epoch, now + self.reserve_s, self.tick))
-        return Room.WRITE
+        return State.WRITE
 
     def commit(self, session: str, key: bytes, epoch: int, good: bool, now: float) -> bool:
         found = self.find(key, "reserved")

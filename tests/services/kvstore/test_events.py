@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.services.kvstore.helpers import HOST, ROOT, eventually, keys, puts, raw, settings, spec
 
+from penstock.kvstore.blocks import Tier
 from penstock.kvstore.events import Change, EventHub, Subscriber
 from penstock.kvstore.service import open_kvstore
 from penstock.rpc.server import serve
@@ -21,18 +22,18 @@ class Table:
     """A table and a hub that tells of it; what a reader made of the messages should equal the table."""
 
     def __init__(self, pending: int, piece: int) -> None:
-        self.keys: dict[bytes, None] = {}
-        self.hub = EventHub(lambda: self.keys, pending=pending, piece=piece)
+        self.keys: dict[bytes, Tier] = {}
+        self.hub = EventHub(lambda: self.keys.items(), pending=pending, piece=piece)
 
     def store(self, *names: bytes) -> None:
         for name in names:
-            self.keys[name] = None
-            self.hub.note(name, True)
+            self.keys[name] = Tier.HOST
+            self.hub.note(name, Tier.HOST)
 
     def remove(self, *names: bytes) -> None:
         for name in names:
             del self.keys[name]
-            self.hub.note(name, False)
+            self.hub.note(name, None)
 
 
 def apply(known: set[bytes], change: Any) -> None:
@@ -71,6 +72,22 @@ async def test_a_snapshot_in_pieces_then_changes() -> None:
         table.store(names[0])
         table.remove(names[0])
         assert await subscriber.next() == Change(removed=[names[0]]), "only the last change of a key counts"
+
+
+async def test_every_message_is_of_one_tier_and_moves_are_told() -> None:
+    table, names = Table(100, 10), keys(4)
+    table.keys.update({names[0]: Tier.HOST, names[1]: Tier.NVME})
+    with table.hub.subscribe() as subscriber:
+        assert await subscriber.next() == Change(Tier.HOST, stored=[names[0]], snapshot=True)
+        assert await subscriber.next() == Change(Tier.NVME, stored=[names[1]])
+        table.hub.note(names[1], Tier.HOST)
+        table.hub.note(names[0], Tier.NVME)
+        table.hub.note(names[2], Tier.NVME)
+        table.hub.note(names[3], None)
+        table.hub.note(names[2], Tier.HOST)
+        assert await subscriber.next() == Change(Tier.HOST, stored=[names[1]])
+        assert await subscriber.next() == Change(Tier.NVME, stored=[names[0]], removed=[names[3]])
+        assert await subscriber.next() == Change(Tier.HOST, stored=[names[2]])
 
 
 async def test_a_slow_reader_costs_bounded_memory_and_catches_up() -> None:

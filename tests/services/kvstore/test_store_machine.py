@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
         evicted = list(self.owners.evicted)
         for number, answer in zip(numbers, answers, strict=True):
             epoch = answer.block.epoch if answer.block else 0
-            assert self.naive.reserve(session, TREE[number], self.now, epoch, evicted) is answer.room
+            assert self.naive.reserve(session, TREE[number], self.now, epoch, evicted) is answer.state
         assert not evicted, "evicted without need"
         return [(session, one.block.key, one.block.epoch) for one in answers if one.block is not None]
 

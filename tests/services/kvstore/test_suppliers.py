@@ -1,0 +1,211 @@
+"""Leases whose blocks are not in host memory: brought by a supplier that the test holds in its hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from tests.services.kvstore.helpers import BLOCK_BYTES, Raw, client_of, eventually, keys, puts, raw, settings
+
+from penstock.kv.checksum import checksum
+from penstock.kvstore.blocks import State, Tier, Wanted
+from penstock.kvstore.service import KvStore, open_kvstore
+from penstock.kvstore.suppliers import Room
+from penstock.v1 import common_pb2, kvstore_pb2
+
+HOST, NVME = common_pb2.TIER_HOST, common_pb2.TIER_NVME
+
+
+class Shelf:
+    """A supplier with the blocks of chain a. Each bringing reserves at once, and waits for `go` before each block."""
+
+    tier = Tier.NVME
+
+    def __init__(self, count: int) -> None:
+        self.blocks = {put.key: put for put in puts(count)}
+        self.go = asyncio.Semaphore(0)
+        self.brought: list[int] = []
+        self.ended = 0
+
+    def has(self, names: Sequence[bytes]) -> int:
+        return next((at for at, name in enumerate(names) if name not in self.blocks), len(names))
+
+    def all_keys(self) -> Iterable[bytes]:
+        return self.blocks
+
+    async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+        try:
+            self.brought.append(len(names))
+            blocks = [self.blocks[name] for name in names]
+            answers = [room.reserve(Wanted(put.key, put.parent, put.first_token)) for put in blocks]
+            done = 0
+            for put, answer in zip(blocks, answers, strict=True):
+                await self.go.acquire()
+                if answer.block is None:
+                    if answer.state is State.FULL:
+                        break
+                    continue
+                room.view(answer.block)[:] = put.data
+                room.commit(answer.block, checksum(put.data))
+                done += 1
+            return done
+        finally:
+            self.ended += 1
+
+    def give(self, count: int) -> None:
+        for _ in range(count):
+            self.go.release()
+
+
+@asynccontextmanager
+async def shelved(count: int, blocks: int = 64, **other: float) -> AsyncIterator[tuple[KvStore, Shelf, Raw]]:
+    async with open_kvstore(settings(blocks, **other)) as store, raw(store.address) as one:
+        await one.attach()
+        shelf = Shelf(count)
+        store.suppliers.append(shelf)
+        yield store, shelf, one
+
+
+async def test_a_lease_brings_what_a_supplier_has() -> None:
+    blocks = puts(8)
+    async with shelved(6) as (store, shelf, one):
+        await one.commit(blocks[:2], (await one.reserve(blocks[:2])).blocks)
+        assert await one.lookup(keys(8)) == 6, "a block is findable in whatever tier it is"
+        shelf.give(10)
+        lease = await one.lease(keys(8))
+        assert [ref.tier for ref in lease.blocks] == [HOST] * 2 + [NVME] * 4
+        memory = one.map()
+        for put, ref in zip(blocks[2:6], lease.blocks[2:], strict=True):
+            assert memory.block(ref.offset, ref.length) == put.data
+        again = await one.lease(keys(8))
+        assert [ref.tier for ref in again.blocks] == [HOST] * 6, "they are in host memory now"
+        assert shelf.brought == [4], "what host memory has is not brought"
+        stats = store.stats()
+        assert (stats.puts, stats.brought, stats.hits, stats.misses) == (2, 4, 12, 4)
+
+
+async def test_the_client_reads_brought_blocks() -> None:
+    async with (
+        shelved(5) as (store, shelf, _),
+        client_of(store.address) as near,
+        client_of(store.address, host="x") as far,
+    ):
+        shelf.give(5)
+        async with near.lease(keys(3)) as leased:
+            assert leased.tiers == ["nvme"] * 3
+            assert [bytes(view) for view in leased.blocks] == [bytes(put.data) for put in puts(3)]
+        async with far.lease(keys(5)) as leased:
+            assert leased.tiers == ["host"] * 3 + ["nvme"] * 2
+
+
+async def test_leases_share_one_bringing_and_each_block_is_pinned_for_all() -> None:
+    async with shelved(6, bring_s=10) as (store, shelf, one):
+        waiting = [asyncio.create_task(one.lease(keys(6))) for _ in range(3)]
+        await eventually(lambda: store.stats().leases == 3)
+        waiting.append(asyncio.create_task(one.lease(keys(4)[:4])))
+        await eventually(lambda: store.stats().leases == 4)
+        shelf.give(6)
+        answers = await asyncio.gather(*waiting)
+        assert [len(answer.blocks) for answer in answers] == [6, 6, 6, 4]
+        assert shelf.brought == [6], "once for all"
+        assert all(ref.tier == NVME for answer in answers for ref in answer.blocks)
+        assert len({ref.epoch for answer in answers for ref in answer.blocks}) == 6
+
+
+async def test_a_client_that_hangs_up_leaves_nothing_behind() -> None:
+    async with shelved(6, bring_s=10) as (store, shelf, one):
+        waiting = asyncio.create_task(one.lease(keys(6)))
+        await eventually(lambda: store.stats().reserved == 6)
+        waiting.cancel()
+        await eventually(lambda: shelf.ended == 1)
+        await eventually(lambda: store.stats().leases == 0)
+        stats = store.stats()
+        assert (stats.reserved, stats.used_bytes, stats.cooling) == (0, 0, 0)
+
+
+async def test_the_bringing_goes_on_for_those_who_still_wait() -> None:
+    async with shelved(6, bring_s=10) as (store, shelf, one):
+        first, second = (asyncio.create_task(one.lease(keys(6))) for _ in range(2))
+        await eventually(lambda: store.stats().leases == 2)
+        first.cancel()
+        await eventually(lambda: store.stats().leases == 1)
+        shelf.give(6)
+        assert len((await second).blocks) == 6
+        assert shelf.brought == [6]
+
+
+async def test_a_session_that_ends_during_a_bringing_pins_nothing() -> None:
+    async with shelved(4, bring_s=10) as (store, shelf, one):
+        waiting = asyncio.create_task(one.lease(keys(4)))
+        await eventually(lambda: store.stats().reserved == 4)
+        one.calls[0].cancel()
+        await eventually(lambda: store.stats().sessions == 0)
+        shelf.give(4)
+        assert (await waiting).lease_id == 0
+        stats = store.stats()
+        assert (stats.leases, stats.reserved, stats.blocks) == (0, 0, 4)
+
+
+async def test_a_slow_supplier_costs_a_bounded_time_and_keeps_what_it_brought() -> None:
+    async with shelved(6, bring_s=0.1) as (store, shelf, one):
+        shelf.give(2)
+        lease = await one.lease(keys(6))
+        assert len(lease.blocks) == 2
+        await eventually(lambda: store.stats().reserved == 0)
+        assert (store.stats().blocks, shelf.ended) == (2, 1)
+
+
+async def test_blocks_found_at_first_are_not_evicted_for_those_that_come() -> None:
+    blocks, others = puts(20), puts(14, "b")
+    async with shelved(20, blocks=16, bring_s=10) as (store, shelf, one):
+        await one.commit(blocks[:2], (await one.reserve(blocks[:2])).blocks)
+        await one.commit(others, (await one.reserve(others)).blocks)
+        shelf.give(20)
+        lease = await one.lease(keys(20))
+        assert len(lease.blocks) == 16, "as many as there is room for"
+        assert store.stats().evictions == 14
+        assert await one.lookup(keys(14, "b")) == 0
+
+
+async def test_a_failing_supplier_is_a_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Shelf):
+        async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+            room.reserve(Wanted(names[0], bytes(32), 0))
+            raise OSError("boom")
+
+    async with open_kvstore(settings()) as store, raw(store.address) as one:
+        await one.attach()
+        store.suppliers.append(Broken(2))
+        assert (await one.lease(keys(2))).lease_id == 0
+        assert (store.stats().reserved, store.stats().leases) == (0, 0)
+
+
+async def test_a_store_that_stops_ends_its_bringings() -> None:
+    async with shelved(4, bring_s=10) as (store, shelf, one):
+        waiting = asyncio.create_task(one.lease(keys(4)))
+        await eventually(lambda: store.stats().reserved == 4)
+    assert shelf.ended == 1
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+        answer = await waiting
+        assert answer.lease_id == 0
+        raise asyncio.CancelledError
+
+
+async def test_events_name_the_nearest_tier() -> None:
+    blocks = puts(4)
+    async with shelved(3, blocks=16) as (store, _, one):
+        await one.commit(blocks[:1], (await one.reserve(blocks[:1])).blocks)
+        call = one.stub.Events(kvstore_pb2.EventsRequest())
+        first, second = await call.read(), await call.read()
+        assert (first.snapshot, first.tier, list(first.stored)) == (True, HOST, keys(1))
+        assert (second.tier, sorted(second.stored)) == (NVME, sorted(keys(3)[1:]))
+        epoch = (await one.lease(keys(1))).blocks[0].epoch
+        bad = kvstore_pb2.QuarantineRequest(session_id=one.attached.session_id, key=blocks[0].key, epoch=epoch)
+        await one.stub.Quarantine(bad)
+        moved = await call.read()
+        assert (moved.tier, list(moved.stored), list(moved.removed)) == (NVME, keys(1), [])
+        assert store.stats().used_bytes == BLOCK_BYTES, "still leased"
+        call.cancel()
