@@ -78,7 +78,7 @@ async def leased(mesh, tokens):
     with open(first.arena_path, "r+b") as file:
         arena = mmap.mmap(file.fileno(), first.arena_bytes)
     view = memoryview(arena)
-    blocks = [view[block.offset : block.offset + block.length] for block in answer.blocks]
+    blocks = [view[offset : offset + answer.length] for offset in answer.offsets]
     yield blocks
     for block in blocks:
         block.release()

@@ -1,10 +1,16 @@
-"""memcpy that lets other threads run."""
+"""memcpy that lets other threads run, alone and together with the checksum of what was copied."""
 
 from __future__ import annotations
 
 import ctypes
 
+import xxhash
+
+from penstock.kv.checksum import checksum
+
 _SMALL_BYTES = 32 << 10
+_CHUNK_BYTES = 256 << 10
+"""Stays in the core's own cache between its copy and its checksum."""
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
@@ -18,3 +24,17 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
         return
     whole = ctypes.c_char * size
     ctypes.memmove(whole.from_buffer(target), whole.from_buffer(source), size)
+
+
+def copy_and_sum(target: memoryview, source: memoryview) -> bytes:
+    """Copies and returns the checksum of the copy, which is what counts where `source` may change meanwhile."""
+    size = source.nbytes
+    if size <= 2 * _CHUNK_BYTES:
+        copy_bytes(target, source)
+        return checksum(target)
+    digest = xxhash.xxh3_128()
+    for start in range(0, size, _CHUNK_BYTES):
+        chunk = target[start : start + _CHUNK_BYTES]
+        copy_bytes(chunk, source[start : start + _CHUNK_BYTES])
+        digest.update(chunk)
+    return digest.digest()

@@ -171,62 +171,48 @@ class LeaseRequest(_message.Message):
 Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
 
 @_typing.final
-class BlockRef(_message.Message):
-    """Where a block lies in the arena."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OFFSET_FIELD_NUMBER: _builtins.int
-    LENGTH_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
-    CHECKSUM_FIELD_NUMBER: _builtins.int
-    TIER_FIELD_NUMBER: _builtins.int
-    offset: _builtins.int
-    length: _builtins.int
-    epoch: _builtins.int
-    """of the slot; changes whenever the slot changes hands"""
-    checksum: _builtins.bytes
-    """xxh3-128 of the bytes"""
-    tier: _common_pb2.Tier.ValueType
-    """where the block was when it was asked for"""
-    def __init__(
-        self,
-        *,
-        offset: _builtins.int = ...,
-        length: _builtins.int = ...,
-        epoch: _builtins.int = ...,
-        checksum: _builtins.bytes = ...,
-        tier: _common_pb2.Tier.ValueType = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "epoch", b"epoch", "length", b"length", "offset", b"offset", "tier", b"tier"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BlockRef: _TypeAlias = BlockRef  # noqa: Y015
-
-@_typing.final
 class LeaseResponse(_message.Message):
+    """Where the leading stored blocks lie in the arena: one entry of each list per block. Lists rather than a message
+    per block, because those cost more than the copies of the blocks.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """0 when nothing was found"""
+    length: _builtins.int
+    """of each block"""
+    checksums: _builtins.bytes
+    """xxh3-128 of each block's bytes, 16 bytes each"""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockRef]:
-        """for the leading keys that are stored"""
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the slots; one changes whenever its slot changes hands"""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.Tier.ValueType]:
+        """where each block was when it was asked for"""
 
     def __init__(
         self,
         *,
         lease_id: _builtins.int = ...,
-        blocks: _abc.Iterable[Global___BlockRef] | None = ...,
+        length: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+        tiers: _abc.Iterable[_common_pb2.Tier.ValueType] | None = ...,
+        checksums: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -563,23 +549,45 @@ class ReadRequest(_message.Message):
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
 
 @_typing.final
+class BlockBytes(_message.Message):
+    """Part of the asked blocks' bytes, one block after the other; at most 1 MiB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    at: _builtins.int
+    """where the part begins; parts come in order and without gaps"""
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        at: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockBytes: _TypeAlias = BlockBytes  # noqa: Y015
+
+@_typing.final
 class BlockChunk(_message.Message):
     """Bytes of one block. The chunks of a block follow each other in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    INDEX_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
-    index: _builtins.int
-    """Read: index into the lease's blocks. Write: running number of the block"""
     at: _builtins.int
     """offset inside the block"""
     data: _builtins.bytes
     session_id: _builtins.str
-    """Write: in the first chunk of a block, as is `block`"""
+    """in the first chunk of a block, as is `block`"""
     @_builtins.property
     def block(self) -> Global___CommitBlock:
         """its checksum is verified before it is committed"""
@@ -587,7 +595,6 @@ class BlockChunk(_message.Message):
     def __init__(
         self,
         *,
-        index: _builtins.int = ...,
         at: _builtins.int = ...,
         data: _builtins.bytes = ...,
         session_id: _builtins.str = ...,
@@ -595,7 +602,7 @@ class BlockChunk(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "block", b"block", "data", b"data", "index", b"index", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "block", b"block", "data", b"data", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

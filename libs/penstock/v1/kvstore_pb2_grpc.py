@@ -73,7 +73,7 @@ class KvStoreStub:
         self.Read = channel.unary_stream(
                 '/penstock.v1.KvStore/Read',
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunks.FromString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.BlockBytes.FromString,
                 _registered_method=True)
         self.Write = channel.stream_unary(
                 '/penstock.v1.KvStore/Write',
@@ -211,7 +211,7 @@ def add_KvStoreServicer_to_server(servicer, server):
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.ReadRequest.FromString,
-                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.BlockChunks.SerializeToString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.BlockBytes.SerializeToString,
             ),
             'Write': grpc.stream_unary_rpc_method_handler(
                     servicer.Write,
@@ -444,7 +444,7 @@ class KvStore:
             target,
             '/penstock.v1.KvStore/Read',
             penstock_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
-            penstock_dot_v1_dot_kvstore__pb2.BlockChunks.FromString,
+            penstock_dot_v1_dot_kvstore__pb2.BlockBytes.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,7 +50,7 @@ class KvStoreStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]
     Quarantine: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.QuarantineRequest, _kvstore_pb2.QuarantineResponse]
     """A block whose bytes did not match its checksum: taken out of service and counted."""
-    Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockChunks]
+    Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _grpc.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]
     Events: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.EventsRequest, _common_pb2.BlockEvents]
@@ -76,7 +76,7 @@ class KvStoreAsyncStub(KvStoreStub):
     Commit: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
     Quarantine: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.QuarantineRequest, _kvstore_pb2.QuarantineResponse]  # type: ignore[assignment]
     """A block whose bytes did not match its checksum: taken out of service and counted."""
-    Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockChunks]  # type: ignore[assignment]
+    Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]  # type: ignore[assignment]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _aio.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
     Events: _aio.UnaryStreamMultiCallable[_kvstore_pb2.EventsRequest, _common_pb2.BlockEvents]  # type: ignore[assignment]
@@ -147,7 +147,7 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _kvstore_pb2.ReadRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.BlockChunks], _abc.AsyncIterator[_kvstore_pb2.BlockChunks]]:
+    ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.BlockBytes], _abc.AsyncIterator[_kvstore_pb2.BlockBytes]]:
         """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
 
     @_abc_1.abstractmethod

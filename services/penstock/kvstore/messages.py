@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import cast
 
-from penstock.kvstore.blocks import Tier, Wanted, Written
+from penstock.kv.arena import Layout
+from penstock.kvstore.blocks import Lease, Tier, Wanted, Written
 from penstock.kvstore.checks import check_checksum, check_conversation, check_key, check_namespace, check_seconds
 from penstock.kvstore.events import Change
 from penstock.kvstore.keeper import Keeper
@@ -32,6 +33,19 @@ def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
     check_key(f"{field}.key", block.key)
     check_checksum(f"{field}.checksum", block.checksum)
     return Written(block.key, block.epoch, block.checksum)
+
+
+def lease_message(lease: Lease, layout: Layout, length: int) -> kvstore_pb2.LeaseResponse:
+    """Where the blocks of a lease lie."""
+    blocks = lease.blocks
+    return kvstore_pb2.LeaseResponse(
+        lease_id=lease.lease_id,
+        length=length,
+        offsets=[layout.offset(block.slot) for block in blocks],
+        epochs=[block.epoch for block in blocks],
+        tiers=[tier_message(lease.brought.get(index, Tier.HOST)) for index in range(len(blocks))],
+        checksums=b"".join([block.checksum for block in blocks]),
+    )
 
 
 def events_message(change: Change) -> common_pb2.BlockEvents:

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 
+from penstock.kv import bulk
 from penstock.kv.pieces import packed
-from penstock.kvstore.blocks import Reserved, State, StoreStats, Tier
+from penstock.kvstore.blocks import Reserved, State, StoreStats
 from penstock.kvstore.checks import (
     check_conversation,
     check_count,
@@ -27,8 +28,8 @@ from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.membership import Member
 from penstock.kvstore.messages import (
     events_message,
+    lease_message,
     stats_message,
-    tier_message,
     wanted_from_message,
     written_from_message,
 )
@@ -132,7 +133,9 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def _register(keeper: Keeper, config: KvStoreConfig, server: grpc.aio.Server) -> None:
-    kvstore_pb2_grpc.add_KvStoreServicer_to_server(Servicer(keeper, config), server)
+    servicer = Servicer(keeper, config)
+    kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
+    bulk.serve_read(server, servicer.Read)
 
 
 class Servicer(kvstore_pb2_grpc.KvStoreServicer):
@@ -185,18 +188,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self._keeper.arm()
         if lease is None:
             return kvstore_pb2.LeaseResponse()
-        layout, length = self._keeper.arena.layout, self._keeper.store.block_bytes
-        blocks = [
-            kvstore_pb2.BlockRef(
-                offset=layout.offset(block.slot),
-                length=length,
-                epoch=block.epoch,
-                checksum=block.checksum,
-                tier=tier_message(lease.brought.get(index, Tier.HOST)),
-            )
-            for index, block in enumerate(lease.blocks)
-        ]
-        return kvstore_pb2.LeaseResponse(lease_id=lease.lease_id, blocks=blocks)
+        return lease_message(lease, self._keeper.arena.layout, self._keeper.store.block_bytes)
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
         check_count("lease_ids", request.lease_ids)
@@ -235,18 +227,23 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self._keeper.arm()
         return kvstore_pb2.QuarantineResponse(removed=removed)
 
-    async def Read(self, request: kvstore_pb2.ReadRequest, context: Context) -> AsyncIterator[kvstore_pb2.BlockChunks]:
+    async def Read(  # type: ignore[override]  # yields messages that are encoded already
+        self, request: kvstore_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[bytes]:
         check_count("indices", request.indices)
         store, arena = self._keeper.store, self._keeper.arena
+        sent = 0
         for ranges in packed(request.indices, store.block_bytes):
             lease = store.find_lease(request.session_id, request.lease_id, self._keeper.now())
-            chunks = []
+            pieces = []
             for index, at, length in ranges:
                 if index >= len(lease.blocks):
                     raise InvalidRequest(f"the lease has {len(lease.blocks)} blocks, not {index + 1}", field="indices")
-                slot = arena.block(lease.blocks[index].slot, store.block_bytes)
-                chunks.append(kvstore_pb2.BlockChunk(index=index, at=at, data=bytes(slot[at : at + length])))
-            yield kvstore_pb2.BlockChunks(chunks=chunks)
+                pieces.append(arena.block(lease.blocks[index].slot, store.block_bytes)[at : at + length])
+            message = bulk.encode(sent, pieces)
+            sent += sum(length for _, _, length in ranges)
+            del pieces
+            yield message
 
     async def Write(
         self, request_iterator: AsyncIterator[kvstore_pb2.BlockChunks], context: Context

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kv.pieces import MESSAGE_BYTES, Assembly, packed
+from penstock.kv.pieces import MESSAGE_BYTES, Assembly, packed, split
 
 
 @given(st.integers(0, 40), st.integers(1, 3 * MESSAGE_BYTES))
@@ -23,30 +23,43 @@ def test_every_byte_once_in_order_in_full_messages(blocks: int, block_bytes: int
     assert at == blocks * block_bytes
 
 
-def test_pieces_become_blocks_again() -> None:
-    size = MESSAGE_BYTES // 2 + 100
-    blocks = [bytes([number]) * size for number in range(5)]
-    assembly = Assembly(5, size)
-    for pieces in packed(range(5), size):
-        for index, at, length in pieces:
-            assembly.add(index, at, blocks[index][at : at + length])
-    assert [bytes(view) for view in assembly.whole] == blocks
+@given(st.integers(1, 9), st.integers(1, 12), st.lists(st.integers(1, 30), max_size=20))
+def test_parts_of_any_length_fill_the_buffers(blocks: int, block_bytes: int, lengths: list[int]) -> None:
+    """Whatever the cuts, the same as one copy of everything; buffers are taken and told as they fill."""
+    content = bytes(number % 251 for number in range(blocks * block_bytes))
+    buffers = [memoryview(bytearray(block_bytes)) for _ in range(blocks)]
+    assembly, at, told = Assembly(buffers, block_bytes), 0, 0
+    for length in [*lengths, len(content)]:
+        part = memoryview(content)[at : at + length]
+        if part:
+            told += len(assembly.add(at, part))
+            at += len(part)
+            assert told == len(assembly.whole) == at // block_bytes
+    assert b"".join(assembly.whole) == content
 
 
 @pytest.mark.parametrize(
-    "pieces",
+    "parts",
     [
-        [(1, 0, b"abc")],
-        [(0, 1, b"abc")],
-        [(0, 0, b"")],
-        [(0, 0, b"abcde")],
-        [(0, 0, b"ab"), (0, 1, b"cd")],
-        [(0, 0, b"ab"), (1, 0, b"abcd")],
-        [(0, 0, b"abcd"), (1, 0, b"abcd"), (2, 0, b"abcd")],
+        [(1, b"abc")],
+        [(0, b"")],
+        [(0, b"ab"), (1, b"cd")],
+        [(0, b"ab"), (4, b"abcd")],
+        [(0, b"abcd"), (4, b"abcde")],
+        [(0, b"abcdabcd"), (8, b"a")],
     ],
 )
-def test_a_piece_out_of_order_is_refused(pieces: list[tuple[int, int, bytes]]) -> None:
-    assembly = Assembly(2, 4)
-    with pytest.raises(ValueError, match="instead of"):
-        for index, at, data in pieces:
-            assembly.add(index, at, data)
+def test_a_part_out_of_order_is_refused(parts: list[tuple[int, bytes]]) -> None:
+    assembly = Assembly([memoryview(bytearray(4)) for _ in range(2)], 4)
+    with pytest.raises(ValueError, match=r"instead of|beyond"):
+        for at, data in parts:
+            assembly.add(at, memoryview(data))
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 255), max_size=50))
+def test_splitting_is_slicing(size: int, values: list[int]) -> None:
+    data = b"".join(bytes([value]) * size for value in values)
+    assert split(data, size) == [data[at : at + size] for at in range(0, len(data), size)]
+    if size > 1:
+        with pytest.raises(ValueError, match="not a number of items"):
+            split(data + b"x", size)

@@ -73,6 +73,23 @@ async def eventually(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
+@dataclass(frozen=True)
+class Ref:
+    """One block of a lease."""
+
+    offset: int
+    length: int
+    epoch: int
+    checksum: bytes
+
+
+def refs(lease: kvstore_pb2.LeaseResponse) -> list[Ref]:
+    return [
+        Ref(offset, lease.length, epoch, lease.checksums[16 * index : 16 * index + 16])
+        for index, (offset, epoch) in enumerate(zip(lease.offsets, lease.epochs, strict=True))
+    ]
+
+
 @dataclass
 class Raw:
     """A client without the client library's care."""
@@ -150,6 +167,14 @@ async def client_of(
     async with open_channels() as channels:
         async with open_store(channels.to(address), "test", block_spec or spec(), host, **other) as store:
             yield store
+
+
+async def fetch(store: StoreClient, names: Sequence[bytes], block_bytes: int = BLOCK_BYTES) -> list[bytes]:
+    """Copies of the stored prefix, in one step."""
+    buffers = [memoryview(bytearray(block_bytes)) for _ in names]
+    tiers = await store.fetch(names, buffers)
+    assert tiers == ["host"] * len(tiers)
+    return [bytes(buffer) for buffer in buffers[: len(tiers)]]
 
 
 async def read(store: StoreClient, names: Sequence[bytes]) -> list[bytes]:

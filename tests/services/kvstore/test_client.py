@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,16 +14,18 @@ from tests.services.kvstore.helpers import (
     Raw,
     client_of,
     eventually,
+    fetch,
     keys,
     puts,
     raw,
     read,
+    refs,
     settings,
     spec,
 )
 
 from penstock.kv.arena import Arena
-from penstock.kv.client import BlockPut, StoreFault, open_store
+from penstock.kv.client import BlockPut, StoreClient, StoreFault, open_store
 from penstock.kvstore.service import open_kvstore
 
 BIG = (5 << 19) + 64
@@ -43,10 +45,12 @@ async def test_what_was_put_comes_back(host: str, block_bytes: int) -> None:
         assert await client.put(blocks) == 6
         assert await client.lookup(keys(8)) == 6
         assert await read(client, keys(8)) == [bytes(block.data) for block in blocks]
+        assert await fetch(client, keys(8), block_bytes) == [bytes(block.data) for block in blocks]
         assert await read(client, keys(8, "b")) == await read(client, []) == []
+        assert await fetch(client, keys(8, "b"), block_bytes) == await fetch(client, []) == []
         assert await client.lookup([]) == await client.put([]) == 0
         stats = client.stats
-        assert (stats.fetched, stats.put, stats.bytes_in, stats.bytes_out) == (6, 6, 6 * block_bytes, 6 * block_bytes)
+        assert (stats.fetched, stats.put, stats.bytes_in, stats.bytes_out) == (12, 6, 12 * block_bytes, 6 * block_bytes)
         await eventually(lambda: store.stats().leases == 0)
 
 
@@ -117,17 +121,33 @@ async def tamper(rogue: Raw, harm: Callable[[bytearray, bytearray], None]) -> No
     """Changes blocks 3 and 5 in the shared memory, behind the store's back."""
     await rogue.attach()
     memory = rogue.map()
-    refs = (await rogue.lease(keys(8))).blocks
-    views = [memory.block(refs[index].offset, refs[index].length) for index in (3, 5)]
+    stored = refs(await rogue.lease(keys(8)))
+    views = [memory.block(stored[index].offset, stored[index].length) for index in (3, 5)]
     copies = [bytearray(view) for view in views]
     harm(*copies)
     for view, copy in zip(views, copies, strict=True):
         view[:] = copy
 
 
+async def read_and_check(store: StoreClient, names: Sequence[bytes]) -> list[bytes]:
+    """Copies that are checked one by one, as the worker does it."""
+    copies: list[bytes] = []
+    async with store.lease(names, checked=False) as leased:
+        for index, view in enumerate(leased.blocks):
+            copies.append(bytes(view))
+            if not leased.check(index, copies[index]):
+                return copies[:index]
+    return copies
+
+
 @both_ways
+@pytest.mark.parametrize("read", [read, fetch, read_and_check])
 @pytest.mark.parametrize("harm", [_flip, _swap, _truncate, _shift])
-async def test_harmed_blocks_are_never_served(host: str, harm: Callable[[bytearray, bytearray], None]) -> None:
+async def test_harmed_blocks_are_never_served(
+    host: str,
+    read: Callable[[StoreClient, Sequence[bytes]], Awaitable[list[bytes]]],
+    harm: Callable[[bytearray, bytearray], None],
+) -> None:
     blocks = puts(8)
     async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
         await client.put(blocks)

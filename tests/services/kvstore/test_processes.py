@@ -45,8 +45,8 @@ async def main(address, host, stored):
         async with store.lease([bytes.fromhex(stored)]) as leased:
             assert len(leased.blocks) == 1
             room = [kvstore_pb2.ReserveBlock(key=bytes([n] * 32), parent=bytes(32)) for n in range(5)]
-            request = kvstore_pb2.ReserveRequest(session_id=store._session.session_id, blocks=room, length=4096)
-            await store._stub.Reserve(request)
+            request = kvstore_pb2.ReserveRequest(session_id=store._link.session.session_id, blocks=room, length=4096)
+            await store._link.rpc.Reserve(request)
             print("holding", flush=True)
             await asyncio.Event().wait()
 

@@ -47,7 +47,7 @@ async def test_a_reserved_block_is_never_found() -> None:
         assert [room.state for room in (await two.reserve(blocks)).blocks] == [EXISTS] * 3
         assert await one.commit(blocks[:2], rooms[:2]) == [True, True]
         assert await two.lookup(names) == 2
-        assert len((await two.lease(names)).blocks) == 2
+        assert len((await two.lease(names)).epochs) == 2
 
 
 async def test_only_the_owner_commits_and_only_once() -> None:
@@ -132,7 +132,7 @@ async def test_quarantine_takes_a_block_out_even_while_it_is_leased() -> None:
         session = await one.attach()
         await one.commit(blocks, (await one.reserve(blocks)).blocks)
         lease = await one.lease(keys(2))
-        bad = kvstore_pb2.QuarantineRequest(session_id=session, key=blocks[0].key, epoch=lease.blocks[0].epoch)
+        bad = kvstore_pb2.QuarantineRequest(session_id=session, key=blocks[0].key, epoch=lease.epochs[0])
         assert (await one.stub.Quarantine(bad)).removed
         assert not (await one.stub.Quarantine(bad)).removed
         assert await one.lookup(keys(2)) == 0

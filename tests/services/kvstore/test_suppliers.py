@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from tests.services.kvstore.helpers import BLOCK_BYTES, Raw, client_of, eventually, keys, puts, raw, settings
+from tests.services.kvstore.helpers import BLOCK_BYTES, Raw, client_of, eventually, keys, puts, raw, refs, settings
 
 from penstock.kv.checksum import checksum
 from penstock.kvstore.blocks import State, Tier, Wanted
@@ -76,12 +76,12 @@ async def test_a_lease_brings_what_a_supplier_has() -> None:
         assert await one.lookup(keys(8)) == 6, "a block is findable in whatever tier it is"
         shelf.give(10)
         lease = await one.lease(keys(8))
-        assert [ref.tier for ref in lease.blocks] == [HOST] * 2 + [NVME] * 4
+        assert list(lease.tiers) == [HOST] * 2 + [NVME] * 4
         memory = one.map()
-        for put, ref in zip(blocks[2:6], lease.blocks[2:], strict=True):
+        for put, ref in zip(blocks[2:6], refs(lease)[2:], strict=True):
             assert memory.block(ref.offset, ref.length) == put.data
         again = await one.lease(keys(8))
-        assert [ref.tier for ref in again.blocks] == [HOST] * 6, "they are in host memory now"
+        assert list(again.tiers) == [HOST] * 6, "they are in host memory now"
         assert shelf.brought == [4], "what host memory has is not brought"
         stats = store.stats()
         assert (stats.puts, stats.brought, stats.hits, stats.misses) == (2, 4, 12, 4)
@@ -109,10 +109,10 @@ async def test_leases_share_one_bringing_and_each_block_is_pinned_for_all() -> N
         await eventually(lambda: store.stats().leases == 4)
         shelf.give(6)
         answers = await asyncio.gather(*waiting)
-        assert [len(answer.blocks) for answer in answers] == [6, 6, 6, 4]
+        assert [len(answer.epochs) for answer in answers] == [6, 6, 6, 4]
         assert shelf.brought == [6], "once for all"
-        assert all(ref.tier == NVME for answer in answers for ref in answer.blocks)
-        assert len({ref.epoch for answer in answers for ref in answer.blocks}) == 6
+        assert all(tier == NVME for answer in answers for tier in answer.tiers)
+        assert len({epoch for answer in answers for epoch in answer.epochs}) == 6
 
 
 async def test_a_client_that_hangs_up_leaves_nothing_behind() -> None:
@@ -133,7 +133,7 @@ async def test_the_bringing_goes_on_for_those_who_still_wait() -> None:
         first.cancel()
         await eventually(lambda: store.stats().leases == 1)
         shelf.give(6)
-        assert len((await second).blocks) == 6
+        assert len((await second).epochs) == 6
         assert shelf.brought == [6]
 
 
@@ -153,7 +153,7 @@ async def test_a_slow_supplier_costs_a_bounded_time_and_keeps_what_it_brought() 
     async with shelved(6, bring_s=0.1) as (store, shelf, one):
         shelf.give(2)
         lease = await one.lease(keys(6))
-        assert len(lease.blocks) == 2
+        assert len(lease.epochs) == 2
         await eventually(lambda: store.stats().reserved == 0)
         assert (store.stats().blocks, shelf.ended) == (2, 1)
 
@@ -165,7 +165,7 @@ async def test_blocks_found_at_first_are_not_evicted_for_those_that_come() -> No
         await one.commit(others, (await one.reserve(others)).blocks)
         shelf.give(20)
         lease = await one.lease(keys(20))
-        assert len(lease.blocks) == 16, "as many as there is room for"
+        assert len(lease.epochs) == 16, "as many as there is room for"
         assert store.stats().evictions == 14
         assert await one.lookup(keys(14, "b")) == 0
 
@@ -202,7 +202,7 @@ async def test_events_name_the_nearest_tier() -> None:
         first, second = await call.read(), await call.read()
         assert (first.snapshot, first.tier, list(first.stored)) == (True, HOST, keys(1))
         assert (second.tier, sorted(second.stored)) == (NVME, sorted(keys(3)[1:]))
-        epoch = (await one.lease(keys(1))).blocks[0].epoch
+        epoch = (await one.lease(keys(1))).epochs[0]
         bad = kvstore_pb2.QuarantineRequest(session_id=one.attached.session_id, key=blocks[0].key, epoch=epoch)
         await one.stub.Quarantine(bad)
         moved = await call.read()

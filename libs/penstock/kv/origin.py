@@ -1,0 +1,18 @@
+"""For whom a block is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """For whom blocks are stored or fetched. The store learns from it what is worth keeping."""
+
+    conversation: str = ""
+    """Digest of the conversation; empty: unknown."""
+    namespace: bytes = b""
+    """Of the tenant, NAMESPACE_BYTES long; empty: unknown."""
+
+
+NOBODY = Origin()

@@ -1,0 +1,150 @@
+"""Storing blocks: reserve, write, commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from penstock.kv.arena import ArenaMap
+from penstock.kv.checksum import checksum
+from penstock.kv.copying import copy_bytes
+from penstock.kv.link import Link, Session
+from penstock.kv.loans import Loans
+from penstock.kv.origin import Origin
+from penstock.kv.pieces import packed
+from penstock.v1 import kvstore_pb2
+
+_BATCH_BLOCKS = 4096
+_BATCH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPut:
+    """A block to store. `data` has the spec's block_bytes and stays unchanged until `put` returns."""
+
+    key: bytes
+    parent: bytes
+    first_token: int
+    data: memoryview
+    seconds: float = 0.0
+    """What computing it took; 0: unknown."""
+
+
+Mine = list[tuple[BlockPut, kvstore_pb2.Reservation]]
+"""Blocks with the room that they got."""
+
+
+class Writing:
+    """The writing half of a client."""
+
+    def __init__(self, link: Link, loans: Loans) -> None:
+        self._link = link
+        self._loans = loans
+
+    async def put(self, blocks: Sequence[BlockPut], origin: Origin) -> int:
+        """See StoreClient.put."""
+        session, size = self._link.need(), self._link.spec.block_bytes
+        for block in blocks:
+            if block.data.nbytes != size:
+                raise ValueError(f"a block has {block.data.nbytes} bytes, the spec says {size}")
+        stored, batch = 0, max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // size))
+        with session.using():
+            for start in range(0, len(blocks), batch):
+                async with self._link.limit(session):
+                    stored += await self._put(session, blocks[start : start + batch], origin)
+        return stored
+
+    async def _put(self, session: Session, blocks: Sequence[BlockPut], origin: Origin) -> int:
+        link, stats = self._link, self._link.stats
+        request = kvstore_pb2.ReserveRequest(
+            session_id=session.session_id,
+            length=link.spec.block_bytes,
+            blocks=[
+                kvstore_pb2.ReserveBlock(
+                    key=block.key, parent=block.parent, first_token=block.first_token, seconds=block.seconds
+                )
+                for block in blocks
+            ],
+            conversation=origin.conversation,
+            namespace=origin.namespace,
+        )
+        keys = [block.key for block in blocks]
+        response = await self._loans.gain(
+            session,
+            link.rpc.Reserve,
+            request,
+            lambda session, rooms: self._loans.end_reservations(session, keys, rooms.blocks),
+        )
+        if len(response.blocks) != len(blocks):
+            raise link.fault("the store's answer does not fit the question")
+        mine = [
+            (block, room)
+            for block, room in zip(blocks, response.blocks, strict=True)
+            if room.state == kvstore_pb2.Reservation.STATE_WRITE
+        ]
+        if not mine:
+            return 0
+        try:
+            committed = await self._fill(session, mine)
+        except BaseException:
+            self._loans.end_reservations(session, keys, response.blocks)
+            raise
+        stats.put += committed
+        stats.late_commits += len(mine) - committed
+        stats.bytes_out += committed * link.spec.block_bytes
+        return committed
+
+    async def _fill(self, session: Session, mine: Mine) -> int:
+        link, memory = self._link, session.memory
+        size = len(mine) * link.spec.block_bytes
+        if memory is None:
+            written = await link.work(size, lambda stop: _checksums(mine, stop))
+            return await self._send(session, mine, written)
+        try:
+            written = await link.work(size, lambda stop: _copy(memory, mine, stop))
+        except ValueError as error:
+            raise link.fault(f"the store's answer does not fit its memory: {error}") from error
+        request = kvstore_pb2.CommitRequest(session_id=session.session_id, blocks=written)
+        return sum((await link.call(session, link.rpc.Commit, request)).committed)
+
+    async def _send(self, session: Session, mine: Mine, written: list[kvstore_pb2.CommitBlock]) -> int:
+        async def messages() -> AsyncIterator[kvstore_pb2.BlockChunks]:
+            for pieces in packed(range(len(mine)), self._link.spec.block_bytes):
+                message = kvstore_pb2.BlockChunks()
+                for index, at, length in pieces:
+                    data = _as_bytes(mine[index][0].data)[at : at + length]
+                    chunk = message.chunks.add(at=at, data=bytes(data))
+                    if at == 0:
+                        chunk.session_id = session.session_id
+                        chunk.block.CopyFrom(written[index])
+                yield message
+
+        return sum((await self._link.call(session, self._link.rpc.Write, messages())).committed)
+
+
+def _as_bytes(data: memoryview) -> memoryview:
+    return data if data.format == "B" and data.ndim == 1 else data.cast("B")
+
+
+def _copy(memory: ArenaMap, mine: Mine, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
+    """Copies blocks into their slots. A slot that is no longer ours is left alone; its commit will be refused."""
+    written = []
+    for block, room in mine:
+        data = _as_bytes(block.data)
+        if stop.is_set():
+            break
+        slot = memory.block(room.offset, len(data))
+        if memory.holds(room.offset, room.epoch):
+            copy_bytes(slot, data)
+        written.append(kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(data)))
+    return written
+
+
+def _checksums(mine: Mine, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
+    """What to commit when the bytes are sent."""
+    return [
+        kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(_as_bytes(block.data)))
+        for block, room in mine
+        if not stop.is_set()
+    ]
