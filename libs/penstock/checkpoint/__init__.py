@@ -6,18 +6,24 @@ can load or raises `CheckpointError` with the file and the reason.
 
 from penstock.checkpoint.directory import Checkpoint, inspect
 from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
-from penstock.checkpoint.model_config import SUPPORTED, ModelConfig, Rope
+from penstock.checkpoint.model_config import Experts, ModelConfig
+from penstock.checkpoint.naming import LayerNames, layer_names
+from penstock.checkpoint.rope import Rope
 from penstock.checkpoint.tensors import TensorInfo
 
 __all__ = [
     "SUPPORTED",
     "Checkpoint",
     "CheckpointError",
+    "Experts",
+    "LayerNames",
     "ModelConfig",
     "Rope",
     "TensorInfo",
     "fingerprint",
     "inspect",
+    "layer_names",
     "tokenizer_fingerprint",
 ]

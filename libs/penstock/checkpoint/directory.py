@@ -40,8 +40,11 @@ class Checkpoint:
         return total
 
 
-def inspect(path: str | Path) -> Checkpoint:
+def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     """What the directory `path` holds.
+
+    `context` is the longest text that will be asked of it, in tokens; it matters to models with one rotation for
+    short and one for long contexts (longrope), which without it are those of the short.
 
     Reads the small JSON files and the headers of the weights; every declared tensor is checked against the size
     of its file and against the architecture. Raises CheckpointError.
@@ -51,7 +54,7 @@ def inspect(path: str | Path) -> Checkpoint:
         raise CheckpointError(directory, "is not a directory")
     config_file = directory / "config.json"
     values = read_object(config_file)
-    config = parse_config(config_file, values)
+    config = parse_config(config_file, values, context)
     files = weight_files(directory)
     tensors = declared_tensors(directory, files)
     check_tensors(directory, config, tensors)

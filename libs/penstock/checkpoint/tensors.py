@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.files import read_object
 from penstock.checkpoint.model_config import ModelConfig
+from penstock.checkpoint.naming import LayerNames, layer_names
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The element types this engine loads."""
@@ -112,35 +113,62 @@ def _entry(file: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
 
 def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the decoder reads."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     needed: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tied:
         needed["lm_head.weight"] = (config.vocab_size, hidden)
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    linears = (
-        ("self_attn.q_proj", q, hidden, config.qkv_bias),
-        ("self_attn.k_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.v_proj", kv, hidden, config.qkv_bias),
-        ("self_attn.o_proj", hidden, q, config.o_bias),
-        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", hidden, inner, config.mlp_bias),
-    )
+    names = layer_names(config.architecture)
     for layer in range(config.n_layers):
         prefix = f"model.layers.{layer}."
-        for name, rows, columns, bias in linears:
+        for name, rows, columns, bias in _linears(config, names, layer):
             needed[f"{prefix}{name}.weight"] = (rows, columns)
             if bias:
                 needed[f"{prefix}{name}.bias"] = (rows,)
-        needed[f"{prefix}input_layernorm.weight"] = (hidden,)
-        needed[f"{prefix}post_attention_layernorm.weight"] = (hidden,)
-        if config.qk_norm:
-            needed[f"{prefix}self_attn.q_norm.weight"] = (config.head_dim,)
-            needed[f"{prefix}self_attn.k_norm.weight"] = (config.head_dim,)
+        for name, width in _norms(config, names):
+            needed[f"{prefix}{name}.weight"] = (width,)
     return needed
+
+
+def _linears(config: ModelConfig, names: LayerNames, layer: int) -> Iterator[tuple[str, int, int, bool]]:
+    """(name, rows, columns, whether it has a bias) of each matrix of a layer."""
+    hidden = config.hidden_size
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    yield from _stacked(names.qkv, (q, kv, kv), hidden, config.qkv_bias)
+    yield names.out, hidden, q, config.o_bias
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        inner = config.intermediate_size
+        yield from _stacked(names.gate_up, (inner, inner), hidden, config.mlp_bias)
+        yield names.down, hidden, inner, config.mlp_bias
+        return
+    inner = experts.intermediate_size
+    yield names.router, experts.count, hidden, False
+    for expert in range(experts.count):
+        own = [name.format(expert) for name in names.expert_gate_up]
+        yield from _stacked(own, (inner, inner), hidden, False)
+        yield names.expert_down.format(expert), hidden, inner, False
+
+
+def _stacked(
+    names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
+) -> Iterator[tuple[str, int, int, bool]]:
+    """One matrix for each name, or all in one."""
+    for name, height in zip(names, rows if len(names) > 1 else [sum(rows)], strict=True):
+        yield name, height, columns, bias
+
+
+def _norms(config: ModelConfig, names: LayerNames) -> Iterator[tuple[str, int]]:
+    yield names.input_norm, config.hidden_size
+    yield names.mlp_norm, config.hidden_size
+    if config.post_norms:
+        yield names.attention_post_norm, config.hidden_size
+        yield names.mlp_post_norm, config.hidden_size
+    if config.qk_norm:
+        yield names.q_norm, config.head_dim
+        yield names.k_norm, config.head_dim
 
 
 def check_tensors(directory: Path, config: ModelConfig, tensors: dict[str, TensorInfo]) -> None:

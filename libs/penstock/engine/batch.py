@@ -3,6 +3,9 @@
 The rows of a step are the runs of tokens of its sequences, laid end to end. Rows that attend alike (equally many
 tokens each, contexts of similar length) form a group, which is one call of attention; a chunk of a prompt is a
 group of its own.
+
+Layers with a sliding window see less of a sequence than the others do, so a group has one `Context` for each width
+of view: of a windowed layer only the pages that the window touches are gathered.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from penstock.engine.pool import KvPool
 from penstock.engine.sampler import Choice
 
 Ints = npt.NDArray[np.int64]
-_Tables = tuple[tuple[str, int, int], ...]
-"""Names some block tables: sequence, version, pages used."""
+_Tables = tuple[tuple[str, int, int, int], ...]
+"""Names parts of some block tables: sequence, version, first page used, end of those used."""
 
 
 @dataclass(slots=True)
@@ -54,18 +57,26 @@ class Run:
 
 
 @dataclass(slots=True)
-class Group:
-    """Rows [first, first + batch * rows) of the queries it is for, attending in one call."""
+class Context:
+    """What a group's rows look at in the layers of one kind."""
 
-    first: int
-    batch: int
-    rows: int
     tokens: int
     """Width of the gathered context."""
     index: Tensor
     """[layers, 2 * batch * pages]: runs of the pool, see KvPool.gather."""
     mask: Tensor | None
     causal: bool
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows [first, first + batch * rows) of the queries it is for, attending in one call."""
+
+    first: int
+    batch: int
+    rows: int
+    contexts: dict[int | None, Context]
+    """By the layer's window, see ModelConfig.windows."""
 
 
 @dataclass(slots=True)
@@ -88,11 +99,15 @@ class Batch:
 
 
 class BatchBuilder:
-    """Builds batches for one pool; keeps the gather indices of the last step, which rarely change."""
+    """Builds batches for one pool; keeps the gather indices of the last step, which rarely change.
 
-    def __init__(self, pool: KvPool, device: torch.device) -> None:
+    `windows` are those of the model's layers, see ModelConfig.windows.
+    """
+
+    def __init__(self, pool: KvPool, device: torch.device, windows: Sequence[int | None]) -> None:
         self._pool = pool
         self._device = device
+        self._windows = tuple(dict.fromkeys(windows))
         layer = torch.arange(pool.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
         self._run_offset = layer * 2
         kind = torch.arange(2, dtype=torch.int64, device=device)
@@ -152,37 +167,57 @@ class BatchBuilder:
 
     def _group(self, members: Sequence[Run], first: int, rows: int) -> Group:
         longest = max(run.end for run in members)
-        mask, causal = self._mask(members, rows, longest)
-        return Group(first, len(members), rows, longest, self._index(members), mask, causal)
+        contexts: dict[int | None, Context] = {}
+        for window in self._windows:
+            narrow = window if window is not None and window < longest else None
+            if narrow not in contexts:
+                contexts[narrow] = self._context(members, rows, narrow)
+            contexts[window] = contexts[narrow]
+        return Group(first, len(members), rows, contexts)
 
-    def _index(self, members: Sequence[Run]) -> Tensor:
-        """Gather index of all layers, from the last step when no table changed."""
-        held = [-(-run.end // self._pool.block_size) for run in members]
-        key = tuple((*run.table, count) for run, count in zip(members, held, strict=True))
+    def _context(self, members: Sequence[Run], rows: int, window: int | None) -> Context:
+        """Of the last `rows` rows of each member: from the page where the first of them begins to look."""
+        size = self._pool.block_size
+        reach = [0 if window is None else max(0, run.end - rows - window + 1) for run in members]
+        firsts = [start // size for start in reach]
+        tokens = max(run.end - first * size for run, first in zip(members, firsts, strict=True))
+        mask, causal = self._mask(members, firsts, rows, tokens, window)
+        return Context(tokens, self._index(members, firsts), mask, causal)
+
+    def _index(self, members: Sequence[Run], firsts: Sequence[int]) -> Tensor:
+        """Gather index of all layers, from page `firsts[i]` of each member on; the last step's when nothing moved."""
+        ends = [-(-run.end // self._pool.block_size) for run in members]
+        parts = list(zip(members, firsts, ends, strict=True))
+        key = tuple((*run.table, first, end) for run, first, end in parts)
         index = self._used.get(key)
         if index is None:
             index = self._indices.get(key)
         if index is None:
-            tables = np.zeros((len(members), max(held)), dtype=np.int64)
-            for row, (run, count) in enumerate(zip(members, held, strict=True)):
-                tables[row, :count] = run.pages[:count]
+            tables = np.zeros((len(members), max(end - first for _, first, end in parts)), dtype=np.int64)
+            for row, (run, first, end) in enumerate(parts):
+                tables[row, : end - first] = run.pages[first:end]
             runs = torch.from_numpy(tables).to(self._device).reshape(1, -1) * (2 * self._pool.n_layers)
             keys = runs + self._run_offset
             index = torch.cat((keys, keys + 1), dim=1)
         self._used[key] = index
         return index
 
-    def _mask(self, members: Sequence[Run], rows: int, longest: int) -> tuple[Tensor | None, bool]:
-        """(mask, causal) for the last `rows` rows of each member."""
-        if len(members) == 1:
+    def _mask(
+        self, members: Sequence[Run], firsts: Sequence[int], rows: int, tokens: int, window: int | None
+    ) -> tuple[Tensor | None, bool]:
+        """(mask, causal) for the last `rows` rows of each member over contexts that begin at page `firsts[i]`."""
+        if len(members) == 1 and window is None:
             if rows == 1:
                 return None, False
-            if rows == longest:
+            if rows == tokens:
                 return None, True
-        last = self._tensor([run.end - rows for run in members]).view(-1, 1, 1, 1)
-        row = torch.arange(rows, device=self._device).view(1, 1, -1, 1)
-        column = torch.arange(longest, device=self._device).view(1, 1, 1, -1)
-        seen = column <= last + row
+        size = self._pool.block_size
+        begins = [run.end - rows - first * size for run, first in zip(members, firsts, strict=True)]
+        own = self._tensor(begins).view(-1, 1, 1, 1) + torch.arange(rows, device=self._device).view(1, 1, -1, 1)
+        column = torch.arange(tokens, device=self._device).view(1, 1, 1, -1)
+        seen = column <= own
+        if window is not None:
+            seen &= column > own - window
         return torch.zeros(seen.shape, dtype=self._pool.data.dtype, device=self._device).masked_fill_(
             ~seen, float("-inf")
         ), False

@@ -77,7 +77,7 @@ class ModelProposer:
         max_sequences: int = 256,
         max_model_len: int | None = None,
     ) -> None:
-        self.checkpoint: Checkpoint = inspect(model)
+        self.checkpoint: Checkpoint = inspect(model, max_model_len)
         limit = self.checkpoint.config.max_positions
         self._limit = limit if max_model_len is None else min(limit, max_model_len)
         pages = -(-kv_pool_tokens // block_size)

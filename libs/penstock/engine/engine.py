@@ -76,7 +76,7 @@ class Engine:
 
         Raises CheckpointError when the model cannot be served. `drafter` proposes tokens for every request.
         """
-        checkpoint = await asyncio.to_thread(inspect, config.model)
+        checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len)
         thread = ThreadPoolExecutor(1, "engine", _set_threads, (config.threads,))
         try:
             runner, spec = await asyncio.get_running_loop().run_in_executor(thread, _load, config, checkpoint)

@@ -30,7 +30,7 @@ class Runner:
         self.decoder = Decoder(checkpoint.config, weights, max_positions)
         self.pool = KvPool(checkpoint.config, pages, block_size, kind, place)
         self.sampler = Sampler(checkpoint.config.vocab_size, place)
-        self._builder = BatchBuilder(self.pool, place)
+        self._builder = BatchBuilder(self.pool, place, checkpoint.config.windows)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:

@@ -76,6 +76,7 @@ def _config(tiny: TinyModel) -> dict[str, Any]:
         "rope_theta": 10000.0,
         "tie_word_embeddings": tiny.tied,
         "hidden_act": "silu",
+        "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": None,
         "bos_token_id": 256,
         "eos_token_id": EOS,

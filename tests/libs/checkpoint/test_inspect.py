@@ -17,6 +17,8 @@ from penstock.testing.checkpoints import END_OF_TURN, EOS, TinyModel, write_chec
 
 SMALL = TinyModel(layers=1, hidden_size=32, intermediate_size=32, heads=2, kv_heads=1)
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
 
 @pytest.fixture
 def model(tmp_path) -> Path:
@@ -68,7 +70,7 @@ def test_optional_files(model):
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_supported_architectures(tmp_path, name):
     for tied in (False, True):
-        directory = write_checkpoint(tmp_path / f"{tied}", TinyModel(architecture=name, tied=tied, shards=2))
+        directory = write_checkpoint(tmp_path / f"{tied}", TinyModel(name, tied=tied, shards=2, extra=EXPERTS))
         assert inspect(directory).config.tied == tied
         assert len(inspect(directory).weight_files) == 2
 
@@ -119,21 +121,31 @@ def test_config_that_cannot_be_served(model, changes, reason):
 
 def test_sliding_windows(tmp_path):
     def written(architecture, **extra):
-        directory = write_checkpoint(tmp_path / "model", TinyModel(architecture=architecture))
+        directory = write_checkpoint(tmp_path / "model", TinyModel(architecture, extra=EXPERTS))
         edit(directory / "config.json", **extra)
         return directory
 
-    for extra in ({"sliding_window": 4096}, {"sliding_window": None}, {"sliding_window": 1024}):
-        inspect(written("MistralForCausalLM", **extra))
-    assert "sliding_window 512" in str(refusal(written("MistralForCausalLM", sliding_window=512)))
-    long = written("MistralForCausalLM", max_position_embeddings=8192, sliding_window=...)
-    assert "sliding_window 4096" in str(refusal(long))
-    inspect(written("Qwen2ForCausalLM", sliding_window=512, use_sliding_window=False))
-    assert "sliding_window" in str(refusal(written("Qwen2ForCausalLM", sliding_window=512, use_sliding_window=True)))
-    layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
-    assert "sliding_window" in str(refusal(written("Qwen3ForCausalLM", **layers)))
-    inspect(written("Qwen3ForCausalLM", layer_types=["full_attention"], sliding_window=512, use_sliding_window=True))
-    assert "linear_attention" in str(refusal(written("Qwen3ForCausalLM", layer_types=["linear_attention"])))
+    def windows(architecture, **extra):
+        return inspect(written(architecture, **extra)).config.windows
+
+    assert windows("LlamaForCausalLM", sliding_window=512) == (None,) * 3, "the family has none"
+    assert windows("MistralForCausalLM", sliding_window=None) == (None,) * 3
+    assert windows("MistralForCausalLM", sliding_window=512) == (512,) * 3
+    assert windows("MistralForCausalLM", sliding_window=...) == (4096,) * 3, "what it means by saying nothing"
+    used = {"sliding_window": 512, "use_sliding_window": True}
+    assert windows("Qwen2ForCausalLM", sliding_window=512) == (None,) * 3
+    assert windows("Qwen2ForCausalLM", **used) == (None,) * 3, "28 layers come first"
+    assert windows("Qwen2ForCausalLM", **used, max_window_layers=2) == (None, None, 512)
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert windows("Qwen3ForCausalLM", **used, layer_types=types) == (None, 512, None)
+    assert windows("Qwen3MoeForCausalLM", **used) == (512,) * 3
+    assert windows("Gemma2ForCausalLM", sliding_window=512) == (512, None, 512)
+    assert windows("Gemma3ForCausalLM", sliding_window=512, sliding_window_pattern=3) == (512, 512, None)
+    assert "sliding_window" in str(refusal(written("Qwen3ForCausalLM", sliding_window=512, layer_types=types)))
+    assert "sliding_window" in str(refusal(written("MistralForCausalLM", sliding_window=0)))
+    assert "linear_attention" in str(refusal(written("Qwen3ForCausalLM", layer_types=["linear_attention"] * 3)))
+    assert "num_hidden_layers 3" in str(refusal(written("Qwen3ForCausalLM", layer_types=["full_attention"])))
+    assert "layer_types" in str(refusal(written("MistralForCausalLM", sliding_window=512, layer_types=types)))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -14,6 +14,7 @@ from penstock.engine.request import SamplingParams
 from penstock.engine.sampler import Choice
 
 CPU = torch.device("cpu")
+WINDOWS = (None, 11)
 PARAMS = SamplingParams(max_tokens=1)
 
 
@@ -23,7 +24,7 @@ def config_of(heads, kv_heads):
         vocab_size=10,
         hidden_size=8,
         intermediate_size=8,
-        n_layers=2,
+        n_layers=len(WINDOWS),
         n_heads=heads,
         n_kv_heads=kv_heads,
         head_dim=8,
@@ -35,6 +36,9 @@ def config_of(heads, kv_heads):
         o_bias=False,
         mlp_bias=False,
         qk_norm=False,
+        rotary_dim=8,
+        windows=WINDOWS,
+        attention_scale=0.3,
     )
 
 
@@ -46,9 +50,10 @@ runs = st.tuples(st.integers(0, 70), st.integers(1, 40), st.integers(0, 4), st.b
     st.lists(runs, min_size=1, max_size=6),
     st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
     st.sampled_from([1, 4, 16]),
+    st.sampled_from([None, 2.0]),
     st.integers(0, 10**6),
 )
-def test_batches_equal_the_naive_loop(shapes, heads, block_size, seed):
+def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
     """Each shape: (tokens before, tokens, drafts, whether the run ends the known tokens)."""
     torch.manual_seed(seed)
     config = config_of(*heads)
@@ -70,7 +75,7 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, seed):
         context[str(number)] = kept[:, :, :end]
         members.append(run)
     order = arrange(members)
-    builder = BatchBuilder(pool, CPU)
+    builder = BatchBuilder(pool, CPU, WINDOWS)
     for _ in range(2):  # the second time, indices come from the first
         batch = builder.build(order)
         assert batch.positions.tolist() == [at for run in order for at in range(run.start, run.end)]
@@ -81,23 +86,25 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, seed):
                 for value in range(2)
             ]
             torch.testing.assert_close(where, wanted)
-            check(order, pool, layer, batch.groups, context, heads[0], [run.rows for run in order])
-            check(order, pool, layer, batch.last_groups, context, heads[0], [run.samples for run in order])
+            check(order, pool, layer, batch.groups, context, heads[0], [run.rows for run in order], softcap)
+            check(order, pool, layer, batch.last_groups, context, heads[0], [run.samples for run in order], softcap)
 
 
-def check(order, pool, layer, groups, context, heads, rows):
+def check(order, pool, layer, groups, context, heads, rows, softcap):
     """The groups cover the last `rows` of each run, in order, and attend right."""
     query = torch.randn(sum(rows), heads, 8)
     assert sum(group.batch * group.rows for group in groups) == len(query)
     found = []
     for group in groups:
         own = query[group.first : group.first + group.batch * group.rows].view(group.batch, group.rows, heads, 8)
-        keys, values = pool.gather(group.index[layer], group.batch, group.tokens)
-        found.append(attend(own, keys, values, group.mask, group.causal))
+        view = group.contexts[WINDOWS[layer]]
+        keys, values = pool.gather(view.index[layer], group.batch, view.tokens)
+        found.append(attend(own, keys, values, view.mask, view.causal, 0.3, softcap))
     expected, first = [], 0
     for run, count in zip(order, rows, strict=True):
         keys, values = context[run.table[0]][layer]
-        expected.append(naive_attend(query[first : first + count], keys, values, range(run.end - count, run.end)))
+        rows_at, own = range(run.end - count, run.end), query[first : first + count]
+        expected.append(naive_attend(own, keys, values, rows_at, 0.3, WINDOWS[layer], softcap))
         first += count
     if len(query):
         torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=1e-5, rtol=1e-5)

@@ -1,7 +1,7 @@
 """Tables of rotary position embeddings.
 
 Frequencies follow the published definitions: linear position interpolation (Chen et al., 2023), Llama 3.1's
-wavelength-dependent scaling, and YaRN (Peng et al., 2023).
+wavelength-dependent scaling, YaRN (Peng et al., 2023) and LongRoPE (Ding et al., 2024).
 """
 
 from __future__ import annotations
@@ -14,33 +14,41 @@ from torch import Tensor
 from penstock.checkpoint import Rope
 
 
-def rope_tables(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(cosine, signed sine), each [positions, head_dim].
+def rope_tables(rope: Rope, dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(cosine, signed sine), each [positions, dim], for the `dim` dimensions of a head that turn.
 
     With x = (a, b) split in halves, the rotation is (a cos - b sin, b cos + a sin). The sine's first half is
-    negated here, so that it reads x * cosine + roll(x, head_dim / 2) * sine.
+    negated here, so that it reads x * cosine + roll(x, dim / 2) * sine.
     """
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, head_dim))
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies(rope, dim))
     cosine = angles.cos() * rope.attention_factor
     sine = angles.sin() * rope.attention_factor
     return torch.cat((cosine, cosine), -1).to(dtype), torch.cat((-sine, sine), -1).to(dtype)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """`x` is [tokens, heads, head_dim]; the tables' rows for these tokens are [tokens, 1, head_dim]."""
+    """`x` is [tokens, heads, head_dim]; the tables' rows for these tokens are [tokens, 1, dim].
+
+    Dimensions beyond the tables' stay as they are.
+    """
+    turned = cosine.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat((rotate(x[..., :turned], cosine, sine), x[..., turned:]), -1)
     return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, -1), sine)
 
 
-def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions: float32 [head_dim / 2]."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+def frequencies(rope: Rope, dim: int) -> Tensor:
+    """Radians per position of each pair of dimensions: float32 [dim / 2]."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
     plain = 1.0 / (rope.theta**exponent)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
-        return _yarn(rope, plain, head_dim)
+        return _yarn(rope, plain, dim)
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.factors)
     return plain
 
 
@@ -52,17 +60,17 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
     return (1 - kept) * plain / rope.factor + kept * plain
 
 
-def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
+def _yarn(rope: Rope, plain: Tensor, dim: int) -> Tensor:
     """Dimensions that turn more than beta_fast times in the original context are kept, those that turn less than
     beta_slow times are stretched, and a ramp joins the two."""
 
     def dimension(turns: float) -> float:
-        return head_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     stretched = ramp.clamp(0.0, 1.0)
     return plain / rope.factor * stretched + plain * (1 - stretched)

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, CheckpointError
+from penstock.checkpoint import Checkpoint, CheckpointError, LayerNames, ModelConfig, layer_names
+from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.models.decoder import LayerWeights, Weights
 
 
@@ -29,9 +30,13 @@ class _Files:
                 raise CheckpointError(file, str(error)) from None
 
     def one(self, name: str) -> Tensor:
-        file = self._checkpoint.tensors[name].file
-        tensor: Tensor = self._open[file].get_tensor(name)
-        return tensor.to(self._device, self._dtype, copy=True)
+        return self._read(name, self._dtype)
+
+    def norm(self, name: str) -> Tensor:
+        """What the norm multiplies by, see LayerWeights."""
+        if self._checkpoint.config.norm_offset:
+            return self._read(name, torch.float32).add_(1.0)
+        return self.one(name)
 
     def matrix(self, prefix: str, *names: str) -> Tensor:
         """[in, out]: the projections side by side."""
@@ -40,46 +45,66 @@ class _Files:
     def bias(self, present: bool, prefix: str, *names: str) -> Tensor | None:
         return torch.cat([self.one(f"{prefix}{name}.bias") for name in names]) if present else None
 
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        file = self._checkpoint.tensors[name].file
+        tensor: Tensor = self._open[file].get_tensor(name)
+        return tensor.to(self._device, dtype, copy=True)
+
 
 def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
     """All weights in memory of their own, as `dtype` on `device`; the files may go away afterwards.
 
     Raises CheckpointError.
     """
+    config = checkpoint.config
     with ExitStack() as stack:
         files = _Files(checkpoint, dtype, device, stack)
         embedding = files.one("model.embed_tokens.weight")
-        return Weights(
-            embedding=embedding,
-            layers=[_layer(files, checkpoint, number) for number in range(checkpoint.config.n_layers)],
-            norm=files.one("model.norm.weight"),
-            head=(embedding if checkpoint.config.tied else files.one("lm_head.weight")).t().contiguous(),
-        )
+        head = (embedding if config.tied else files.one("lm_head.weight")).t().contiguous()
+        if config.embedding_scale != 1.0:
+            embedding *= torch.tensor(config.embedding_scale, dtype=dtype, device=device)
+        names = layer_names(config.architecture)
+        layers = [_layer(files, config, names, number) for number in range(config.n_layers)]
+        return Weights(embedding, layers, files.norm("model.norm.weight"), head)
 
 
-def _layer(files: _Files, checkpoint: Checkpoint, number: int) -> LayerWeights:
-    config, prefix = checkpoint.config, f"model.layers.{number}."
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    gate_up = ("mlp.gate_proj", "mlp.up_proj")
+def _layer(files: _Files, config: ModelConfig, names: LayerNames, number: int) -> LayerWeights:
+    prefix = f"model.layers.{number}."
+
+    def norm(name: str) -> Tensor:
+        return files.norm(f"{prefix}{name}.weight")
+
     return LayerWeights(
-        input_norm=files.one(f"{prefix}input_layernorm.weight"),
-        qkv=files.matrix(prefix, *qkv),
-        qkv_bias=files.bias(config.qkv_bias, prefix, *qkv),
-        qk_norm=_head_norms(files, checkpoint, prefix),
-        out=files.matrix(prefix, "self_attn.o_proj"),
-        out_bias=files.bias(config.o_bias, prefix, "self_attn.o_proj"),
-        mlp_norm=files.one(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=files.matrix(prefix, *gate_up),
-        gate_up_bias=files.bias(config.mlp_bias, prefix, *gate_up),
-        down=files.matrix(prefix, "mlp.down_proj"),
-        down_bias=files.bias(config.mlp_bias, prefix, "mlp.down_proj"),
+        input_norm=norm(names.input_norm),
+        qkv=files.matrix(prefix, *names.qkv),
+        qkv_bias=files.bias(config.qkv_bias, prefix, *names.qkv),
+        qk_norm=_head_norms(config, norm(names.q_norm), norm(names.k_norm)) if config.qk_norm else None,
+        out=files.matrix(prefix, names.out),
+        out_bias=files.bias(config.o_bias, prefix, names.out),
+        attention_post_norm=norm(names.attention_post_norm) if config.post_norms else None,
+        mlp_norm=norm(names.mlp_norm),
+        mlp=_feed_forward(files, config, names, number),
+        mlp_post_norm=norm(names.mlp_post_norm) if config.post_norms else None,
     )
 
 
-def _head_norms(files: _Files, checkpoint: Checkpoint, prefix: str) -> Tensor | None:
-    config = checkpoint.config
-    if not config.qk_norm:
-        return None
-    query = files.one(f"{prefix}self_attn.q_norm.weight").expand(config.n_heads, -1)
-    key = files.one(f"{prefix}self_attn.k_norm.weight").expand(config.n_kv_heads, -1)
-    return torch.cat((query, key))
+def _head_norms(config: ModelConfig, query: Tensor, key: Tensor) -> Tensor:
+    return torch.cat((query.expand(config.n_heads, -1), key.expand(config.n_kv_heads, -1)))
+
+
+def _feed_forward(files: _Files, config: ModelConfig, names: LayerNames, number: int) -> Dense | Routed:
+    prefix, experts = f"model.layers.{number}.", config.experts
+    if experts is None or not experts.layers[number]:
+        return Dense(
+            gate_up=files.matrix(prefix, *names.gate_up),
+            gate_up_bias=files.bias(config.mlp_bias, prefix, *names.gate_up),
+            down=files.matrix(prefix, names.down),
+            down_bias=files.bias(config.mlp_bias, prefix, names.down),
+        )
+    router = files.matrix(prefix, names.router)
+    gate_up = router.new_empty(experts.count, config.hidden_size, 2 * experts.intermediate_size)
+    down = router.new_empty(experts.count, experts.intermediate_size, config.hidden_size)
+    for expert in range(experts.count):
+        gate_up[expert] = files.matrix(prefix, *[name.format(expert) for name in names.expert_gate_up])
+        down[expert] = files.matrix(prefix, names.expert_down.format(expert))
+    return Routed(router, gate_up, down, experts.per_token, experts.normalised)

@@ -1,0 +1,116 @@
+"""What an architecture's name says that its config.json need not.
+
+Families share one decoder. A `Family` holds the defaults of fields that may be absent and the switches that have no
+field at all; the rest is read by `parse_config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Windows(Enum):
+    """Which layers look at a sliding window of recent tokens only."""
+
+    NONE = "no layer"
+    ALL = "every layer, when sliding_window is set"
+    ALL_IF_USED = "every layer, when use_sliding_window is true"
+    LATE_IF_USED = "from layer max_window_layers on, when use_sliding_window is true"
+    MOST = "all but every n-th layer"
+
+    @property
+    def by_type(self) -> bool:
+        """Whether `layer_types` may say otherwise."""
+        return self in (Windows.LATE_IF_USED, Windows.MOST)
+
+
+class AttentionBias(Enum):
+    """Which projections of attention have a bias."""
+
+    NONE = "none"
+    INPUTS = "query, key and value"
+    CONFIGURED = "all four, when attention_bias is true"
+
+
+class Routing(Enum):
+    """Whether some layers send each token to a few experts instead of through one feed-forward block."""
+
+    NONE = "none"
+    MIXTRAL = "mixtral"
+    QWEN = "qwen"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    rms_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    tied: bool = False
+    head_dim: int | None = None
+    """None: hidden_size / num_attention_heads."""
+    attention_bias: AttentionBias = AttentionBias.NONE
+    mlp_bias: bool = False
+    """config.json's mlp_bias counts."""
+    qk_norm: bool = False
+    windows: Windows = Windows.NONE
+    window: int | None = None
+    """Tokens, when sliding_window is absent."""
+    full_every: int = 0
+    """With Windows.MOST: the n."""
+    routing: Routing = Routing.NONE
+    gemma: bool = False
+    """Norms multiply by 1 + weight, embeddings are scaled, blocks are normalised behind too, GELU gates."""
+    attention_softcap: float | None = None
+    """When attn_logit_softcapping is absent."""
+    attention_softcaps: bool = False
+    """attn_logit_softcapping may be set."""
+    logit_softcap: float | None = None
+    """When final_logit_softcapping is absent."""
+    local_rope: bool = False
+    """Layers with a window have rope settings of their own."""
+    partial_rotary: bool = False
+    """partial_rotary_factor and rope type longrope count."""
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(attention_bias=AttentionBias.CONFIGURED, mlp_bias=True),
+    "MistralForCausalLM": Family(windows=Windows.ALL, window=4096),
+    "Qwen2ForCausalLM": Family(attention_bias=AttentionBias.INPUTS, windows=Windows.LATE_IF_USED, window=4096),
+    "Qwen3ForCausalLM": Family(
+        head_dim=128, attention_bias=AttentionBias.CONFIGURED, qk_norm=True, windows=Windows.LATE_IF_USED, window=4096
+    ),
+    "MixtralForCausalLM": Family(rms_eps=1e-5, rope_theta=1e6, windows=Windows.ALL, routing=Routing.MIXTRAL),
+    "Qwen3MoeForCausalLM": Family(
+        attention_bias=AttentionBias.CONFIGURED,
+        qk_norm=True,
+        windows=Windows.ALL_IF_USED,
+        window=4096,
+        routing=Routing.QWEN,
+    ),
+    "Gemma2ForCausalLM": Family(
+        tied=True,
+        head_dim=256,
+        attention_bias=AttentionBias.CONFIGURED,
+        gemma=True,
+        windows=Windows.MOST,
+        window=4096,
+        full_every=2,
+        attention_softcap=50.0,
+        attention_softcaps=True,
+        logit_softcap=30.0,
+    ),
+    "Gemma3ForCausalLM": Family(
+        rope_theta=1e6,
+        tied=True,
+        head_dim=256,
+        attention_bias=AttentionBias.CONFIGURED,
+        qk_norm=True,
+        gemma=True,
+        windows=Windows.MOST,
+        window=4096,
+        full_every=6,
+        local_rope=True,
+    ),
+    "Phi3ForCausalLM": Family(rms_eps=1e-5, windows=Windows.ALL, partial_rotary=True),
+}
+SUPPORTED = tuple(FAMILIES)

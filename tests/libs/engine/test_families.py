@@ -1,0 +1,325 @@
+"""Every family computes what transformers computes: past its sliding windows, cut up, batched, reused and verified."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, inspect
+from penstock.checkpoint.model_config import parse_config
+from penstock.engine.batch import Run
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import SamplingParams
+from penstock.engine.runner import Runner
+from penstock.engine.sampler import Choice
+from penstock.testing.checkpoints import write_tokenizer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import transformers
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+GEMMA = {"head_dim": 16, "sliding_window": 21, "query_pre_attn_scalar": 24}
+LOCAL_GLOBAL = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+LONGROPE = {
+    "max_position_embeddings": 2048,
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.3],
+        "long_factor": [1.0, 2.5, 9.0],
+    },
+}
+CASES = {
+    "mistral-window": ("Mistral", {"sliding_window": 33}),
+    "qwen2-late-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3-typed-windows": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "mixtral": ("Mixtral", EXPERTS),
+    "mixtral-window": ("Mixtral", {**EXPERTS, "sliding_window": 17, "num_experts_per_tok": 1}),
+    "qwen3-moe": ("Qwen3Moe", QWEN_EXPERTS),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {**QWEN_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0], "attention_bias": True},
+    ),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma2-uncapped": ("Gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2}),
+    "gemma3-scaled": ("Gemma3", {**GEMMA, "sliding_window_pattern": 3, "rope_parameters": LOCAL_GLOBAL}),
+    "phi3": ("Phi3", {"sliding_window": 40}),
+    "phi3-partial-tied": ("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "phi3-longrope-short": ("Phi3", LONGROPE),
+    "phi3-longrope-long": ("Phi3", LONGROPE),
+}
+CONTEXT = {"phi3-longrope-long": 512}
+"""Longer than the original context: the long factors."""
+LENGTHS = (1, 16, 17, 40, 63, 170)
+
+
+class Case:
+    """A checkpoint that transformers drew and saved, with norms that are not all alike, and the model itself."""
+
+    def __init__(self, name, directory):
+        self.name, self.directory, self.context = name, directory, CONTEXT.get(name)
+        family, fields = CASES[name]
+        torch.manual_seed(11)
+        config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**{**SIZES, **fields})
+        config._attn_implementation = "eager"
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        with torch.no_grad():
+            for key, weight in model.named_parameters():
+                if "norm" in key or key.endswith(".bias"):
+                    weight += torch.randn_like(weight) / 5
+                if family.startswith("Gemma") and "embed_tokens" in key:
+                    weight *= 0.1  # else the scaled embedding drowns the rest, and each token follows itself
+        model.save_pretrained(directory)
+        write_tokenizer(directory / "tokenizer.json")
+        self.model = model
+        long = self.context is not None
+        self.lengths = [length for length in LENGTHS if name != "phi3-longrope-short" or length < 60]
+        self.lengths = [length + 70 if long else length for length in self.lengths]
+
+    def runner(self, dtype="float32"):
+        return Runner(inspect(self.directory, self.context), dtype, "cpu", 100, 16, 512)
+
+    def prompt(self, length):
+        return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+    def logits(self, tokens):
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+    def greedy(self, prompt, count):
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Case(request.param, tmp_path_factory.mktemp("model"))
+
+
+def run_of(tokens, start, count, pages, drafts=()):
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts), {})
+    return Run(choice, start, count, pages, (str(pages[0]), 0))
+
+
+def logits_of(runner, runs):
+    """The logits of a step, in the order of the batch."""
+    seen = []
+    forward = type(runner.decoder).forward
+    runner.decoder.forward = lambda batch, pool: seen.append(forward(runner.decoder, batch, pool)) or seen[0]
+    runner.step(runs)
+    del runner.decoder.forward
+    return seen[0]
+
+
+def tables(lengths):
+    """Block tables that interleave, so that no sequence lies in one piece."""
+    counts = [-(-length // 16) + 1 for length in lengths]
+    pages = [[] for _ in counts]
+    free = iter(range(1, 100))
+    while any(len(own) < count for own, count in zip(pages, counts, strict=True)):
+        for own, count in zip(pages, counts, strict=True):
+            if len(own) < count:
+                own.append(next(free))
+    return pages
+
+
+def close(found, wanted, atol=1e-4):
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=0)
+
+
+def test_every_logit_of_a_prompt_at_once(case):
+    prompt = case.prompt(case.lengths[-1])
+    found = logits_of(case.runner(), [run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])])
+    close(found, case.logits(prompt))
+
+
+@pytest.mark.parametrize("chunk", [9, 50])
+def test_chunks_of_mixed_batches_then_decode_and_verification(case, chunk):
+    """Prompts of many lengths in chunks, then a token each, then several at once as drafts are verified."""
+    runner = case.runner()
+    texts = [case.prompt(length + 6) for length in case.lengths]
+    wanted = [case.logits(text) for text in texts]
+    pages = tables([len(text) for text in texts])
+    for start in range(0, max(case.lengths), chunk):
+        live = [at for at, length in enumerate(case.lengths) if start < length]
+        runs = [
+            run_of(texts[at][: case.lengths[at]], start, min(chunk, case.lengths[at] - start), pages[at]) for at in live
+        ]
+        for run, at, answer in zip(runs, live, runner.step(runs), strict=True):
+            assert [chosen.token for chosen in answer] == (
+                [int(wanted[at][case.lengths[at] - 1].argmax())] if run.samples else []
+            )
+    ends = case.lengths
+    together = zip(texts, ends, pages, strict=True)
+    found = logits_of(runner, [run_of(text[: end + 1], end, 1, own) for text, end, own in together])
+    close(found, torch.stack([logits[end] for logits, end in zip(wanted, ends, strict=True)]))
+    together = zip(texts, ends, pages, strict=True)
+    found = logits_of(
+        runner, [run_of(text[: end + 2], end + 1, 1, own, text[end + 2 :]) for text, end, own in together]
+    )
+    close(found, torch.cat([logits[end + 1 :] for logits, end in zip(wanted, ends, strict=True)]))
+
+
+async def test_engine_says_what_transformers_says(case, kit):
+    """Through the engine: alone, together, and with a prefix whose KV another run stored."""
+    requests = [kit.request(str(length), length, kit.greedy(5)) for length in case.lengths]
+    expected = [case.greedy(request.prompt, 5) for request in requests]
+    config = EngineConfig(
+        case.directory,
+        kv_pool_tokens=1024,
+        max_batch_tokens=60,
+        max_running=6,
+        threads=1,
+        max_model_len=case.context,
+    )
+    async with Engine.open(config) as engine:
+        sink = kit.Sink()
+        assert (await kit.read(engine, requests[-1], sink=sink)).ids == expected[-1]
+        answers = await kit.read_all(engine, requests)
+        assert [answer.ids for answer in answers] == expected
+        stored = [sink.blocks[number] for number in sorted(sink.blocks)]
+        blocks = stored[: (len(requests[-1].prompt) - 1) // 16]
+        again = await kit.read(engine, requests[-1], source=kit.Source(blocks))
+        assert again.ids == expected[-1] and again.last.cached_tokens == 16 * len(blocks) > 0
+        assert again.last.computed_tokens == len(requests[-1].prompt) - 16 * len(blocks)
+
+
+def test_bfloat16_runs_and_stays_near(case):
+    """A smoke test: the rounding of 8-bit mantissas, no more."""
+    prompt = case.prompt(case.lengths[-1])
+    run = run_of(prompt[:1], 0, 1, tables([len(prompt)])[0], prompt[1:])
+    exact, rounded = (logits_of(case.runner(dtype), [run]) for dtype in ("float32", "bfloat16"))
+    assert rounded.isfinite().all()
+    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.98
+
+
+def parsed(family, **fields):
+    sizes = {key: value for key, value in SIZES.items() if "size" in key or "num" in key or "max" in key}
+    return parse_config(Path("config.json"), {"architectures": [f"{family}ForCausalLM"], **sizes, **fields})
+
+
+@pytest.mark.parametrize("family", [name.removesuffix("ForCausalLM") for name in SUPPORTED])
+def test_absent_fields_mean_what_transformers_takes_them_for(family):
+    theirs = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**SIZES)
+    moe = {"moe_intermediate_size": 768} if family == "Qwen3Moe" else {}
+    ours = parsed(family, **moe)
+    sliding = getattr(theirs, "sliding_window", None)
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"] * 3
+    assert ours.windows == tuple(sliding if kind == "sliding_attention" else None for kind in types)
+    assert (ours.rms_eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
+    ropes = theirs.rope_parameters
+    assert ours.rope.theta == ropes.get("full_attention", ropes)["rope_theta"]
+    assert ours.local_rope is None or ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]
+    assert ours.attention_softcap == getattr(theirs, "attn_logit_softcapping", None)
+    assert ours.logit_softcap == getattr(theirs, "final_logit_softcapping", None)
+    assert ours.attention_scale == getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5
+    if ours.experts is not None:
+        assert (ours.experts.count, ours.experts.per_token) == (theirs.num_experts, theirs.num_experts_per_tok)
+        assert ours.experts.normalised == getattr(theirs, "norm_topk_prob", True)
+
+
+def test_older_spellings():
+    scaled = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 5e5, "rope_local_base_freq": 2e4}
+    gemma = parsed("Gemma3", **scaled)
+    assert (gemma.rope, gemma.local_rope) == (Rope("linear", 5e5, 8.0), Rope(theta=2e4))
+    factors = {"short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [1.0] * 4}
+    phi = parsed("Phi3", original_max_position_embeddings=128, rope_scaling={"type": "su", **factors})
+    assert phi.rope.kind == "longrope" and phi.rope.factors == (1.0, 2.0, 3.0, 4.0) and phi.max_positions == 128
+    assert phi.rope.attention_factor == pytest.approx((1 + math.log(4) / math.log(128)) ** 0.5)
+
+
+def test_windows_read_few_pages(tmp_path):
+    """A windowed layer gathers what its window touches, however long the text is."""
+    case = Case("mistral-window", tmp_path)
+    seen = []
+    runner = case.runner()
+    gather = runner.pool.gather
+    runner.pool.gather = lambda index, batch, tokens: seen.append(tokens) or gather(index, batch, tokens)
+    tokens = case.prompt(400)
+    runner.step([run_of(tokens, 399, 1, tables([400])[0])])
+    assert seen == [48, 48, 48], "367, the first in view, is in the page that begins at 352"
+
+
+def test_longrope_follows_the_context_asked_for(tmp_path):
+    case = Case("phi3-longrope-short", tmp_path)
+    short, long = inspect(case.directory, 64), inspect(case.directory, 65)
+    assert short.config == inspect(case.directory).config and short.config.max_positions == 64
+    assert long.config.max_positions == 2048 and long.config.rope.factors == (1.0, 2.5, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported, only gelu_pytorch_tanh"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, not 0"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers 3 names"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported, only full_att"),
+        ("gemma2", {"sliding_window": None}, "sliding_window is null"),
+        ("gemma2", {"rope_parameters": LOCAL_GLOBAL}, "rope_parameters by layer type"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported, only null"),
+        ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must hold full_attention and"),
+        ("gemma3", {"partial_rotary_factor": 0.5}, None),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 must not be more than the 5 experts"),
+        ("mixtral", {"num_local_experts": 6}, r"gate\.weight has shape \[5, 32\], config.json"),
+        ("mixtral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be a list"),
+        ("mixtral-window", {"layer_types": ["full_attention"] * 3}, "layer_types .* is not supported: this family"),
+        ("qwen3-moe", {"mlp_only_layers": [3]}, r"mlp_only_layers must be a list of layer numbers below 3, not \[3\]"),
+        ("qwen3-moe", {"num_experts": 7}, "num_experts and num_local_experts must be the same number"),
+        ("qwen3-moe", {"decoder_sparse_step": 2}, r"mlp\.gate_proj"),
+        ("phi3", {"partial_rotary_factor": 0.4}, None),
+        ("phi3-longrope-short", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "'linear' is not supp"),
+        ("phi3-longrope-short", {"rope_parameters": {"rope_type": "longrope"}}, "short_factor must be a list of 4"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(tmp_path, name, changes, reason):
+    case = Case(name, tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    if reason is None:
+        values.pop("rope_parameters")
+        reason = "partial_rotary_factor"
+    file.write_text(json.dumps({**values, **changes}))
+    with pytest.raises(CheckpointError, match=reason):
+        inspect(case.directory)
