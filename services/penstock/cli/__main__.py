@@ -41,7 +41,8 @@ def main() -> None:
     try:
         make_app()()
     except ConfigError as error:
-        sys.exit(f"penstock: {error}")
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _up(options: Annotated[MeshOptions | None, Parameter(name="*")] = None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.ports import Ports
+from penstock.kv.room import check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.models import NAMES, embedded
 from penstock.runtime.config import ConfigError, Size, format_size
 
@@ -38,6 +39,12 @@ class MeshOptions:
     """No prefill workers: every decode worker computes its own prompts."""
     kv_host_bytes: Size = 1 << 30
     """Memory for cached KV, for example 512MiB."""
+    kv_nvme_dir: Path | None = None
+    """A directory on a fast disk for KV that outlives the mesh; needs kv-nvme-bytes."""
+    kv_nvme_bytes: Size = 0
+    """How much of that disk may be used, for example 20GiB."""
+    kv_gpu_bytes: Size = 0
+    """GPU memory for cached KV, for example 2GiB; 0: none."""
     dtype: str = "float32"
     """float32 or bfloat16."""
     threads: int = 0
@@ -52,6 +59,9 @@ class MeshOptions:
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(name, getattr(self, name), "must be 0 to 65535")
+        check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
+        check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
+        check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError("dtype", self.dtype, "must be float32 or bfloat16")
         if self.log_level not in ("debug", "info", "warning", "error"):
@@ -102,10 +112,7 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
         children.append(_draft(options, draft))
     children += [
         _child(options, "router", _ROUTER, "--address", router),
-        _child(
-            *(options, "kvstore", _STORE, "--address", store, "--router", router),
-            *("--host-bytes", format_size(options.kv_host_bytes)),
-        ),
+        _child(options, "kvstore", _STORE, "--address", store, "--router", router, *_tiers(options)),
         _child(
             *(options, "gateway", _GATEWAY, "--http-address", http, "--grpc-address", grpc),
             *("--router", router, "--model-dir", str(model), "--model-name", options.model_name),
@@ -121,6 +128,15 @@ def _workers(options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft:
     more = ("--role", role, "--draft", draft or "none")
     for number in range(options.decode):
         yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *worker, *more, number=number)
+
+
+def _tiers(options: MeshOptions) -> Iterator[str]:
+    yield from ("--host-bytes", format_size(options.kv_host_bytes))
+    if options.kv_nvme_dir is not None:
+        yield from ("--nvme-dir", str(options.kv_nvme_dir.absolute()))
+        yield from ("--nvme-bytes", format_size(options.kv_nvme_bytes))
+    if options.kv_gpu_bytes:
+        yield from ("--gpu-bytes", format_size(options.kv_gpu_bytes))
 
 
 def _draft(options: MeshOptions, address: str) -> ChildSpec:

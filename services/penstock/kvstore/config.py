@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.kv.host import host_id
+from penstock.kv.room import check_host_bytes
 from penstock.kvstore.wire.format import STYLES
-from penstock.runtime.config import ConfigError, Size, format_size
+from penstock.runtime.config import ConfigError, Size
 
-_LEAST_BYTES = 1 << 16
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -55,7 +52,7 @@ class KvStoreConfig:
         _check_address("address", self.address)
         if self.router is not None:
             _check_address("router", self.router)
-        _check_bytes(self.host_bytes)
+        check_host_bytes("host_bytes", self.host_bytes)
         for name in ("lease_s", "reserve_s", "bring_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
@@ -84,23 +81,3 @@ def _check_tcp(name: str, address: str) -> None:
     host, _, port = rest.rpartition(":")
     if address and (scheme != "tcp" or host in ("", "*") or not port.isdigit() or int(port) > 65535):
         raise ConfigError(name, address, "write tcp://host:port with an address of this host, as tcp://127.0.0.1:5557")
-
-
-def _check_bytes(size: int) -> None:
-    most = memory_bytes()
-    if size > most:
-        possible = format_size(most - most % (1 << 20))
-        raise ConfigError("host_bytes", format_size(size), f"this machine has {possible} of memory; use less than that")
-    if size < _LEAST_BYTES:
-        raise ConfigError("host_bytes", format_size(size), f"at least {format_size(_LEAST_BYTES)}")
-
-
-def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or the container's limit when that is less."""
-    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _CGROUP_LIMITS:
-        try:
-            least = min(least, int(path.read_text()))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return least

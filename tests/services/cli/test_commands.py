@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -65,6 +66,37 @@ def test_a_wrong_model_directory_is_said_within_a_second(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("arguments", "field", "possible"),
+    [
+        (("--kv-host-bytes", "2XB"), "--kv-host-bytes", "512MiB"),
+        (("--kv-host-bytes", "900TiB"), "--kv-host-bytes", "of memory; use less"),
+        (("--kv-host-bytes", "5"), "--kv-host-bytes", "at least 64KiB"),
+        (("--kv-nvme-dir", "{here}"), "--kv-nvme-bytes", "for example 20GiB"),
+        (("--kv-nvme-bytes", "2GiB"), "--kv-nvme-dir", "give the directory"),
+        (("--kv-nvme-dir", "{here}/new", "--kv-nvme-bytes", "900TiB"), "--kv-nvme-bytes", "there is room for"),
+        (("--kv-nvme-dir", "{here}", "--kv-nvme-bytes", "1"), "--kv-nvme-bytes", "at least 64KiB"),
+        (("--kv-nvme-dir", "{here}/file/x", "--kv-nvme-bytes", "1MiB"), "--kv-nvme-dir", "is no directory"),
+        (("--kv-nvme-dir", "{here}", "--kv-nvme-bytes", "much"), "--kv-nvme-bytes", "512MiB"),
+        (("--kv-gpu-bytes", "900TiB"), "--kv-gpu-bytes", "GPU has|no CUDA device"),
+        (("--kv-gpu-bytes", "-1"), "--kv-gpu-bytes", ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_tier_that_can_not_be_is_said_before_anything_starts(
+    command: str, arguments: tuple[str, ...], field: str, possible: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = penstock(command, *(one.format(here=tmp_path) for one in arguments), COLUMNS="300")
+    said = " ".join((done.stderr + done.stdout).split())
+    assert done.returncode == 2
+    assert field in said
+    assert re.search(possible, said)
+    assert "Traceback" not in said
+    assert "kvstore" not in said, "no child was started"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"], "nothing was made"
+
+
+@pytest.mark.parametrize(
     ("arguments", "field"),
     [
         (("--decode", "0"), "decode"),
@@ -123,6 +155,19 @@ def test_everybody_is_told_the_same_addresses() -> None:
         assert option(name, "--model-name") == option("gateway", "--model-name") == "penstock-mini"
     assert option("decode-0", "--draft") == option("draft", "--address")
     assert plan.url == f"http://{option('gateway', '--http-address')}"
+
+
+def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
+    given = {"kv_host_bytes": 1 << 20, "kv_nvme_dir": tmp_path / "kv", "kv_nvme_bytes": 3 << 20}
+    with reserved_ports() as ports:
+        told = {
+            child.name: child.command
+            for options in (MeshOptions(port=0, **given), MeshOptions(port=0))  # type: ignore[arg-type]
+            for child in plan_mesh(options, ports).children
+        }
+        with_disk = next(c.command for c in plan_mesh(MeshOptions(port=0, **given), ports).children if c.name == "kvstore")  # type: ignore[arg-type]
+    assert with_disk[-6:] == ("--host-bytes", "1MiB", "--nvme-dir", str(tmp_path / "kv"), "--nvme-bytes", "3MiB")
+    assert told["kvstore"][-2:] == ("--host-bytes", "1GiB")
 
 
 def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:
