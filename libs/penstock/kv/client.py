@@ -90,6 +90,15 @@ class StoreClient:
         """Has a block taken out of service; False: it was not, or no longer, that block."""
         return await self._reading.quarantine(self._link.need(), key, epoch)
 
+    async def retain(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> tuple[float, int]:
+        """Has blocks kept, stored or still to come: for how long, and how many of the leading ones; zeros: none."""
+        session = self._link.need()
+        request = kvstore_pb2.RetainRequest(
+            session_id=session.session_id, keys=keys[:MAX_KEYS], ttl_s=seconds, namespace=namespace
+        )
+        granted = await self._link.call(session, self._link.rpc.Retain, request)
+        return granted.granted_s, granted.blocks
+
 
 @asynccontextmanager
 async def open_store(

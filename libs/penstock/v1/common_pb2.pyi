@@ -165,6 +165,7 @@ class Request(_message.Message):
     CACHE_ROOT_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique per choice; appears in every log line and span"""
     cache_root: _builtins.bytes
@@ -181,6 +182,10 @@ class Request(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def retain(self) -> _containers.RepeatedCompositeFieldContainer[Global___Retain]:
+        """at most 5"""
+
     def __init__(
         self,
         *,
@@ -191,14 +196,66 @@ class Request(_message.Message):
         cache_root: _builtins.bytes = ...,
         session: _builtins.str = ...,
         namespace: _builtins.bytes = ...,
+        retain: _abc.Iterable[Global___Retain] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
+
+@_typing.final
+class Retain(_message.Message):
+    """A wish that blocks be kept: the leading ones of the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_S_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    ttl_s: _builtins.float
+    blocks: _builtins.int
+    """0: every full block of the prompt and of the answer"""
+    def __init__(
+        self,
+        *,
+        ttl_s: _builtins.float = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retain: _TypeAlias = Retain  # noqa: Y015
+
+@_typing.final
+class Retained(_message.Message):
+    """What was promised of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """each of the blocks is kept for at least as long; 0: none is"""
+    blocks: _builtins.int
+    """leading blocks of the sequence"""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Retained: _TypeAlias = Retained  # noqa: Y015
 
 @_typing.final
 class TopLogprob(_message.Message):

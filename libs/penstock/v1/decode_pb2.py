@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/decode.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"/\n\rHandoffSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"v\n\x0fGenerateRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Request\x12\x30\n\x07handoff\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.HandoffSourceH\x00\x88\x01\x01\x42\n\n\x08_handoff\"\xe1\x01\n\rGenerateEvent\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Token\x12#\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x13.penstock.v1.Finish\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.penstock.v1.CacheUse\x12&\n\x05times\x18\x04 \x01(\x0b\x32\x17.penstock.v1.StageTimes\x12\x0f\n\x07\x64rafted\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x16\n\x0ehandoff_failed\x18\x07 \x01(\x08\x32P\n\x06\x44\x65\x63ode\x12\x46\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/decode.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"/\n\rHandoffSource\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"v\n\x0fGenerateRequest\x12%\n\x07request\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Request\x12\x30\n\x07handoff\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.HandoffSourceH\x00\x88\x01\x01\x42\n\n\x08_handoff\"\x8a\x02\n\rGenerateEvent\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Token\x12#\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x13.penstock.v1.Finish\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.penstock.v1.CacheUse\x12&\n\x05times\x18\x04 \x01(\x0b\x32\x17.penstock.v1.StageTimes\x12\x0f\n\x07\x64rafted\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x16\n\x0ehandoff_failed\x18\x07 \x01(\x08\x12\'\n\x08retained\x18\x08 \x01(\x0b\x32\x15.penstock.v1.Retained2P\n\x06\x44\x65\x63ode\x12\x46\n\x08Generate\x12\x1c.penstock.v1.GenerateRequest\x1a\x1a.penstock.v1.GenerateEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=116
   _globals['_GENERATEREQUEST']._serialized_end=234
   _globals['_GENERATEEVENT']._serialized_start=237
-  _globals['_GENERATEEVENT']._serialized_end=462
-  _globals['_DECODE']._serialized_start=464
-  _globals['_DECODE']._serialized_end=544
+  _globals['_GENERATEEVENT']._serialized_end=503
+  _globals['_DECODE']._serialized_start=505
+  _globals['_DECODE']._serialized_end=585
 # @@protoc_insertion_point(module_scope)

@@ -85,6 +85,7 @@ class GenerateEvent(_message.Message):
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
     HANDOFF_FAILED_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     finish: _common_pb2.Finish.ValueType
     """set in the last event"""
     drafted: _builtins.int
@@ -102,6 +103,10 @@ class GenerateEvent(_message.Message):
     def times(self) -> _common_pb2.StageTimes:
         """in the first event, but for `decode`, and in the last"""
 
+    @_builtins.property
+    def retained(self) -> _common_pb2.Retained:
+        """in the first event of the prompt, in the last with the answer; absent when not asked for"""
+
     def __init__(
         self,
         *,
@@ -112,10 +117,11 @@ class GenerateEvent(_message.Message):
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
         handoff_failed: _builtins.bool = ...,
+        retained: _common_pb2.Retained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "retained", b"retained", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cache", b"cache", "drafted", b"drafted", "finish", b"finish", "handoff_failed", b"handoff_failed", "times", b"times", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cache", b"cache", "drafted", b"drafted", "finish", b"finish", "handoff_failed", b"handoff_failed", "retained", b"retained", "times", b"times", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

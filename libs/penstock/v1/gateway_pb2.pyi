@@ -55,12 +55,15 @@ class ChatMessage(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
+    RETAIN_S_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """system, user, assistant, tool"""
     content: _builtins.str
     tool_call_id: _builtins.str
     """role tool"""
     reasoning_content: _builtins.str
+    retain_s: _builtins.float
+    """keep everything up to here for as long; 0: no wish. At most 4 messages have it"""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionCall]: ...
     def __init__(
@@ -71,10 +74,11 @@ class ChatMessage(_message.Message):
         tool_calls: _abc.Iterable[Global___FunctionCall] | None = ...,
         tool_call_id: _builtins.str = ...,
         reasoning_content: _builtins.str = ...,
+        retain_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning_content", b"reasoning_content", "retain_s", b"retain_s", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,6 +156,8 @@ class ChatCompletionRequest(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RETAIN_S_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     tool_choice: _builtins.str
     """"auto" (default with tools) or "none" """
@@ -172,6 +178,8 @@ class ChatCompletionRequest(_message.Message):
     n: _builtins.int
     """0 is 1"""
     ignore_eos: _builtins.bool
+    retain_s: _builtins.float
+    """keep the prompt and the answer for as long; 0: no wish"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -182,6 +190,8 @@ class ChatCompletionRequest(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def session(self) -> Global___SessionOutlook: ...
     def __init__(
         self,
         *,
@@ -207,10 +217,12 @@ class ChatCompletionRequest(_message.Message):
         n: _builtins.int = ...,
         ignore_eos: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        retain_s: _builtins.float = ...,
+        session: Global___SessionOutlook | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_completion_tokens", b"max_completion_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "max_completion_tokens", b"max_completion_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -226,6 +238,8 @@ class ChatCompletionRequest(_message.Message):
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
+    _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
@@ -249,6 +263,8 @@ class ChatCompletionRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session) -> _WhichOneofReturnType__session | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
@@ -258,6 +274,32 @@ class ChatCompletionRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___ChatCompletionRequest: _TypeAlias = ChatCompletionRequest  # noqa: Y015
+
+@_typing.final
+class SessionOutlook(_message.Message):
+    """What the client knows of its session, after this request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    RETURNS_IN_S_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    returns_in_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        ended: _builtins.bool = ...,
+        returns_in_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "returns_in_s", b"returns_in_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "ended", b"ended", "returns_in_s", b"returns_in_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__returns_in_s: _TypeAlias = _typing.Literal["returns_in_s"]  # noqa: Y015
+    _WhichOneofArgType__returns_in_s: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__returns_in_s) -> _WhichOneofReturnType__returns_in_s | None: ...
+
+Global___SessionOutlook: _TypeAlias = SessionOutlook  # noqa: Y015
 
 @_typing.final
 class ContentLogprob(_message.Message):
@@ -354,6 +396,8 @@ class Usage(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    RETAINED_TOKENS_FIELD_NUMBER: _builtins.int
+    RETAINED_S_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """computed_tokens + cached_tokens"""
     completion_tokens: _builtins.int
@@ -367,6 +411,10 @@ class Usage(_message.Message):
     accepted_tokens: _builtins.int
     computed_tokens: _builtins.int
     reasoning_tokens: _builtins.int
+    retained_tokens: _builtins.int
+    """leading tokens of prompt and answer that are kept"""
+    retained_s: _builtins.float
+    """for at least as long; 0: none are"""
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by stage: tokenize, plan, queue, fetch, prefill, first_token, decode, total"""
@@ -386,10 +434,12 @@ class Usage(_message.Message):
         seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         computed_tokens: _builtins.int = ...,
         reasoning_tokens: _builtins.int = ...,
+        retained_tokens: _builtins.int = ...,
+        retained_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

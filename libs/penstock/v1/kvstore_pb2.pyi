@@ -521,6 +521,62 @@ class QuarantineResponse(_message.Message):
 Global___QuarantineResponse: _TypeAlias = QuarantineResponse  # noqa: Y015
 
 @_typing.final
+class RetainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    ttl_s: _builtins.float
+    namespace: _builtins.bytes
+    """of the tenant, 16 bytes"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """a prefix: parents before their children"""
+
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        ttl_s: _builtins.float = ...,
+        namespace: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "namespace", b"namespace", "session_id", b"session_id", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainRequest: _TypeAlias = RetainRequest  # noqa: Y015
+
+@_typing.final
+class RetainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANTED_S_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    granted_s: _builtins.float
+    """at most ttl_s; 0: nothing was promised"""
+    blocks: _builtins.int
+    """of the leading keys"""
+    def __init__(
+        self,
+        *,
+        granted_s: _builtins.float = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "granted_s", b"granted_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainResponse: _TypeAlias = RetainResponse  # noqa: Y015
+
+@_typing.final
 class ReadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -685,6 +741,7 @@ class StatsResponse(_message.Message):
     DETACHED_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     BROUGHT_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -713,6 +770,8 @@ class StatsResponse(_message.Message):
     """quarantined, but still leased"""
     brought: _builtins.int
     """blocks that came from slower tiers"""
+    retained: _builtins.int
+    """blocks that somebody was promised"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -739,10 +798,11 @@ class StatsResponse(_message.Message):
         detached: _builtins.int = ...,
         spec: _common_pb2.KvSpec | None = ...,
         brought: _builtins.int = ...,
+        retained: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

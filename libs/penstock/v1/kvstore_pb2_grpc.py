@@ -70,6 +70,11 @@ class KvStoreStub:
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.QuarantineRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.QuarantineResponse.FromString,
                 _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/penstock.v1.KvStore/Retain',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_stream(
                 '/penstock.v1.KvStore/Read',
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
@@ -144,6 +149,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Read(self, request, context):
         """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks.
         """
@@ -207,6 +219,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Quarantine,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.QuarantineRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.QuarantineResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -418,6 +435,33 @@ class KvStore:
             '/penstock.v1.KvStore/Quarantine',
             penstock_dot_v1_dot_kvstore__pb2.QuarantineRequest.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.QuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Retain',
+            penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,8 @@ class KvStoreStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]
     Quarantine: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.QuarantineRequest, _kvstore_pb2.QuarantineResponse]
     """A block whose bytes did not match its checksum: taken out of service and counted."""
+    Retain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]
+    """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _grpc.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]
@@ -76,6 +78,8 @@ class KvStoreAsyncStub(KvStoreStub):
     Commit: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
     Quarantine: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.QuarantineRequest, _kvstore_pb2.QuarantineResponse]  # type: ignore[assignment]
     """A block whose bytes did not match its checksum: taken out of service and counted."""
+    Retain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]  # type: ignore[assignment]
+    """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]  # type: ignore[assignment]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _aio.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
@@ -141,6 +145,14 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.QuarantineResponse, _abc.Awaitable[_kvstore_pb2.QuarantineResponse]]:
         """A block whose bytes did not match its checksum: taken out of service and counted."""
+
+    @_abc_1.abstractmethod
+    def Retain(
+        self,
+        request: _kvstore_pb2.RetainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.RetainResponse, _abc.Awaitable[_kvstore_pb2.RetainResponse]]:
+        """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
 
     @_abc_1.abstractmethod
     def Read(

@@ -49,6 +49,7 @@ class PrefillEvent(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     finish: _common_pb2.Finish.ValueType
     """set when the first token is also the last"""
     @_builtins.property
@@ -59,6 +60,10 @@ class PrefillEvent(_message.Message):
     def cache(self) -> _common_pb2.CacheUse: ...
     @_builtins.property
     def times(self) -> _common_pb2.StageTimes: ...
+    @_builtins.property
+    def retained(self) -> _common_pb2.Retained:
+        """of the prompt; absent when nothing was asked for"""
+
     def __init__(
         self,
         *,
@@ -66,10 +71,11 @@ class PrefillEvent(_message.Message):
         finish: _common_pb2.Finish.ValueType = ...,
         cache: _common_pb2.CacheUse | None = ...,
         times: _common_pb2.StageTimes | None = ...,
+        retained: _common_pb2.Retained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "times", b"times", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "retained", b"retained", "times", b"times", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "finish", b"finish", "times", b"times", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "finish", b"finish", "retained", b"retained", "times", b"times", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

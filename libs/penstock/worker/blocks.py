@@ -207,6 +207,11 @@ class BlockSink:
         self.valid_tokens: int | None = None
         """Set when the sequence has ended normally."""
 
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """Of all full blocks so far, those of the prompt at least."""
+        return self._keys
+
     def loaded(self, blocks: int) -> None:
         """The first `blocks` blocks came from the store."""
         self.stored = max(self.stored or 0, blocks)

@@ -13,6 +13,8 @@ _FINISH = {
     "length": common_pb2.FINISH_LENGTH,
 }
 ROOT_BYTES = 32
+MAX_MARKS = 5
+"""Wishes to keep blocks, of one request."""
 
 
 def request_from_message(message: common_pb2.Request, max_tokens: int | None = None) -> Request:
@@ -29,12 +31,23 @@ def request_from_message(message: common_pb2.Request, max_tokens: int | None = N
         raise InvalidRequest(
             f"namespace has {len(message.namespace)} bytes; it must have {NAMESPACE_BYTES}", field="namespace"
         )
+    check_retain(message)
     return Request(
         id=message.request_id,
         prompt=tuple(message.prompt_ids),
         output=tuple(message.output_ids),
         sampling=_sampling(message.sampling, max_tokens),
     )
+
+
+def check_retain(message: common_pb2.Request) -> None:
+    """Raises InvalidRequest for wishes that can't be."""
+    if len(message.retain) > MAX_MARKS:
+        raise InvalidRequest(f"retain has {len(message.retain)} entries, at most {MAX_MARKS}", field="retain")
+    if message.retain and not message.namespace:
+        raise InvalidRequest("retain needs a namespace: a promise is made to a tenant", field="namespace")
+    if not all(0 < wish.ttl_s < float("inf") for wish in message.retain):
+        raise InvalidRequest("retain.ttl_s must be a number of seconds, more than 0", field="retain")
 
 
 def _sampling(message: common_pb2.Sampling, max_tokens: int | None) -> SamplingParams:

@@ -29,6 +29,7 @@ from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
 from penstock.worker.cost import PrefillCost
+from penstock.worker.retaining import Mark, Retainer
 
 _JOIN_PATIENCE_S = 5.0
 """How long a worker waits for its router before it says that it is ready all the same."""
@@ -44,6 +45,7 @@ class Work:
     fetchable: int
     """Leading blocks without the last given token, which somebody has to compute for its logits."""
     sink: BlockSink
+    retainer: Retainer
 
     def cache_use(self, update: Update) -> common_pb2.CacheUse:
         """Where the KV of the given tokens came from, each token counted once."""
@@ -83,7 +85,9 @@ class Worker:
         origin = Origin(message.session, message.namespace)
         fetcher = Fetcher(self.store, self.metrics, keys, size, origin)
         sink = BlockSink(self.publisher, message.cache_root, keys, size, origin, self._block_seconds)
-        return Work(fetcher, (len(tokens) - 1) // size, sink)
+        marks = [Mark(wish.ttl_s, wish.blocks or None) for wish in message.retain]
+        retainer = Retainer(self.store, self.metrics, marks, message.namespace)
+        return Work(fetcher, (len(tokens) - 1) // size, sink, retainer)
 
     def _block_seconds(self, first_token: int) -> float:
         return self._cost.seconds(first_token, self.engine.stats().prefill_tokens_per_s)
@@ -91,6 +95,7 @@ class Worker:
     async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
         """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""
         self.changed.set()
+        work.retainer.begin(work.fetcher.keys)
         origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded)
         try:
             async with aclosing(self.engine.generate(request, source=origin, sink=work.sink)) as updates:
@@ -105,6 +110,7 @@ class Worker:
         except EngineError as error:
             raise Internal("the model step failed") from error
         finally:
+            work.retainer.close()
             self.changed.set()
 
     def load(self) -> router_pb2.Load:

@@ -47,7 +47,12 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             if self._drafter is not None:
                 self._drafter.begin(asked.id)
             async for update in self._worker.generate(asked, work, source):
-                yield _event(update, work, source, first)
+                event = _event(update, work, source, first)
+                if work.retainer and (first or update.finish is not None):
+                    ended = update.finish is not None
+                    kept = await (work.retainer.answer(work.sink.keys) if ended else work.retainer.prompt())
+                    event.retained.CopyFrom(kept.message())
+                yield event
                 first = False
         finally:
             if self._drafter is not None:

@@ -78,6 +78,23 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """A wish: keep the KV of the conversation up to here."""
+
+    seconds: float
+    upto: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a client said of its session."""
+
+    ended: bool = False
+    returns_in: float | None = None
+    """Seconds after the answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """A prompt made of messages."""
 
@@ -86,6 +103,7 @@ class Conversation:
     """Shown to the model."""
     call_tools: bool = False
     """Whether its answer is searched for calls."""
+    keeps: Sequence[Keep] = ()
 
 
 Prompt = Conversation | str | Sequence[int]
@@ -108,6 +126,9 @@ class Ask:
     """Which of the two endpoints was asked."""
     cache_key: str | None = None
     """The client's own session key."""
+    retain_s: float = 0.0
+    """How long the whole prompt and the answer are to be kept; 0: no wish."""
+    outlook: Outlook = Outlook()
 
     def check(self, max_choices: int, max_tokens_field: str = "max_tokens") -> None:
         """Raises InvalidRequest naming the field that can't be."""

@@ -32,6 +32,8 @@ BOUNDS = {
     "best_of": Bound(1, 128),
     "top_logprobs": Bound(0, 20),
     "logprobs": Bound(0, 20),
+    "penstock.retain": Bound(1, 86_400),
+    "penstock.session.returns_in": Bound(0, 86_400),
 }
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
@@ -40,6 +42,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_PROMPTS = 128
+MAX_MARKS = 4
+"""Messages and parts with cache_control."""
 
 
 def check(name: str, value: float | None, field: str | None = None) -> None:

@@ -68,12 +68,15 @@ class _Choice:
 class Completion:
     """A running request. `outbox` gives its deltas; `usage` is complete when the outbox has ended."""
 
-    def __init__(self, ask: Ask, caller: Caller, prompts: int, tokenize_s: float, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, ask: Ask, caller: Caller, prompts: int, block_size: int, tokenize_s: float, metrics: GatewayMetrics
+    ) -> None:
         self.ask = ask
         self.caller = caller
         self.id = secrets.token_hex(12)
         self.created = int(time.time())
         self.outbox = Outbox(prompts * ask.n)
+        self._block_size = block_size
         self._tokenize_s = tokenize_s
         self._metrics = metrics
         self._begun = [asyncio.Event() for _ in range(prompts)]
@@ -88,6 +91,9 @@ class Completion:
             if number % self.ask.n == 0:
                 usage.add_prompt(choice.prompt.tokens, choice.flow.account)
             usage.add_choice(choice.answer, choice.flow.account)
+        for first in range(0, len(self._choices), self.ask.n):
+            kept = [choice.flow.account.retained for choice in self._choices[first : first + self.ask.n]]
+            usage.add_retained(kept, self._block_size)
         now = time.perf_counter() - self.caller.began
         usage.times |= {"tokenize": self._tokenize_s, "first_token": self._first_token or now, "total": now}
         return usage
@@ -186,7 +192,8 @@ class Completer:
         naming = Naming(root, served.spec.block_size, served.max_model_len)
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
-        completion = Completion(ask, caller, len(prompts), time.perf_counter() - begin, self.metrics)
+        took = time.perf_counter() - begin
+        completion = Completion(ask, caller, len(prompts), naming.block_size, took, self.metrics)
         self._add_choices(completion, prompts, served.max_model_len)
         count = len(prompts) * ask.n
         # Not a TaskGroup: it would wrap an exception of the block's body, which is the door's to report.
@@ -238,6 +245,8 @@ class Completer:
             request.request_id = f"{caller.request_id[:64]}.{completion.id[:8]}.{number}"
             request.session = caller.session
             request.namespace = self.auth.namespace(caller.tenant)[:NAMESPACE_BYTES]
+            if ask.retain_s:
+                request.retain.add(ttl_s=ask.retain_s)
             request.sampling.CopyFrom(ask.sampling.message(max_tokens, (seed + copy) % 2**64))
             flow = Flow(
                 Planner(self._channels, self.config.router, remaining),

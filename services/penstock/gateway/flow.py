@@ -37,6 +37,8 @@ class Account:
     accepted: int = 0
     times: dict[str, float] = field(default_factory=dict)
     replans: int = 0
+    retained: common_pb2.Retained = field(default_factory=common_pb2.Retained)
+    """What was promised to be kept, as last reported."""
 
 
 class _Ended(Exception):
@@ -152,6 +154,7 @@ class Flow:
             self._fail_prefill(plan.prefill.member_id, error)
             return
         self._charge(event.cache, event.times)
+        self._keep(event)
         self._add([event.token], event.finish)
         await self._planner.progress(True, len(self._tokens))
 
@@ -186,6 +189,7 @@ class Flow:
         told = handed_over
         async for event in call:
             self._count(event, own_prefill=event.handoff_failed or not handed_over)
+            self._keep(event)
             self._add(event.tokens, event.finish)
             if not told and self._tokens:
                 told = True
@@ -220,6 +224,11 @@ class Flow:
             self.account.times["decode"] = self.account.times.get("decode", 0.0) + event.times.decode
         self.account.drafted = self._drafted[0] + event.drafted
         self.account.accepted = self._drafted[1] + event.accepted
+
+    def _keep(self, event: prefill_pb2.PrefillEvent | decode_pb2.GenerateEvent) -> None:
+        """Prefill and decode may report in either order; the one that speaks of more blocks knows more."""
+        if event.HasField("retained") and event.retained.blocks >= self.account.retained.blocks:
+            self.account.retained = event.retained
 
     def _charge(self, cache: common_pb2.CacheUse, times: common_pb2.StageTimes) -> None:
         """The prompt is charged once: to the worker that first computed it."""

@@ -7,15 +7,16 @@ Unknown fields are ignored, but what would change the meaning of an answer and i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from penstock.chat.messages import Call, Message, Tool
 from penstock.gateway import bounds
-from penstock.gateway.ask import Ask, Conversation, Prompt, Sampling
+from penstock.gateway.ask import Ask, Conversation, Outlook, Prompt, Sampling
 from penstock.gateway.bounds import check, check_count
+from penstock.gateway.extension import CacheControl, Extension, keeps_of
 from penstock.rpc.errors import InvalidRequest
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
@@ -50,6 +51,7 @@ class _Generation(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     n: int | None = None
     prompt_cache_key: str | None = None
+    penstock: Extension | None = None
     # Not served.
     response_format: Any = None
     guided_json: Any = None
@@ -82,6 +84,7 @@ class ContentPart(msgspec.Struct):
 
     type: str
     text: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessageBody(msgspec.Struct):
@@ -93,6 +96,7 @@ class MessageBody(msgspec.Struct):
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    cache_control: CacheControl | None = None
     function_call: Any = None
     audio: Any = None
 
@@ -173,7 +177,8 @@ def chat_ask(raw: bytes, max_choices: int) -> Ask:
     check_count("messages", len(body.messages), bounds.MAX_MESSAGES)
     if not body.messages:
         raise InvalidRequest("messages is empty", field="messages")
-    prompt = Conversation([_message(item, at) for at, item in enumerate(body.messages)], *_tools(body))
+    messages = [_message(item, at) for at, item in enumerate(body.messages)]
+    prompt = Conversation(messages, *_tools(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
     field, most = "max_tokens", body.max_tokens
     if body.max_completion_tokens is not None:
         field, most = "max_completion_tokens", body.max_completion_tokens
@@ -262,6 +267,7 @@ def _ask(
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: only possible with stream", field="stream_options")
+    extension = body.penstock or Extension()
     ask = Ask(
         model=body.model,
         prompts=prompts,
@@ -273,6 +279,8 @@ def _ask(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
         cache_key=body.prompt_cache_key,
+        retain_s=extension.retain_s(),
+        outlook=extension.session.outlook("penstock.session") if extension.session else Outlook(),
     )
     ask.check(max_choices, max_tokens_field)
     return ask
@@ -321,6 +329,18 @@ def _message(body: MessageBody, at: int) -> Message:
         name=body.name or "",
         reasoning=body.reasoning_content or "",
     )
+
+
+def _marks(messages: Sequence[MessageBody]) -> Iterator[tuple[int, str | None, str, CacheControl]]:
+    """Every cache_control, in order; see `keeps_of`."""
+    for at, message in enumerate(messages):
+        text = ""
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            text += part.text or ""
+            if part.cache_control is not None:
+                yield at, text, f"messages[{at}].content[{number}].cache_control", part.cache_control
+        if message.cache_control is not None:
+            yield at, None, f"messages[{at}].cache_control", message.cache_control
 
 
 def _content(content: str | list[ContentPart] | None, field: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded
-from penstock.gateway.ask import Conversation, Prompt, check_token
+from penstock.gateway.ask import Conversation, Keep, Prompt, check_token
 from penstock.kv.identity import block_keys
 from penstock.rpc.errors import InvalidRequest
 from penstock.v1 import common_pb2
@@ -106,4 +106,31 @@ def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, earlie
         raise InvalidRequest("messages: the chat template made an empty prompt of them", field="messages")
     check_length(len(encoded.ids), naming.context, "messages")
     known = remember(encoded, earlier, naming.root, naming.block_size)
-    return _prepared(encoded.ids, known.keys, naming, rendered=text, call_tools=prompt.call_tools, remembered=known)
+    prepared = _prepared(encoded.ids, known.keys, naming, rendered=text, call_tools=prompt.call_tools, remembered=known)
+    for keep in prompt.keeps:
+        blocks = _leading(model, prompt, keep, encoded) // naming.block_size
+        if blocks:
+            prepared.request.retain.add(ttl_s=keep.seconds, blocks=blocks)
+    return prepared
+
+
+def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encoded) -> int:
+    """How many tokens of the prompt the part to be kept has: those that both have in common, for certain."""
+    try:
+        text = model.render(keep.upto, prompt.tools)
+    except InvalidRequest:  # a template may want more than the beginning of a conversation
+        return 0
+    shared = text[: _in_common(text, encoded.text)]
+    return _in_common(model.encoder.encode(shared, encoded).ids, encoded.ids)
+
+
+def _in_common(one: str | array[int], other: str | array[int]) -> int:
+    """How many leading items are equal. By halving, since slices compare far faster than items."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

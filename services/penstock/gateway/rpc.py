@@ -14,11 +14,12 @@ import grpc
 from penstock.chat.messages import Call, Message, Tool
 from penstock.gateway import bounds
 from penstock.gateway.admission import Admission
-from penstock.gateway.ask import Ask, Conversation, Sampling
+from penstock.gateway.ask import Ask, Conversation, Keep, Outlook, Sampling
 from penstock.gateway.auth import session_digest
 from penstock.gateway.bounds import check, check_count
 from penstock.gateway.completion import Caller, Completer, Completion
 from penstock.gateway.delta import Delta, TokenLogprob
+from penstock.gateway.extension import SessionBody, seconds
 from penstock.gateway.usage import Usage
 from penstock.rpc.errors import InvalidRequest
 from penstock.runtime.context import current_request_id, request_scope
@@ -89,10 +90,12 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: only possible with logprobs", field="top_logprobs")
     check("top_logprobs", request.top_logprobs)
+    messages = [_message(message, at) for at, message in enumerate(request.messages)]
     conversation = Conversation(
-        [_message(message, at) for at, message in enumerate(request.messages)],
+        messages,
         [_tool(tool, at) for at, tool in enumerate(request.tools)],
         bool(request.tools) and request.tool_choice != "none",
+        _keeps(request, messages),
     )
     ask = Ask(
         model=request.model,
@@ -103,9 +106,25 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
         stream=True,
         include_usage=True,
         cache_key=request.prompt_cache_key or None,
+        retain_s=seconds("penstock.retain", request.retain_s, "retain_s") if request.retain_s else 0.0,
+        outlook=_outlook(request.session) if request.HasField("session") else Outlook(),
     )
     ask.check(max_choices, "max_completion_tokens")
     return ask
+
+
+def _keeps(request: gateway_pb2.ChatCompletionRequest, messages: Sequence[Message]) -> tuple[Keep, ...]:
+    marked = [at for at, message in enumerate(request.messages) if message.retain_s]
+    check_count("messages.retain_s", len(marked), bounds.MAX_MARKS)
+    return tuple(
+        Keep(seconds("penstock.retain", request.messages[at].retain_s, f"messages[{at}].retain_s"), messages[: at + 1])
+        for at in marked
+    )
+
+
+def _outlook(said: gateway_pb2.SessionOutlook) -> Outlook:
+    returns_in = said.returns_in_s if said.HasField("returns_in_s") else None
+    return SessionBody(said.ended, returns_in).outlook("session")
 
 
 def _sampling(request: gateway_pb2.ChatCompletionRequest) -> Sampling:
@@ -205,4 +224,6 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         seconds=usage.times,
         computed_tokens=usage.computed_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        retained_tokens=usage.retained_tokens,
+        retained_s=usage.retained_s,
     )

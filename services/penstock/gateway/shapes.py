@@ -44,6 +44,8 @@ def usage_json(usage: Usage) -> Json:
             "computed_tokens": usage.computed_tokens,
             "drafted_tokens": usage.drafted,
             "accepted_tokens": usage.accepted,
+            "retained_tokens": usage.retained_tokens,
+            "retained_s": round(usage.retained_s, 3),
             "times": {name: round(usage.times[name], 6) for name in TIMES},
         },
     }

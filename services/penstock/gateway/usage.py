@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock.gateway.answer import Answer
 from penstock.gateway.flow import Account
+from penstock.v1 import common_pb2
 
 TIERS = ("gpu", "host", "nvme", "remote")
 TIMES = ("tokenize", "plan", "queue", "fetch", "prefill", "first_token", "decode", "total")
@@ -21,6 +23,10 @@ class Usage:
     cached: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
     drafted: int = 0
     accepted: int = 0
+    retained_tokens: int = 0
+    """Leading tokens of the prompts, and of their answers where these are kept too."""
+    retained_s: float = 0.0
+    """How long they are kept at least; 0: nothing is."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
 
     @property
@@ -42,6 +48,13 @@ class Usage:
             part = min(getattr(account.cache, tier), left)
             self.cached[tier] += part
             left -= part
+
+    def add_retained(self, kept: Collection[common_pb2.Retained], block_size: int) -> None:
+        """What was promised for one prompt, as each of its choices was told."""
+        most = max(kept, key=lambda one: one.blocks)
+        if most.blocks:
+            self.retained_tokens += most.blocks * block_size
+            self.retained_s = min(self.retained_s or most.seconds, most.seconds)
 
     def add_choice(self, answer: Answer, account: Account) -> None:
         """Charges a choice."""

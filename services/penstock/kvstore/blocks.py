@@ -135,3 +135,5 @@ class StoreStats:
     refused_commits: int
     expired_leases: int
     expired_reservations: int
+    retained: int
+    """Blocks that were promised to be kept, stored or not."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.kv.host import host_id
 from penstock.kv.room import check_host_bytes
+from penstock.kvstore.retention import Retention
 from penstock.kvstore.wire.format import STYLES
 from penstock.runtime.config import ConfigError, Size
 
@@ -32,6 +33,12 @@ class KvStoreConfig:
     """Longest time that a lease waits for blocks from slower tiers."""
     cooling_s: float = 5.0
     """How long a slot rests when its writer vanished."""
+    retain_share: float = 0.25
+    """Part of each tier that may be promised to clients who ask that their blocks be kept; 0: none."""
+    retain_tenant_share: float = 0.125
+    """Part of each tier that may be promised to one tenant."""
+    retain_s: float = 3600.0
+    """Longest such promise; each hit renews it."""
     max_clients: int = 256
     """Clients attached at the same time."""
     events_address: str = ""
@@ -58,6 +65,11 @@ class KvStoreConfig:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
         if not 0 <= self.cooling_s <= 3600:
             raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
+        for name in ("retain_share", "retain_tenant_share"):
+            if not 0 <= getattr(self, name) <= 0.9:
+                raise ConfigError(name, getattr(self, name), "0 to 0.9: something must be left for others")
+        if not 0 <= self.retain_s <= 30 * 86_400:
+            raise ConfigError("retain_s", self.retain_s, "0 to 2592000 seconds, which is 30 days")
         if not 1 <= self.max_clients <= 10_000:
             raise ConfigError("max_clients", self.max_clients, "1 to 10000")
         _check_tcp("events_address", self.events_address)
@@ -68,6 +80,10 @@ class KvStoreConfig:
             raise ConfigError("host_id", self.host_id, "a name for this host")
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError("log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
+
+    def retention(self, slots: int) -> Retention:
+        """The promises of a tier of so many slots."""
+        return Retention(int(self.retain_share * slots), int(self.retain_tenant_share * slots), self.retain_s)
 
 
 def _check_address(name: str, address: str) -> None:

@@ -26,6 +26,9 @@ from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.conversations import Conversations
 from penstock.kvstore.events import EventHub
+from penstock.kvstore.policy import Lru
+from penstock.kvstore.retaining import Retaining
+from penstock.kvstore.retention import Grant, Retention
 from penstock.kvstore.store import BlockStore
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.format import Held
@@ -35,7 +38,7 @@ from penstock.runtime.config import format_size
 _AHEAD_BYTES = 32 << 20
 """Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
 _STEP_BYTES = 4 << 20
-_NOTHING = StoreStats(*[0] * 17)
+_NOTHING = StoreStats(*[0] * 18)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class Keeper:
         self.closing = asyncio.Event()
         self.suppliers: list[Supplier] = []
         """Asked in this order for what host memory has not. Who adds one says by `moved` what comes and goes there."""
+        self.retentions: list[Retention] = []
+        """The promises of the other tiers: each grants what it has room for."""
         self._announcer = _Announcer(self.arena, self.hub, self.tier_of)
         self._store: BlockStore | None = None
         self._bringer: Bringer | None = None
@@ -130,6 +135,8 @@ class Keeper:
         What is not in host memory is brought there by the store's suppliers, then by `more`, within `wait_s`.
         """
         store, suppliers, now = self.store, [*self.suppliers, *more], self.now()
+        for one in self.retentions:
+            one.refresh(keys, now)
         lease = store.lease(session_id, keys, seconds, now, conversation, grows=bool(suppliers))
         if lease is None or len(lease.blocks) == len(keys) or not suppliers:
             return lease
@@ -140,6 +147,13 @@ class Keeper:
             store.abandon(lease, self.now())
             raise
         return store.settle(lease, len(keys), self.now())
+
+    def retain(self, session_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """Has every tier promise what it can; the answer is that of the one which promised most."""
+        now = self.now()
+        grants = [self.store.retain(session_id, keys, seconds, namespace, now)]
+        grants += [one.grant(namespace, keys, seconds, now) for one in self.retentions]
+        return max(grants, key=lambda grant: grant.blocks)
 
     def tier_of(self, key: bytes) -> Tier | None:
         """The nearest tier of this store that has a block."""
@@ -198,6 +212,8 @@ class Keeper:
             layout.slots,
             spec.block_bytes,
             self._announcer,
+            policy=lambda: Retaining(Lru(), self.now),
+            retention=self._config.retention(layout.slots),
             epochs=self._epochs,
             reserve_s=self._config.reserve_s,
             cooling_s=self._config.cooling_s,

@@ -20,6 +20,8 @@ from penstock.kvstore.checks import (
     check_keys,
     check_length,
     check_name,
+    check_namespace,
+    check_seconds,
     check_spec,
     lease_seconds,
 )
@@ -226,6 +228,15 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         removed = store.quarantine(request.session_id, request.key, request.epoch, self._keeper.now())
         self._keeper.arm()
         return kvstore_pb2.QuarantineResponse(removed=removed)
+
+    async def Retain(self, request: kvstore_pb2.RetainRequest, context: Context) -> kvstore_pb2.RetainResponse:
+        check_keys(request.keys)
+        check_namespace(request.namespace)
+        check_seconds("ttl_s", request.ttl_s)
+        if not request.namespace:
+            raise InvalidRequest("namespace is empty; a promise is made to a tenant", field="namespace")
+        grant = self._keeper.retain(request.session_id, request.keys, request.ttl_s, request.namespace)
+        return kvstore_pb2.RetainResponse(granted_s=grant.seconds, blocks=grant.blocks)
 
     async def Read(  # type: ignore[override]  # yields messages that are encoded already
         self, request: kvstore_pb2.ReadRequest, context: Context

@@ -24,6 +24,7 @@ from typing import Protocol
 from penstock.kvstore.blocks import Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
 from penstock.kvstore.deadlines import Deadlines
 from penstock.kvstore.policy import EvictionPolicy, Lru
+from penstock.kvstore.retention import Grant, Retention
 from penstock.kvstore.slots import Slots
 from penstock.rpc.errors import NotFound
 
@@ -51,6 +52,7 @@ class BlockStore:
         watcher: Watcher,
         *,
         policy: Callable[[], EvictionPolicy] = Lru,
+        retention: Retention | None = None,
         epochs: Iterator[int] | None = None,
         reserve_s: float = 10.0,
         cooling_s: float = 5.0,
@@ -61,6 +63,7 @@ class BlockStore:
         self._watcher = watcher
         self._slots = Slots(slots, epochs)
         self._policy = policy()
+        self._retention = Retention(0, 0, 0.0) if retention is None else retention
         self._blocks: dict[bytes, Block] = {}
         self._reserved: dict[bytes, Block] = {}
         self._detached = 0
@@ -245,6 +248,9 @@ class BlockStore:
     def _use(self, block: Block, conversation: str, now: float) -> None:
         block.used, block.used_at = self._tick, now
         block.uses += 1
+        if block.retained_until:
+            self._retention.refresh([block.key], now)
+            block.retained_until = self._retention.until(block.key)
         if conversation:
             block.conversation = conversation
 
@@ -333,6 +339,7 @@ class BlockStore:
         del session.reserved[block.key], self._reserved[block.key]
         block.checksum = written.checksum
         block.used, block.used_at = self._tick, now
+        block.retained_until = self._retention.until(block.key)
         self._blocks[block.key] = block
         self._puts += session is not self._house
         self._brought += session is self._house
@@ -343,6 +350,20 @@ class BlockStore:
     def _unreserve(self, block: Block) -> None:
         del self._reserved[block.key]
         self._drop_child(block.parent)
+
+    # -- promises
+
+    def retain(self, session_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
+        """Promises to keep blocks, stored or still to come, as far as the tenant's budget goes."""
+        self.expire(now)
+        self._session(session_id)
+        grant = self._retention.grant(namespace, keys, seconds, now)
+        for key in keys[: grant.blocks]:
+            block = self._blocks.get(key)
+            if block is not None:
+                block.retained_until = self._retention.until(key)
+                self._offer(block)
+        return grant
 
     # -- removal
 
@@ -408,6 +429,7 @@ class BlockStore:
         """Takes back what is over."""
         while self._cooling and self._cooling[0][0] <= now:
             self._slots.warm(self._cooling.popleft()[1])
+        self._retention.expire(now)
         for lease_id in self._lease_ends.due(now):
             lease = self._leases.get(lease_id)
             if lease is not None:
@@ -456,4 +478,5 @@ class BlockStore:
             refused_commits=self._refused,
             expired_leases=self._expired_leases,
             expired_reservations=self._expired_reservations,
+            retained=len(self._retention),
         )

@@ -50,11 +50,13 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     if finish == "length" and self._more(message):
                         finish = None
                     entry.finish(token_to_message(token))
+                    retained = (await work.retainer.prompt()).message() if work.retainer else None
                     yield prefill_pb2.PrefillEvent(
                         token=entry.token,
                         finish=finish_to_message(finish),
                         cache=cache,
                         times=times_to_message(update),
+                        retained=retained,
                     )
 
     def _more(self, message: common_pb2.Request) -> bool:

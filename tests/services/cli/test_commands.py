@@ -165,7 +165,9 @@ def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
             for options in (MeshOptions(port=0, **given), MeshOptions(port=0))  # type: ignore[arg-type]
             for child in plan_mesh(options, ports).children
         }
-        with_disk = next(c.command for c in plan_mesh(MeshOptions(port=0, **given), ports).children if c.name == "kvstore")  # type: ignore[arg-type]
+        with_disk = next(
+            c.command for c in plan_mesh(MeshOptions(port=0, **given), ports).children if c.name == "kvstore"
+        )  # type: ignore[arg-type]
     assert with_disk[-6:] == ("--host-bytes", "1MiB", "--nvme-dir", str(tmp_path / "kv"), "--nvme-bytes", "3MiB")
     assert told["kvstore"][-2:] == ("--host-bytes", "1GiB")
 

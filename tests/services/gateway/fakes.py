@@ -82,6 +82,8 @@ class Script:
     refuse: PenstockError | None = None
     """What the router answers."""
     logprobs: bool = True
+    retained: common_pb2.Retained | None = None
+    """What decode says that it keeps."""
 
 
 class Router(router_pb2_grpc.RouterServicer):
@@ -183,6 +185,8 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                 event.cache.CopyFrom(self._cache(asked) if own else common_pb2.CacheUse())
                 event.times.CopyFrom(common_pb2.StageTimes(decode=0.5))
                 event.drafted, event.accepted, event.handoff_failed = 8, 3, failed
+                if script.retained is not None:
+                    event.retained.CopyFrom(script.retained)
             yield event
 
     def _tokens(self, request: common_pb2.Request) -> list[int]:

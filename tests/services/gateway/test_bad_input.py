@@ -131,7 +131,11 @@ async def test_the_table_of_bounds_is_kept(setup, post, name):
     body |= {"logprobs": True} if name == "top_logprobs" else {}
     for value in (bound.low - 1, bound.high + 1):
         given = {"5": value} if name == "logit_bias" else int(value) if float(value).is_integer() else value
-        answer = await post(path, {**body, name: given})
+        *outer, last = name.split(".")
+        inner = {last: given}
+        for field in reversed(outer):
+            inner = {field: inner}
+        answer = await post(path, {**body, **inner})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"].startswith(name)
 

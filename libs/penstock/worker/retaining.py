@@ -1,0 +1,87 @@
+"""A request's wish that its blocks be kept: asked of the store while the prompt is computed, again with the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.kv.client import StoreClient, StoreFault
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.v1 import common_pb2
+
+_LOG = structlog.get_logger("penstock.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Keep the first `blocks` blocks, None: all of the prompt and of the answer, for `seconds`."""
+
+    seconds: float
+    blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The first `blocks` blocks are kept for at least `seconds`."""
+
+    seconds: float = 0.0
+    blocks: int = 0
+
+    def message(self) -> common_pb2.Retained:
+        """For the wire."""
+        return common_pb2.Retained(seconds=self.seconds, blocks=self.blocks)
+
+
+def merge(grants: Sequence[Kept]) -> Kept:
+    """What several promises come to: a block is kept as long as the best of those that cover it."""
+    blocks = max((grant.blocks for grant in grants), default=0)
+    times = [max(grant.seconds for grant in grants if grant.blocks > at) for at in range(blocks)]
+    return Kept(min(times), blocks) if times else Kept()
+
+
+class Retainer:
+    """Asks for one request. Whatever goes wrong is logged, counted, and means that nothing was promised."""
+
+    def __init__(self, store: StoreClient, metrics: WorkerMetrics, marks: Sequence[Mark], namespace: bytes) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._marks = sorted(marks, key=lambda mark: (mark.blocks is None, mark.blocks))
+        self._namespace = namespace
+        self._prompt: asyncio.Task[Kept] | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything is wished for."""
+        return bool(self._marks)
+
+    def begin(self, keys: Sequence[bytes]) -> None:
+        """Asks for the prompt's blocks, beside what the caller does. The caller owes one `close`."""
+        if self._marks:
+            self._prompt = asyncio.create_task(self._ask(keys))  # ended by `close`
+
+    async def prompt(self) -> Kept:
+        """What was promised of the prompt."""
+        return await self._prompt if self._prompt is not None else Kept()
+
+    async def answer(self, keys: Sequence[bytes]) -> Kept:
+        """What is promised of the prompt and the answer, whose blocks are `keys` by now."""
+        return await self._ask(keys) if self._marks else Kept()
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._prompt is not None:
+            self._prompt.cancel()
+
+    async def _ask(self, keys: Sequence[bytes]) -> Kept:
+        grants = []
+        try:
+            for mark in self._marks:
+                wanted = keys if mark.blocks is None else keys[: mark.blocks]
+                if wanted:
+                    grants.append(Kept(*await self._store.retain(wanted, mark.seconds, self._namespace)))
+        except StoreFault as fault:
+            self._metrics.store_faults.labels("retain").inc()
+            _LOG.warning("blocks are not retained", reason=str(fault))
+        return merge(grants)

@@ -1,0 +1,95 @@
+"""What a client may say beyond OpenAI's API: what to keep, for how long, and when its session comes back.
+
+Times are written as `"30s"`, `"5m"`, `"1h"`, or as a number of seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from penstock.chat.messages import Message
+from penstock.gateway import bounds
+from penstock.gateway.ask import Keep, Outlook
+from penstock.gateway.bounds import BOUNDS
+from penstock.rpc.errors import InvalidRequest
+
+_TIME = re.compile(r"(\d{1,9})([smh])")
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+DEFAULT_TTL_S = 300.0
+"""Of a `cache_control` that names none."""
+
+Time = str | float
+"""As a client writes it."""
+
+
+class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
+    """`cache_control` of a message or of a part of one: keep everything up to here."""
+
+    type: str
+    ttl: Time | None = None
+
+
+class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What the client knows of its session."""
+
+    ended: bool = False
+    returns_in: Time | None = None
+
+    def outlook(self, field: str) -> Outlook:
+        """Checked; `field` is its place in the body. Raises InvalidRequest."""
+        if self.ended and self.returns_in is not None:
+            raise InvalidRequest(f"{field}: ended and returns_in exclude each other", field=field)
+        returns_in = None
+        if self.returns_in is not None:
+            returns_in = seconds("penstock.session.returns_in", self.returns_in, f"{field}.returns_in")
+        return Outlook(self.ended, returns_in)
+
+
+class Extension(msgspec.Struct, forbid_unknown_fields=True):
+    """The field `penstock` of a request."""
+
+    retain: Time | None = None
+    """Keep the whole prompt, and the answer."""
+    session: SessionBody | None = None
+
+    def retain_s(self) -> float:
+        """Seconds; 0: nothing is to be kept."""
+        return 0.0 if self.retain is None else seconds("penstock.retain", self.retain, "penstock.retain")
+
+
+def seconds(bound: str, given: Time, field: str) -> float:
+    """A length of time within the bounds of that name. Raises InvalidRequest."""
+    limits = BOUNDS[bound]
+    found: float | None = given if isinstance(given, int | float) else None
+    if isinstance(given, str) and (match := _TIME.fullmatch(given)):
+        found = int(match[1]) * _UNITS[match[2]]
+    if found is None or not limits.low <= found <= limits.high:  # also for a NaN
+        shown = repr(given[:40]) if isinstance(given, str) else f"{given:g}"
+        right = f'"30s", "5m", "1h" or a number of seconds, {limits.low:g} to {limits.high:g}'
+        raise InvalidRequest(f"{field} is {shown}; write {right}", field=field)
+    return float(found)
+
+
+def keep_of(control: CacheControl, field: str, upto: Sequence[Message]) -> Keep:
+    """What a `cache_control` asks for. Raises InvalidRequest."""
+    if control.type != "ephemeral":
+        raise InvalidRequest(f'{field}.type is {control.type[:40]!r}; it must be "ephemeral"', field=f"{field}.type")
+    ttl = DEFAULT_TTL_S if control.ttl is None else seconds("penstock.retain", control.ttl, f"{field}.ttl")
+    return Keep(ttl, tuple(upto))
+
+
+def keeps_of(messages: Sequence[Message], marks: Sequence[tuple[int, str | None, str, CacheControl]]) -> Iterator[Keep]:
+    """What the marks ask for; each has the number of its message, the text up to it if it stands inside, its place."""
+    if len(marks) > bounds.MAX_MARKS:
+        raise InvalidRequest(
+            f"messages: {len(marks)} have cache_control; at most {bounds.MAX_MARKS} are possible", field="messages"
+        )
+    for at, text, field, control in marks:
+        upto = messages[: at + 1]
+        if text is not None:  # what comes after the content of a message is not before a mark inside it
+            upto = [*messages[:at], replace(messages[at], content=text, calls=())]
+        yield keep_of(control, field, upto)

@@ -1,0 +1,259 @@
+"""Promises to keep blocks: against a naive twin, under a flood, over real sockets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.services.kvstore.helpers import client_of, keys, puts, raw, read, refusal, settings
+
+from penstock.kv.client import Origin
+from penstock.kvstore.blocks import Block, Wanted, Written
+from penstock.kvstore.policy import Lru
+from penstock.kvstore.retaining import Retaining
+from penstock.kvstore.retention import Grant, Retention
+from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.store import BlockStore
+from penstock.v1 import kvstore_pb2
+
+MOST, TENANT_MOST, LONGEST = 6, 4, 20.0
+NAMES = keys(9)
+TENANTS = [b"a" * 16, b"b" * 16, b"c" * 16]
+ALICE, BOB = TENANTS[:2]
+
+
+@dataclass
+class Naive:
+    """Lists, read from the start for each question."""
+
+    promises: list[tuple[bytes, bytes, float, float]] = field(default_factory=list)
+    """Key, tenant, seconds, end."""
+
+    def live(self, now: float) -> list[tuple[bytes, bytes, float, float]]:
+        self.promises = [one for one in self.promises if one[3] > now]
+        return self.promises
+
+    def grant(self, tenant: bytes, wanted: list[bytes], seconds: float, now: float) -> Grant:
+        seconds = min(seconds, LONGEST)
+        granted = 0
+        for key in wanted if seconds > 0 else []:
+            live = self.live(now)
+            old = next((one for one in live if one[0] == key), None)
+            if old is not None and old[1] != tenant:
+                break
+            if old is None and (len(live) == MOST or sum(one[1] == tenant for one in live) == TENANT_MOST):
+                break
+            self.promises = [one for one in live if one is not old]
+            longest = max(seconds, old[2]) if old else seconds
+            self.promises.append((key, tenant, longest, max(now + seconds, old[3] if old else 0.0)))
+            granted += 1
+        return Grant(seconds, granted) if granted else Grant()
+
+    def refresh(self, used: list[bytes], now: float) -> None:
+        self.promises = [
+            (key, tenant, seconds, max(end, now + seconds) if key in used else end)
+            for key, tenant, seconds, end in self.live(now)
+        ]
+
+
+class RetentionMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Retention(MOST, TENANT_MOST, LONGEST)
+        self.naive = Naive()
+        self.now = 5.0
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 30.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        wanted=st.lists(st.sampled_from(NAMES), max_size=6),
+        seconds=st.sampled_from([0.0, 1.0, 5.0, 20.0, 1000.0]),
+    )
+    def grant(self, tenant: bytes, wanted: list[bytes], seconds: float) -> None:
+        expected = self.naive.grant(tenant, wanted, seconds, self.now)
+        assert self.table.grant(tenant, wanted, seconds, self.now) == expected
+
+    @rule(used=st.lists(st.sampled_from(NAMES), max_size=6))
+    def refresh(self, used: list[bytes]) -> None:
+        self.naive.refresh(used, self.now)
+        self.table.refresh(used, self.now)
+
+    @invariant()
+    def agree(self) -> None:
+        self.table.expire(self.now)
+        live = self.naive.live(self.now)
+        assert len(self.table) == len(live) <= MOST
+        for tenant in TENANTS:
+            assert self.table.of(tenant) == sum(one[1] == tenant for one in live) <= TENANT_MOST
+        ends = {key: end for key, _, _, end in live}
+        assert [self.table.until(key) for key in NAMES] == [ends.get(key, 0.0) for key in NAMES]
+
+
+RetentionMachine.TestCase.settings = hypothesis_settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRetention = RetentionMachine.TestCase
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Retaining(Lru) against a sort: unpromised blocks by use, then promised ones by the end of their promise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.tick = 0
+        self.blocks = [Block(key, b"", 0, at, at + 1, "s") for at, key in enumerate(NAMES)]
+        self.offered: list[Block] = []
+        self.policy = Retaining(Lru(), lambda: self.now)
+
+    @rule(seconds=st.sampled_from([1.0, 4.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(at=st.integers(0, len(NAMES) - 1), seconds=st.sampled_from([None, 2.0, 7.0]))
+    def offer(self, at: int, seconds: float | None) -> None:
+        self.tick += 1
+        block = self.blocks[at]
+        block.used = self.tick
+        if seconds is not None:
+            block.retained_until = self.now + seconds + at / 100
+        self.policy.offer(block)
+        self.offered = [*(one for one in self.offered if one is not block), block]
+
+    @rule(at=st.integers(0, len(NAMES) - 1))
+    def withdraw(self, at: int) -> None:
+        self.policy.withdraw(self.blocks[at])
+        self.offered = [one for one in self.offered if one is not self.blocks[at]]
+
+    @rule()
+    def victim(self) -> None:
+        def rank(block: Block) -> tuple[float, int]:
+            return (block.retained_until, 0) if block.retained_until > self.now else (0.0, block.used)
+
+        expected = min(self.offered, key=rank, default=None)
+        assert self.policy.victim() is expected
+        self.offered = [one for one in self.offered if one is not expected]
+
+    @invariant()
+    def agree(self) -> None:
+        assert len(self.policy) == len(self.offered)
+
+
+PolicyMachine.TestCase.settings = hypothesis_settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestPolicy = PolicyMachine.TestCase
+
+
+class Quiet:
+    def stored(self, block: Block) -> None: ...
+    def removed(self, block: Block) -> None: ...
+    def holder(self, slot: int, epoch: int) -> None: ...
+
+
+class Table:
+    """A block table under a clock of its own, and a client that floods it."""
+
+    def __init__(self, slots: int, retention: Retention | None) -> None:
+        self.now = 0.0
+        self.store = BlockStore(
+            slots, 64, Quiet(), policy=lambda: Retaining(Lru(), lambda: self.now), retention=retention
+        )
+        self.store.attach("s", "test")
+        self.count = 0
+
+    def put(self, names: list[bytes]) -> None:
+        self.now += 0.001
+        wanted = [Wanted(key, names[at - 1] if at else bytes(32), at) for at, key in enumerate(names)]
+        rooms = self.store.reserve("s", wanted, self.now)
+        mine = [Written(one.block.key, one.block.epoch, b"c" * 16) for one in rooms if one.block]
+        self.store.commit("s", mine, self.now)
+
+    def flood(self) -> None:
+        """Five times what fits, in chains of other prompts."""
+        for _ in range(5 * self.store.stats().slots):
+            self.count += 1
+            self.put(keys(1, f"flood {self.count} "))
+
+
+def test_promised_blocks_survive_a_flood_that_lru_does_not_and_go_afterwards() -> None:
+    for promised in (False, True):
+        table = Table(16, Retention(8, 8, 60.0))
+        table.put(NAMES[:4])
+        if promised:
+            assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now) == Grant(10.0, 4)
+        table.flood()
+        assert table.store.lookup(NAMES) == (4 if promised else 0)
+    table.now = 30.0
+    table.flood()
+    assert table.store.lookup(NAMES) == 0
+    assert table.store.stats().retained == 0
+
+
+def test_a_promise_may_come_before_its_blocks() -> None:
+    table = Table(16, Retention(8, 8, 60.0))
+    assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now).blocks == 4
+    table.put(NAMES[:4])
+    table.flood()
+    assert table.store.lookup(NAMES) == 4
+
+
+def test_a_hit_renews_the_promise() -> None:
+    table = Table(16, Retention(8, 8, 60.0))
+    table.put(NAMES[:4])
+    table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now)
+    for _ in range(4):
+        table.now += 8.0
+        lease = table.store.lease("s", NAMES[:4], 1.0, table.now)
+        assert lease is not None
+        table.store.release("s", [lease.lease_id], table.now)
+        table.flood()
+        assert table.store.lookup(NAMES) == 4
+
+
+def test_a_store_full_of_promises_still_takes_what_is_new() -> None:
+    table = Table(4, Retention(4, 4, 60.0))
+    table.put(NAMES[:4])
+    assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now).blocks == 4
+    table.put(keys(1, "new"))
+    assert table.store.lookup(keys(1, "new")) == 1
+    assert table.store.lookup(NAMES) == 3
+
+
+async def test_over_the_wire_and_no_tenant_crowds_out_another() -> None:
+    """64 slots: 16 may be promised, 8 to one tenant."""
+    alices, bobs = puts(12, "alice"), puts(6, "bob")
+    config = settings(64)
+    async with open_kvstore(config) as store, client_of(store.address) as client:
+        for blocks, tenant in ((alices, ALICE), (bobs, BOB)):
+            await client.put(blocks, Origin("talk", tenant))
+        assert await client.retain([one.key for one in alices], 600.0, ALICE) == (600.0, 8)
+        assert await client.retain([one.key for one in puts(4, "more of alice")], 600.0, ALICE) == (0.0, 0)
+        assert await client.retain([one.key for one in bobs], 1e6, BOB) == (3600.0, 6)
+        for number in range(40):
+            await client.put(puts(8, f"flood {number}"))
+        assert await client.lookup([one.key for one in alices]) == 8
+        assert await client.lookup([one.key for one in bobs]) == 6
+        assert (await read(client, [bobs[5].key]))[0] == bytes(bobs[5].data)
+        assert store.stats().retained == 14
+
+
+async def test_a_promise_to_nobody_or_to_a_stranger_is_refused() -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as client:
+        session = await client.attach()
+        for code, wrong in (
+            ("INVALID_ARGUMENT", {"namespace": b""}),
+            ("INVALID_ARGUMENT", {"namespace": b"short"}),
+            ("INVALID_ARGUMENT", {"ttl_s": float("nan")}),
+            ("INVALID_ARGUMENT", {"ttl_s": -1.0}),
+            ("INVALID_ARGUMENT", {"keys": [b"no key"]}),
+            ("NOT_FOUND", {"session_id": "guessed"}),
+        ):
+            given = {"session_id": session, "keys": NAMES, "ttl_s": 5.0, "namespace": ALICE} | wrong
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await client.stub.Retain(kvstore_pb2.RetainRequest(**given))
+            assert refusal(caught.value)[0] == code
+        assert store.stats().retained == 0
