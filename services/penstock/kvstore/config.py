@@ -39,6 +39,12 @@ class KvStoreConfig:
     """Part of each tier that may be promised to one tenant."""
     retain_s: float = 3600.0
     """Longest such promise; each hit renews it."""
+    peers: tuple[str, ...] = ()
+    """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
+    stall_s: float = 1.0
+    """Another store that sends nothing for this long is asked anew over a fresh connection."""
+    home_keys: int = 200_000
+    """Keys whose holders this store remembers for the others, about 200 bytes of memory each."""
     max_clients: int = 256
     """Clients attached at the same time."""
     events_address: str = ""
@@ -60,9 +66,13 @@ class KvStoreConfig:
         if self.router is not None:
             _check_address("router", self.router)
         check_host_bytes("host_bytes", self.host_bytes)
-        for name in ("lease_s", "reserve_s", "bring_s"):
+        for name in ("lease_s", "reserve_s", "bring_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
+        for peer in self.peers:
+            _check_address("peers", peer)
+        if self.home_keys < 1:
+            raise ConfigError("home_keys", self.home_keys, "at least 1")
         if not 0 <= self.cooling_s <= 3600:
             raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
         for name in ("retain_share", "retain_tenant_share"):

@@ -167,6 +167,10 @@ class Keeper:
         if self._store is None or key not in self._store:
             self.hub.note(key, self.tier_of(key))
 
+    def all_keys(self) -> Iterable[bytes]:
+        """All that can be found."""
+        return (key for key, _ in self._keys())
+
     def _keys(self) -> Iterable[tuple[bytes, Tier]]:
         """All that can be found, and where."""
         host = self._store.keys() if self._store else ()
@@ -176,13 +180,19 @@ class Keeper:
 
     # -- sessions
 
-    def attach(self, client: str, spec: KvSpec) -> str:
-        """A new session's id. Raises Refused, Overloaded, Unavailable."""
+    def attach(self, client: str, spec: KvSpec, *, peer: bool = False) -> str:
+        """A new session's id. A `peer` only reads what is there: nothing is emptied for it.
+
+        Raises Refused, Overloaded, Unavailable.
+        """
         if self.closing.is_set():
             raise Unavailable("the store is stopping")
         if self.stats().sessions >= self._config.max_clients:
             raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
         if self._store is None or spec != self.spec:
+            if peer:
+                differs = self.spec.difference(spec) if self.spec else "nothing is stored"
+                raise Refused(f"there are no blocks of this KV spec here: {differs}")
             self._change_spec(spec)
         session_id = secrets.token_hex(16)
         self.store.attach(session_id, client)
