@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
@@ -22,17 +22,8 @@ _LONGEST_PAUSE_S = 2.0
 class Member:
     """One membership per process start; a router that restarts is told everything again."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        address: str,
-        host_id: str,
-        hub: EventHub,
-        others: Callable[[Sequence[str]], None],
-    ) -> None:
-        """`others` is told the addresses of all joined stores, whenever they change."""
+    def __init__(self, channel: grpc.aio.Channel, address: str, host_id: str, hub: EventHub) -> None:
         self._stub = router_pb2_grpc.RouterStub(channel)
-        self._others = others
         self._hub = hub
         self._hello = router_pb2.Hello(
             member_id=f"kvstore-{secrets.token_hex(8)}",
@@ -62,8 +53,6 @@ class Member:
                     if reply.HasField("welcome"):
                         self._pause = _FIRST_PAUSE_S
                         self._log.info("joined", router=reply.welcome.router_id)
-                    elif reply.HasField("stores"):
-                        self._others(reply.stores.addresses)
             finally:
                 call.cancel()
 

@@ -1,1 +1,0 @@
-"""How a store gets blocks from another host: see `base.Transport`."""

@@ -1,1 +1,0 @@
-"""What eviction policies are worth: recorded requests, replayed through the block table itself."""
