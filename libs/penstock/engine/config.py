@@ -25,7 +25,11 @@ class EngineConfig:
     max_waiting: int = 256
     """Requests that are being loaded or wait for their first step; more are refused with EngineBusy."""
     max_model_len: int | None = None
-    """Tokens of prompt and output; None takes the model's own limit."""
+    """Tokens of prompt and output; None takes the model's own limit.
+
+    Models with longrope have two: above their original context all texts, short ones too, get the rotation for long
+    contexts, and the KV has another fingerprint. None is the original context.
+    """
     threads: int | None = None
     """torch threads of the step; None leaves torch's default."""
     draft_tokens: int = 4

@@ -3,6 +3,9 @@
 Page-major: one page holds the keys and values of `block_size` tokens for all layers in one contiguous run of
 bytes, which is exactly the block that is stored and sent. The price is that a layer's keys are gathered from as
 many places as the sequence has pages, which gathering does anyway.
+
+Layers with a sliding window keep all their tokens as well: a block that another request reuses has to be whole, and
+a page is one piece. Their windows save time (see batch), not memory.
 """
 
 from __future__ import annotations

@@ -27,14 +27,23 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
 
 
 def copy_and_sum(target: memoryview, source: memoryview) -> bytes:
-    """Copies and returns the checksum of the copy, which is what counts where `source` may change meanwhile."""
+    """Copies, and returns the checksum of the copy: for readers of memory that others may write."""
+    return _copy_and_sum(target, source, target)
+
+
+def sum_and_copy(target: memoryview, source: memoryview) -> bytes:
+    """Copies, and returns the checksum of the source: for writers of memory that others may write."""
+    return _copy_and_sum(target, source, source)
+
+
+def _copy_and_sum(target: memoryview, source: memoryview, summed: memoryview) -> bytes:
     size = source.nbytes
     if size <= 2 * _CHUNK_BYTES:
         copy_bytes(target, source)
-        return checksum(target)
+        return checksum(summed)
     digest = xxhash.xxh3_128()
     for start in range(0, size, _CHUNK_BYTES):
-        chunk = target[start : start + _CHUNK_BYTES]
-        copy_bytes(chunk, source[start : start + _CHUNK_BYTES])
-        digest.update(chunk)
+        end = start + _CHUNK_BYTES
+        copy_bytes(target[start:end], source[start:end])
+        digest.update(summed[start:end])
     return digest.digest()

@@ -14,12 +14,15 @@ Piece = tuple[int, int, int]
 """Index of a block, offset inside it, length."""
 
 
-def packed(indices: Iterable[int], block_bytes: int) -> Iterator[list[Piece]]:
-    """Cuts blocks into pieces and packs the pieces, in order, into lists of at most MESSAGE_BYTES."""
+def packed(indices: Iterable[int], block_bytes: int, start: int = 0) -> Iterator[list[Piece]]:
+    """Cuts blocks into pieces and packs the pieces, in order, into lists of at most MESSAGE_BYTES.
+
+    The first `start` bytes of the first block are left out.
+    """
     pieces: list[Piece] = []
     room = MESSAGE_BYTES
+    at = start
     for index in indices:
-        at = 0
         while at < block_bytes:
             length = min(block_bytes - at, room)
             pieces.append((index, at, length))
@@ -28,6 +31,7 @@ def packed(indices: Iterable[int], block_bytes: int) -> Iterator[list[Piece]]:
             if room == 0:
                 yield pieces
                 pieces, room = [], MESSAGE_BYTES
+        at = 0
     if pieces:
         yield pieces
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.kv.arena import ArenaMap
 from penstock.kv.checksum import checksum
-from penstock.kv.copying import copy_bytes
+from penstock.kv.copying import sum_and_copy
 from penstock.kv.link import Link, Session
 from penstock.kv.loans import Loans
 from penstock.kv.origin import Origin
@@ -135,9 +135,8 @@ def _copy(memory: ArenaMap, mine: Mine, stop: threading.Event) -> list[kvstore_p
         if stop.is_set():
             break
         slot = memory.block(room.offset, len(data))
-        if memory.holds(room.offset, room.epoch):
-            copy_bytes(slot, data)
-        written.append(kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(data)))
+        digest = sum_and_copy(slot, data) if memory.holds(room.offset, room.epoch) else checksum(data)
+        written.append(kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=digest))
     return written
 
 

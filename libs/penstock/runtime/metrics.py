@@ -76,6 +76,20 @@ class _Figures(Collector):
             yield family(self._prefix + name, name.replace("_", " "), value=value)
 
 
+class _ByReason(Collector):
+    """Counters with one label, read when somebody asks."""
+
+    def __init__(self, name: str, what: str, read: Callable[[], Mapping[str, int]]) -> None:
+        self._name, self._what, self._read = name, what, read
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        family = CounterMetricFamily(self._name, self._what, labels=["reason"])
+        for reason, count in self._read().items():
+            family.add_metric([reason], count)
+        yield family
+
+
 class GatewayMetrics(Metrics):
     """Requests as the client sees them."""
 
@@ -132,20 +146,22 @@ class StoreMetrics(Metrics):
             "refused_commits",
             "expired_leases",
             "expired_reservations",
-            "brought",
-            *(
-                f"nvme_{name}"
-                for name in (
-                    *("read_blocks", "read_bytes", "written_blocks", "written_bytes", "prefetched", "refused"),
-                    *("torn", "corrupt", "stale", "foreign", "unreadable", "read_failures", "write_failures"),
-                )
-            ),
+            "pulled_blocks",
+            "pulled_bytes",
+            "resumed_bytes",
+            "pull_seconds",
+            "resumptions",
+            "refused_sources",
+            "homes_asked",
+            "homes_knew",
         ]
     )
 
-    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, float]], faults: Callable[[], Mapping[str, int]]) -> None:
+        """`faults`: fetches from other stores that ended early, by reason."""
         super().__init__()
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
+        self.registry.register(_ByReason("penstock_store_pull_faults", "Fetches that ended early", faults))
 
 
 class RouterMetrics(Metrics):

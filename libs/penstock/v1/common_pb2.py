@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/common.proto\x12\x0bpenstock.v1\"\x8f\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x38\n\nlogit_bias\x18\n \x03(\x0b\x32$.penstock.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xcb\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x12\n\ncache_root\x18\x05 \x01(\x0c\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x11\n\tnamespace\x18\x07 \x01(\x0c\x12#\n\x06retain\x18\x08 \x03(\x0b\x32\x13.penstock.v1.Retain\"\'\n\x06Retain\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"+\n\x08Retained\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"j\n\x05Token\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.penstock.v1.TopLogprobB\n\n\x08_logprob\"U\n\x08\x43\x61\x63heUse\x12\x10\n\x08\x63omputed\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\x12\x0b\n\x03gpu\x18\x04 \x01(\r\x12\x0e\n\x06remote\x18\x05 \x01(\r\"K\n\nStageTimes\x12\r\n\x05queue\x18\x01 \x01(\x01\x12\r\n\x05\x66\x65tch\x18\x02 \x01(\x01\x12\x0f\n\x07prefill\x18\x03 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x04 \x01(\x01\"r\n\x06KvSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\"a\n\x0b\x42lockEvents\x12\x0e\n\x06stored\x18\x01 \x03(\x0c\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x1f\n\x04tier\x18\x04 \x01(\x0e\x32\x11.penstock.v1.Tier*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*Y\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/common.proto\x12\x0bpenstock.v1\"\x8f\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x38\n\nlogit_bias\x18\n \x03(\x0b\x32$.penstock.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\xdc\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x12\n\ncache_root\x18\x05 \x01(\x0c\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x11\n\tnamespace\x18\x07 \x01(\x0c\x12#\n\x06retain\x18\x08 \x03(\x0b\x32\x13.penstock.v1.Retain\x12\x0f\n\x07sources\x18\t \x03(\t\"\'\n\x06Retain\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"+\n\x08Retained\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"j\n\x05Token\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.penstock.v1.TopLogprobB\n\n\x08_logprob\"U\n\x08\x43\x61\x63heUse\x12\x10\n\x08\x63omputed\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\x12\x0b\n\x03gpu\x18\x04 \x01(\r\x12\x0e\n\x06remote\x18\x05 \x01(\r\"K\n\nStageTimes\x12\r\n\x05queue\x18\x01 \x01(\x01\x12\r\n\x05\x66\x65tch\x18\x02 \x01(\x01\x12\x0f\n\x07prefill\x18\x03 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x04 \x01(\x01\"r\n\x06KvSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\"a\n\x0b\x42lockEvents\x12\x0e\n\x06stored\x18\x01 \x03(\x0c\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x1f\n\x04tier\x18\x04 \x01(\x0e\x32\x11.penstock.v1.Tier*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*Y\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISH']._serialized_start=1265
-  _globals['_FINISH']._serialized_end=1333
-  _globals['_TIER']._serialized_start=1335
-  _globals['_TIER']._serialized_end=1424
+  _globals['_FINISH']._serialized_start=1282
+  _globals['_FINISH']._serialized_end=1350
+  _globals['_TIER']._serialized_start=1352
+  _globals['_TIER']._serialized_end=1441
   _globals['_SAMPLING']._serialized_start=42
   _globals['_SAMPLING']._serialized_end=441
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=380
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=428
   _globals['_REQUEST']._serialized_start=444
-  _globals['_REQUEST']._serialized_end=647
-  _globals['_RETAIN']._serialized_start=649
-  _globals['_RETAIN']._serialized_end=688
-  _globals['_RETAINED']._serialized_start=690
-  _globals['_RETAINED']._serialized_end=733
-  _globals['_TOPLOGPROB']._serialized_start=735
-  _globals['_TOPLOGPROB']._serialized_end=776
-  _globals['_TOKEN']._serialized_start=778
-  _globals['_TOKEN']._serialized_end=884
-  _globals['_CACHEUSE']._serialized_start=886
-  _globals['_CACHEUSE']._serialized_end=971
-  _globals['_STAGETIMES']._serialized_start=973
-  _globals['_STAGETIMES']._serialized_end=1048
-  _globals['_KVSPEC']._serialized_start=1050
-  _globals['_KVSPEC']._serialized_end=1164
-  _globals['_BLOCKEVENTS']._serialized_start=1166
-  _globals['_BLOCKEVENTS']._serialized_end=1263
+  _globals['_REQUEST']._serialized_end=664
+  _globals['_RETAIN']._serialized_start=666
+  _globals['_RETAIN']._serialized_end=705
+  _globals['_RETAINED']._serialized_start=707
+  _globals['_RETAINED']._serialized_end=750
+  _globals['_TOPLOGPROB']._serialized_start=752
+  _globals['_TOPLOGPROB']._serialized_end=793
+  _globals['_TOKEN']._serialized_start=795
+  _globals['_TOKEN']._serialized_end=901
+  _globals['_CACHEUSE']._serialized_start=903
+  _globals['_CACHEUSE']._serialized_end=988
+  _globals['_STAGETIMES']._serialized_start=990
+  _globals['_STAGETIMES']._serialized_end=1065
+  _globals['_KVSPEC']._serialized_start=1067
+  _globals['_KVSPEC']._serialized_end=1181
+  _globals['_BLOCKEVENTS']._serialized_start=1183
+  _globals['_BLOCKEVENTS']._serialized_end=1280
 # @@protoc_insertion_point(module_scope)

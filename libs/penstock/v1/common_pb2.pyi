@@ -166,6 +166,7 @@ class Request(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     RETAIN_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique per choice; appears in every log line and span"""
     cache_root: _builtins.bytes
@@ -186,6 +187,10 @@ class Request(_message.Message):
     def retain(self) -> _containers.RepeatedCompositeFieldContainer[Global___Retain]:
         """at most 5"""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """stores of other hosts that hold what the receiver's store may lack; from the router"""
+
     def __init__(
         self,
         *,
@@ -197,10 +202,11 @@ class Request(_message.Message):
         session: _builtins.str = ...,
         namespace: _builtins.bytes = ...,
         retain: _abc.Iterable[Global___Retain] | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_root", b"cache_root", "namespace", b"namespace", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "retain", b"retain", "sampling", b"sampling", "session", b"session", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

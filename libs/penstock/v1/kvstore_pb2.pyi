@@ -28,8 +28,11 @@ class AttachRequest(_message.Message):
 
     CLIENT_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """a name for logs"""
+    peer: _builtins.bool
+    """another store, which reads: the store never changes its spec for it"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec:
         """refused with the exact difference while other clients use another one"""
@@ -39,10 +42,11 @@ class AttachRequest(_message.Message):
         *,
         client: _builtins.str = ...,
         spec: _common_pb2.KvSpec | None = ...,
+        peer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "peer", b"peer", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,12 +152,20 @@ class LeaseRequest(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     lease_s: _builtins.float
     conversation: _builtins.str
     """digest of the conversation that wants them; empty: unknown"""
+    peer: _builtins.bool
+    """asked by another store: only what this one has itself, and with `about`"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of other stores that are said to hold what this one lacks"""
+
     def __init__(
         self,
         *,
@@ -161,10 +173,12 @@ class LeaseRequest(_message.Message):
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         lease_s: _builtins.float = ...,
         conversation: _builtins.str = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        peer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "keys", b"keys", "lease_s", b"lease_s", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "keys", b"keys", "lease_s", b"lease_s", "peer", b"peer", "session_id", b"session_id", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -184,6 +198,8 @@ class LeaseResponse(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    ABOUT_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """0 when nothing was found"""
     length: _builtins.int
@@ -200,6 +216,12 @@ class LeaseResponse(_message.Message):
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.Tier.ValueType]:
         """where each block was when it was asked for"""
 
+    @_builtins.property
+    def about(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReserveBlock]:
+        """for another store only, as are `namespaces`: what it needs to keep a copy"""
+
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
@@ -209,10 +231,12 @@ class LeaseResponse(_message.Message):
         epochs: _abc.Iterable[_builtins.int] | None = ...,
         tiers: _abc.Iterable[_common_pb2.Tier.ValueType] | None = ...,
         checksums: _builtins.bytes = ...,
+        about: _abc.Iterable[Global___ReserveBlock] | None = ...,
+        namespaces: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "checksums", b"checksums", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "namespaces", b"namespaces", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -583,8 +607,11 @@ class ReadRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     INDICES_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     lease_id: _builtins.int
+    at: _builtins.int
+    """where to begin in the first: what came before a stream broke is not sent again"""
     @_builtins.property
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """into the lease's blocks"""
@@ -595,10 +622,11 @@ class ReadRequest(_message.Message):
         session_id: _builtins.str = ...,
         lease_id: _builtins.int = ...,
         indices: _abc.Iterable[_builtins.int] | None = ...,
+        at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "lease_id", b"lease_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "indices", b"indices", "lease_id", b"lease_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -702,6 +730,90 @@ class EventsRequest(_message.Message):
 Global___EventsRequest: _TypeAlias = EventsRequest  # noqa: Y015
 
 @_typing.final
+class AnnounceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """of the store that holds the keys"""
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        stored: _abc.Iterable[_builtins.bytes] | None = ...,
+        removed: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
+
+@_typing.final
+class AnnounceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnnounceResponse: _TypeAlias = AnnounceResponse  # noqa: Y015
+
+@_typing.final
+class WhoHasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoHasRequest: _TypeAlias = WhoHasRequest  # noqa: Y015
+
+@_typing.final
+class WhoHasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of stores that said so, the latest first"""
+
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoHasResponse: _TypeAlias = WhoHasResponse  # noqa: Y015
+
+@_typing.final
 class StatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -715,105 +827,6 @@ class StatsRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
-
-@_typing.final
-class NvmeStats(_message.Message):
-    """The disk tier. Blocks and bytes are of the open spec, counters since the start."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SLOTS_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    USED_BYTES_FIELD_NUMBER: _builtins.int
-    READ_BLOCKS_FIELD_NUMBER: _builtins.int
-    READ_BYTES_FIELD_NUMBER: _builtins.int
-    WRITTEN_BLOCKS_FIELD_NUMBER: _builtins.int
-    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
-    EVICTIONS_FIELD_NUMBER: _builtins.int
-    TORN_FIELD_NUMBER: _builtins.int
-    CORRUPT_FIELD_NUMBER: _builtins.int
-    STALE_FIELD_NUMBER: _builtins.int
-    FOREIGN_FIELD_NUMBER: _builtins.int
-    UNREADABLE_FIELD_NUMBER: _builtins.int
-    READ_FAILURES_FIELD_NUMBER: _builtins.int
-    WRITE_FAILURES_FIELD_NUMBER: _builtins.int
-    READING_FIELD_NUMBER: _builtins.int
-    WRITING_FIELD_NUMBER: _builtins.int
-    DIRECT_FIELD_NUMBER: _builtins.int
-    WRITTEN_TODAY_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
-    PENDING_FIELD_NUMBER: _builtins.int
-    WAITING_FIELD_NUMBER: _builtins.int
-    PREFETCHED_FIELD_NUMBER: _builtins.int
-    slots: _builtins.int
-    blocks: _builtins.int
-    used_bytes: _builtins.int
-    read_blocks: _builtins.int
-    read_bytes: _builtins.int
-    written_blocks: _builtins.int
-    written_bytes: _builtins.int
-    evictions: _builtins.int
-    torn: _builtins.int
-    """slots dropped: without a whole header"""
-    corrupt: _builtins.int
-    """not what their checksum says"""
-    stale: _builtins.int
-    """written again elsewhere"""
-    foreign: _builtins.int
-    """of another spec or version"""
-    unreadable: _builtins.int
-    read_failures: _builtins.int
-    """how often reading was given up for a while"""
-    write_failures: _builtins.int
-    reading: _builtins.int
-    """1: yes, 0: the disk is left alone for now"""
-    writing: _builtins.int
-    direct: _builtins.int
-    """1: beside the page cache"""
-    written_today: _builtins.int
-    """bytes"""
-    refused: _builtins.int
-    """blocks for which nothing could be evicted"""
-    pending: _builtins.int
-    """blocks that are to be written"""
-    waiting: _builtins.int
-    """blocks that have not earned it yet"""
-    prefetched: _builtins.int
-    """times that blocks were brought before their conversation came back"""
-    def __init__(
-        self,
-        *,
-        slots: _builtins.int = ...,
-        blocks: _builtins.int = ...,
-        used_bytes: _builtins.int = ...,
-        read_blocks: _builtins.int = ...,
-        read_bytes: _builtins.int = ...,
-        written_blocks: _builtins.int = ...,
-        written_bytes: _builtins.int = ...,
-        evictions: _builtins.int = ...,
-        torn: _builtins.int = ...,
-        corrupt: _builtins.int = ...,
-        stale: _builtins.int = ...,
-        foreign: _builtins.int = ...,
-        unreadable: _builtins.int = ...,
-        read_failures: _builtins.int = ...,
-        write_failures: _builtins.int = ...,
-        reading: _builtins.int = ...,
-        writing: _builtins.int = ...,
-        direct: _builtins.int = ...,
-        written_today: _builtins.int = ...,
-        refused: _builtins.int = ...,
-        pending: _builtins.int = ...,
-        waiting: _builtins.int = ...,
-        prefetched: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "corrupt", b"corrupt", "direct", b"direct", "evictions", b"evictions", "foreign", b"foreign", "pending", b"pending", "prefetched", b"prefetched", "read_blocks", b"read_blocks", "read_bytes", b"read_bytes", "read_failures", b"read_failures", "reading", b"reading", "refused", b"refused", "slots", b"slots", "stale", b"stale", "torn", b"torn", "unreadable", b"unreadable", "used_bytes", b"used_bytes", "waiting", b"waiting", "write_failures", b"write_failures", "writing", b"writing", "written_blocks", b"written_blocks", "written_bytes", b"written_bytes", "written_today", b"written_today"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NvmeStats: _TypeAlias = NvmeStats  # noqa: Y015
 
 @_typing.final
 class StatsResponse(_message.Message):
@@ -841,7 +854,7 @@ class StatsResponse(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     BROUGHT_FIELD_NUMBER: _builtins.int
     RETAINED_FIELD_NUMBER: _builtins.int
-    NVME_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -875,9 +888,7 @@ class StatsResponse(_message.Message):
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     @_builtins.property
-    def nvme(self) -> Global___NvmeStats:
-        """absent: there is no disk tier"""
-
+    def pull(self) -> Global___PullStats: ...
     def __init__(
         self,
         *,
@@ -903,12 +914,87 @@ class StatsResponse(_message.Message):
         spec: _common_pb2.KvSpec | None = ...,
         brought: _builtins.int = ...,
         retained: _builtins.int = ...,
-        nvme: Global___NvmeStats | None = ...,
+        pull: Global___PullStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["nvme", b"nvme", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class PullStats(_message.Message):
+    """What came from other stores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FaultsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PULLED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PULLED_BYTES_FIELD_NUMBER: _builtins.int
+    RESUMED_BYTES_FIELD_NUMBER: _builtins.int
+    PULL_SECONDS_FIELD_NUMBER: _builtins.int
+    RESUMPTIONS_FIELD_NUMBER: _builtins.int
+    REFUSED_SOURCES_FIELD_NUMBER: _builtins.int
+    HOMES_ASKED_FIELD_NUMBER: _builtins.int
+    HOMES_KNEW_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    pulled_blocks: _builtins.int
+    pulled_bytes: _builtins.int
+    """received, whether or not their block was completed"""
+    resumed_bytes: _builtins.int
+    """had arrived when a stream broke, and were not sent again"""
+    pull_seconds: _builtins.float
+    resumptions: _builtins.int
+    refused_sources: _builtins.int
+    """addresses in requests that are no stores of this mesh"""
+    homes_asked: _builtins.int
+    homes_knew: _builtins.int
+    others: _builtins.int
+    """stores that may be asked"""
+    @_builtins.property
+    def faults(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """fetches that ended early, by reason"""
+
+    def __init__(
+        self,
+        *,
+        pulled_blocks: _builtins.int = ...,
+        pulled_bytes: _builtins.int = ...,
+        resumed_bytes: _builtins.int = ...,
+        pull_seconds: _builtins.float = ...,
+        resumptions: _builtins.int = ...,
+        refused_sources: _builtins.int = ...,
+        homes_asked: _builtins.int = ...,
+        homes_knew: _builtins.int = ...,
+        faults: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        others: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "homes_asked", b"homes_asked", "homes_knew", b"homes_knew", "others", b"others", "pull_seconds", b"pull_seconds", "pulled_blocks", b"pulled_blocks", "pulled_bytes", b"pulled_bytes", "refused_sources", b"refused_sources", "resumed_bytes", b"resumed_bytes", "resumptions", b"resumptions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullStats: _TypeAlias = PullStats  # noqa: Y015

@@ -95,6 +95,16 @@ class KvStoreStub:
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.StatsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.StatsResponse.FromString,
                 _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/penstock.v1.KvStore/Announce',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.AnnounceResponse.FromString,
+                _registered_method=True)
+        self.WhoHas = channel.unary_unary(
+                '/penstock.v1.KvStore/WhoHas',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.WhoHasRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.WhoHasResponse.FromString,
+                _registered_method=True)
 
 
 class KvStoreServicer:
@@ -182,6 +192,19 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Announce(self, request, context):
+        """Between stores: every key has a home, which is told who holds it, and is asked when nobody else knows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoHas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -244,6 +267,16 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.StatsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.StatsResponse.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.AnnounceRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.AnnounceResponse.SerializeToString,
+            ),
+            'WhoHas': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoHas,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.WhoHasRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.WhoHasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -570,6 +603,60 @@ class KvStore:
             '/penstock.v1.KvStore/Stats',
             penstock_dot_v1_dot_kvstore__pb2.StatsRequest.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Announce',
+            penstock_dot_v1_dot_kvstore__pb2.AnnounceRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.AnnounceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoHas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/WhoHas',
+            penstock_dot_v1_dot_kvstore__pb2.WhoHasRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.WhoHasResponse.FromString,
             options,
             channel_credentials,
             insecure,

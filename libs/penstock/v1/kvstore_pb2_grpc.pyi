@@ -58,6 +58,9 @@ class KvStoreStub:
     Events: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.EventsRequest, _common_pb2.BlockEvents]
     """A snapshot, then every change."""
     Stats: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.StatsRequest, _kvstore_pb2.StatsResponse]
+    Announce: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.AnnounceRequest, _kvstore_pb2.AnnounceResponse]
+    """Between stores: every key has a home, which is told who holds it, and is asked when nobody else knows."""
+    WhoHas: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.WhoHasRequest, _kvstore_pb2.WhoHasResponse]
 
 @_typing.type_check_only
 class KvStoreAsyncStub(KvStoreStub):
@@ -86,6 +89,9 @@ class KvStoreAsyncStub(KvStoreStub):
     Events: _aio.UnaryStreamMultiCallable[_kvstore_pb2.EventsRequest, _common_pb2.BlockEvents]  # type: ignore[assignment]
     """A snapshot, then every change."""
     Stats: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.StatsRequest, _kvstore_pb2.StatsResponse]  # type: ignore[assignment]
+    Announce: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.AnnounceRequest, _kvstore_pb2.AnnounceResponse]  # type: ignore[assignment]
+    """Between stores: every key has a home, which is told who holds it, and is asked when nobody else knows."""
+    WhoHas: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.WhoHasRequest, _kvstore_pb2.WhoHasResponse]  # type: ignore[assignment]
 
 class KvStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -183,5 +189,20 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.StatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.StatsResponse, _abc.Awaitable[_kvstore_pb2.StatsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Announce(
+        self,
+        request: _kvstore_pb2.AnnounceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.AnnounceResponse, _abc.Awaitable[_kvstore_pb2.AnnounceResponse]]:
+        """Between stores: every key has a home, which is told who holds it, and is asked when nobody else knows."""
+
+    @_abc_1.abstractmethod
+    def WhoHas(
+        self,
+        request: _kvstore_pb2.WhoHasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.WhoHasResponse, _abc.Awaitable[_kvstore_pb2.WhoHasResponse]]: ...
 
 def add_KvStoreServicer_to_server(servicer: KvStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

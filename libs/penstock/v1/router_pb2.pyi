@@ -106,6 +106,7 @@ class Load(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     FETCH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    REMOTE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
@@ -116,7 +117,9 @@ class Load(_message.Message):
     decode_step_s: _builtins.float
     """measured; 0 when not yet known"""
     fetch_bytes_per_s: _builtins.float
-    """measured from the store; 0 when not yet known"""
+    """measured from the store of its host; 0 when not yet known"""
+    remote_bytes_per_s: _builtins.float
+    """likewise, of blocks that its store got from another host's"""
     def __init__(
         self,
         *,
@@ -127,10 +130,11 @@ class Load(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         decode_step_s: _builtins.float = ...,
         fetch_bytes_per_s: _builtins.float = ...,
+        remote_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,24 +184,52 @@ class JoinResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    STORES_FIELD_NUMBER: _builtins.int
     drain: _builtins.bool
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
+    @_builtins.property
+    def stores(self) -> Global___Stores:
+        """to stores only: at once, and after each change"""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         drain: _builtins.bool = ...,
+        stores: Global___Stores | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "drain", "stores"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class Stores(_message.Message):
+    """All joined stores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stores: _TypeAlias = Stores  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
@@ -328,17 +360,23 @@ class Placement(_message.Message):
 
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     address: _builtins.str
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """stores of other hosts that hold, or will hold, what the store of this host lacks"""
+
     def __init__(
         self,
         *,
         member_id: _builtins.str = ...,
         address: _builtins.str = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "member_id", b"member_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "member_id", b"member_id", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,8 @@ class WorkerConfig:
     """float32 or bfloat16."""
     threads: int = 0
     """Threads of one model step; 0: all cores."""
+    max_model_len: int = 0
+    """Tokens of one text; 0: the model's own limit, for longrope models their original context. All workers alike."""
     kv_pool_tokens: int = 32768
     """Room for the KV of live sequences, in tokens."""
     block_size: int = 16
@@ -54,6 +56,8 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.threads <= 1024:
             raise ConfigError("threads", self.threads, "use 0 for all cores, or 1 to 1024")
+        if self.max_model_len < 0:
+            raise ConfigError("max_model_len", self.max_model_len, "use 0 for the model's limit, or a number of tokens")
         if self.store_timeout_s <= 0:
             raise ConfigError("store_timeout_s", self.store_timeout_s, "must be positive")
 
@@ -78,6 +82,7 @@ class WorkerConfig:
                 max_batch_tokens=self.max_batch_tokens,
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
+                max_model_len=self.max_model_len or None,
                 threads=self.threads or os.cpu_count(),
                 **more,
             )

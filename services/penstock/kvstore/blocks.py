@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Any
+
+SEVERAL = "*"
+"""Stands for the conversations of a block that more than one conversation uses."""
 
 
 class Tier(IntEnum):
@@ -33,17 +37,21 @@ class Block:
     used: int = 0
     """Tick of the last use."""
     conversation: str = ""
-    """Digest of the conversation that last asked for it or wrote it; empty: unknown."""
+    """Digest of the conversation that asked for it or wrote it; empty: unknown; SEVERAL: more than one did."""
     namespace: bytes = b""
     """The tenant's, 16 bytes; empty: unknown."""
     seconds: float = 0.0
     """What computing it took; 0: unknown."""
     uses: int = 0
-    """Leases of it, and attempts to store it again, since it was stored."""
+    """Leases of it, and attempts to store it again, since it was stored. Those close together count as one."""
     used_at: float = 0.0
-    """When it was last used, in seconds of the table's clock."""
+    """When the last of these uses began, in seconds of the table's clock."""
+    turn: int = 0
+    """Blocks among its ancestors that had been used again when the next one was stored: turns before its own."""
     retained_until: float = 0.0
     """Somebody was promised that it stays until then, in seconds of the table's clock; 0: nobody."""
+    note: Any = None
+    """The eviction policy's own mark."""
 
 
 @dataclass(frozen=True, slots=True)

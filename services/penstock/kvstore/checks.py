@@ -9,6 +9,7 @@ from penstock.kv.identity import KEY_BYTES, MAX_KEYS, NAMESPACE_BYTES, KvSpec
 from penstock.rpc.errors import InvalidRequest, Refused
 
 _MAX_NAME = 256
+_MAX_SOURCES = 16
 _MAX_CONVERSATION = 64
 _MAX_BLOCK_BYTES = 1 << 30
 
@@ -25,12 +26,20 @@ def check_key(field: str, key: bytes) -> None:
         raise InvalidRequest(f"{field} has {len(key)} bytes, a block key has {KEY_BYTES}", field=field)
 
 
-def check_keys(keys: Sequence[bytes]) -> None:
+def check_keys(keys: Sequence[bytes], field: str = "keys") -> None:
     """A list of block keys."""
-    check_count("keys", keys)
+    check_count(field, keys)
     for index, key in enumerate(keys):
         if len(key) != KEY_BYTES:
-            check_key(f"keys[{index}]", key)
+            check_key(f"{field}[{index}]", key)
+
+
+def check_sources(sources: Sequence[str]) -> None:
+    """A few addresses. Whether they may be called is another question: see Neighbours."""
+    if len(sources) > _MAX_SOURCES:
+        raise InvalidRequest(f"sources has {len(sources)} entries, at most {_MAX_SOURCES} are allowed", field="sources")
+    for source in sources:
+        check_name("sources", source)
 
 
 def check_checksum(field: str, value: bytes) -> None:

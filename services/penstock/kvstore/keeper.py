@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import structlog
 
@@ -25,12 +25,11 @@ from penstock.kvstore.blocks import Block, Lease, StoreStats, Tier
 from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.conversations import Conversations
-from penstock.kvstore.disk import Disk
 from penstock.kvstore.events import EventHub
-from penstock.kvstore.policy import EvictionPolicy, Lru
+from penstock.kvstore.policy import Lru
 from penstock.kvstore.retaining import Retaining
-from penstock.kvstore.retention import Grant
-from penstock.kvstore.store import BlockStore, Watcher
+from penstock.kvstore.retention import Grant, Retention
+from penstock.kvstore.store import BlockStore
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.format import Held
 from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
@@ -49,22 +48,15 @@ class _Announcer:
     arena: Arena
     hub: EventHub
     tier_of: Callable[[bytes], Tier | None]
-    watchers: list[Watcher]
 
     def stored(self, block: Block) -> None:
         self.hub.note(block.key, self.tier_of(block.key))
-        for watcher in self.watchers:
-            watcher.stored(block)
 
     def removed(self, block: Block) -> None:
         self.hub.note(block.key, self.tier_of(block.key))
-        for watcher in self.watchers:
-            watcher.removed(block)
 
     def holder(self, slot: int, epoch: int) -> None:
         self.arena.set_epoch(slot, epoch)
-        for watcher in self.watchers:
-            watcher.holder(slot, epoch)
 
 
 class Keeper:
@@ -79,9 +71,9 @@ class Keeper:
         self.closing = asyncio.Event()
         self.suppliers: list[Supplier] = []
         """Asked in this order for what host memory has not. Who adds one says by `moved` what comes and goes there."""
-        self.watchers: list[Watcher] = []
-        """Hear of every change of the host tier."""
-        self._announcer = _Announcer(self.arena, self.hub, self.tier_of, self.watchers)
+        self.retentions: list[Retention] = []
+        """The promises of the other tiers: each grants what it has room for."""
+        self._announcer = _Announcer(self.arena, self.hub, self.tier_of)
         self._store: BlockStore | None = None
         self._bringer: Bringer | None = None
         self._epochs = itertools.count(1)
@@ -90,20 +82,6 @@ class Keeper:
         self._touched = 0
         self._grown = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore")
-        self.disk: Disk | None = None
-        if config.nvme_dir is not None:
-            self.disk = Disk(
-                *(config, self.arena, self.conversations, self.now),
-                moved=self.moved,
-                changed=self.hub.restart,
-                policy=self._policy,
-            )
-            self.suppliers.append(self.disk.tier)
-            self.watchers.append(self.disk.mover)
-
-    def _policy(self) -> EvictionPolicy:
-        """Who goes first, in every tier."""
-        return Retaining(Lru(), self.now)
 
     @property
     def store(self) -> BlockStore:
@@ -119,11 +97,6 @@ class Keeper:
     def stats(self) -> StoreStats:
         """Figures of the table; zeros before the first client."""
         return self._store.stats() if self._store else _NOTHING
-
-    def figures(self) -> dict[str, float]:
-        """Of all tiers, for metrics."""
-        disk = self.disk.figures() if self.disk is not None else {}
-        return asdict(self.stats()) | {f"nvme_{name}": value for name, value in disk.items()}
 
     # -- all tiers
 
@@ -162,22 +135,14 @@ class Keeper:
         What is not in host memory is brought there by the store's suppliers, then by `more`, within `wait_s`.
         """
         store, suppliers, now = self.store, [*self.suppliers, *more], self.now()
-        if self.disk is not None:
-            self.disk.tier.renew(keys)
+        for one in self.retentions:
+            one.refresh(keys, now)
         lease = store.lease(session_id, keys, seconds, now, conversation, grows=bool(suppliers))
-        if lease is not None and len(lease.blocks) < len(keys) and suppliers:
-            lease = await self._grow(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
-        if lease is not None and self.disk is not None:
-            self.disk.mover.leased(lease, keys)
-        return lease
-
-    async def _grow(
-        self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float
-    ) -> Lease | None:
-        store = self.store
+        if lease is None or len(lease.blocks) == len(keys) or not suppliers:
+            return lease
         assert self._bringer is not None
         try:
-            await self._bringer.fill(lease, keys, suppliers, until)
+            await self._bringer.fill(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
         except BaseException:
             store.abandon(lease, self.now())
             raise
@@ -187,8 +152,7 @@ class Keeper:
         """Has every tier promise what it can; the answer is that of the one which promised most."""
         now = self.now()
         grants = [self.store.retain(session_id, keys, seconds, namespace, now)]
-        if self.disk is not None:
-            grants.append(self.disk.tier.promise(keys, seconds, namespace))
+        grants += [one.grant(namespace, keys, seconds, now) for one in self.retentions]
         return max(grants, key=lambda grant: grant.blocks)
 
     def tier_of(self, key: bytes) -> Tier | None:
@@ -203,6 +167,10 @@ class Keeper:
         if self._store is None or key not in self._store:
             self.hub.note(key, self.tier_of(key))
 
+    def all_keys(self) -> Iterable[bytes]:
+        """All that can be found."""
+        return (key for key, _ in self._keys())
+
     def _keys(self) -> Iterable[tuple[bytes, Tier]]:
         """All that can be found, and where."""
         host = self._store.keys() if self._store else ()
@@ -212,13 +180,19 @@ class Keeper:
 
     # -- sessions
 
-    def attach(self, client: str, spec: KvSpec) -> str:
-        """A new session's id. Raises Refused, Overloaded, Unavailable."""
+    def attach(self, client: str, spec: KvSpec, *, peer: bool = False) -> str:
+        """A new session's id. A `peer` only reads what is there: nothing is emptied for it.
+
+        Raises Refused, Overloaded, Unavailable.
+        """
         if self.closing.is_set():
             raise Unavailable("the store is stopping")
         if self.stats().sessions >= self._config.max_clients:
             raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
         if self._store is None or spec != self.spec:
+            if peer:
+                differs = self.spec.difference(spec) if self.spec else "nothing is stored"
+                raise Refused(f"there are no blocks of this KV spec here: {differs}")
             self._change_spec(spec)
         session_id = secrets.token_hex(16)
         self.store.attach(session_id, client)
@@ -248,16 +222,13 @@ class Keeper:
             layout.slots,
             spec.block_bytes,
             self._announcer,
-            policy=self._policy,
+            policy=lambda: Retaining(Lru(), self.now),
             retention=self._config.retention(layout.slots),
             epochs=self._epochs,
             reserve_s=self._config.reserve_s,
             cooling_s=self._config.cooling_s,
         )
         self._bringer = Bringer(self._store, self.arena, self.now)
-        if self.disk is not None:
-            self.disk.tier.use(spec)
-            self.disk.mover.use(self._store, self._bringer)
         self.hub.restart()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
         self.grown()
@@ -290,19 +261,7 @@ class Keeper:
             return 0
         return min(self.arena.size, self.arena.layout.offset(self._store.frontier) + _AHEAD_BYTES)
 
-    async def open(self) -> None:
-        """Finds what is on the disk."""
-        if self.disk is not None:
-            await self.disk.open()
-
     async def run(self) -> None:
-        """Moves blocks and provides pages, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._provide())
-            if self.disk is not None:
-                tasks.create_task(self.disk.run())
-
-    async def _provide(self) -> None:
         """Provides pages ahead of need, in a thread, until cancelled."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "penstock-pages") as thread:
@@ -326,12 +285,8 @@ class Keeper:
         if self._bringer is not None:
             await self._bringer.close()
 
-    async def close(self) -> None:
-        """Writes to the disk what should outlive the process, and frees the arena. When nothing runs any more."""
+    def close(self) -> None:
+        """Frees the arena. After `settle`, when no handler runs any more."""
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            if self.disk is not None:
-                await self.disk.close()
-        finally:
-            self.arena.close()
+        self.arena.close()

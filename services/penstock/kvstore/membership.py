@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import structlog
@@ -22,8 +22,17 @@ _LONGEST_PAUSE_S = 2.0
 class Member:
     """One membership per process start; a router that restarts is told everything again."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, host_id: str, hub: EventHub) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        address: str,
+        host_id: str,
+        hub: EventHub,
+        others: Callable[[Sequence[str]], None],
+    ) -> None:
+        """`others` is told the addresses of all joined stores, whenever they change."""
         self._stub = router_pb2_grpc.RouterStub(channel)
+        self._others = others
         self._hub = hub
         self._hello = router_pb2.Hello(
             member_id=f"kvstore-{secrets.token_hex(8)}",
@@ -53,6 +62,8 @@ class Member:
                     if reply.HasField("welcome"):
                         self._pause = _FIRST_PAUSE_S
                         self._log.info("joined", router=reply.welcome.router_id)
+                    elif reply.HasField("stores"):
+                        self._others(reply.stores.addresses)
             finally:
                 call.cancel()
 

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from typing import cast
 
 from penstock.kv.arena import Layout
-from penstock.kvstore.blocks import Lease, Tier, Wanted, Written
+from penstock.kvstore.blocks import Block, Lease, Tier, Wanted, Written
 from penstock.kvstore.checks import check_checksum, check_conversation, check_key, check_namespace, check_seconds
 from penstock.kvstore.events import Change
 from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.pulling import Puller
 from penstock.rpc.convert import spec_to_message
 from penstock.v1 import common_pb2, kvstore_pb2
 
@@ -35,8 +36,8 @@ def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
     return Written(block.key, block.epoch, block.checksum)
 
 
-def lease_message(lease: Lease, layout: Layout, length: int) -> kvstore_pb2.LeaseResponse:
-    """Where the blocks of a lease lie."""
+def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = False) -> kvstore_pb2.LeaseResponse:
+    """Where the blocks of a lease lie; for a `peer` also what they are."""
     blocks = lease.blocks
     return kvstore_pb2.LeaseResponse(
         lease_id=lease.lease_id,
@@ -45,6 +46,15 @@ def lease_message(lease: Lease, layout: Layout, length: int) -> kvstore_pb2.Leas
         epochs=[block.epoch for block in blocks],
         tiers=[tier_message(lease.brought.get(index, Tier.HOST)) for index in range(len(blocks))],
         checksums=b"".join([block.checksum for block in blocks]),
+        about=[about_message(block) for block in blocks] if peer else (),
+        namespaces=[block.namespace for block in blocks] if peer else (),
+    )
+
+
+def about_message(block: Block) -> kvstore_pb2.ReserveBlock:
+    """What another store needs to know to keep a copy."""
+    return kvstore_pb2.ReserveBlock(
+        key=block.key, parent=block.parent, first_token=block.first_token, seconds=block.seconds
     )
 
 
@@ -60,14 +70,14 @@ def tier_message(tier: Tier) -> common_pb2.Tier.ValueType:
     return cast(common_pb2.Tier.ValueType, int(tier))
 
 
-def stats_message(keeper: Keeper, host_id: str) -> kvstore_pb2.StatsResponse:
-    """The table's figures for the wire."""
+def stats_message(keeper: Keeper, puller: Puller, host_id: str) -> kvstore_pb2.StatsResponse:
+    """All figures for the wire."""
     figures = asdict(keeper.stats())
     message = kvstore_pb2.StatsResponse(
         host_id=host_id, arena_bytes=keeper.arena.size, resynchronised=keeper.hub.resynchronised, **figures
     )
-    if keeper.disk is not None:
-        message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**keeper.disk.figures()))
+    pull = kvstore_pb2.PullStats(faults=puller.faults, others=len(puller.neighbours.others), **puller.figures())
+    message.pull.CopyFrom(pull)
     if keeper.spec is not None:
         message.spec.CopyFrom(spec_to_message(keeper.spec))
     return message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from penstock.kv.policies import Outlook
 from penstock.kvstore.blocks import Block
 from penstock.kvstore.policy import EvictionPolicy
 
@@ -27,6 +28,22 @@ class Retaining:
 
     def __len__(self) -> int:
         return len(self._inner) + len(self._kept)
+
+    def stored(self, block: Block) -> None:
+        """See EvictionPolicy."""
+        self._inner.stored(block)
+
+    def removed(self, block: Block) -> None:
+        """See EvictionPolicy."""
+        self._inner.removed(block)
+
+    def used(self, block: Block) -> None:
+        """See EvictionPolicy."""
+        self._inner.used(block)
+
+    def expect(self, conversation: str, outlook: Outlook) -> None:
+        """See EvictionPolicy."""
+        self._inner.expect(conversation, outlook)
 
     def offer(self, block: Block) -> None:
         """See EvictionPolicy. Offer a block again when its `retained_until` has changed."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import grpc
 
 from penstock.kv import bulk
 from penstock.kv.pieces import packed
+from penstock.kv.transport.over_grpc import open_grpc_transport
 from penstock.kvstore.blocks import Reserved, State, StoreStats
 from penstock.kvstore.checks import (
     check_conversation,
@@ -21,6 +23,7 @@ from penstock.kvstore.checks import (
     check_name,
     check_namespace,
     check_seconds,
+    check_sources,
     check_spec,
     lease_seconds,
 )
@@ -34,6 +37,8 @@ from penstock.kvstore.messages import (
     wanted_from_message,
     written_from_message,
 )
+from penstock.kvstore.neighbours import Neighbours
+from penstock.kvstore.pulling import Puller
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.writer import Writer
@@ -61,11 +66,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class KvStore:
     """A running store. Made by `open_kvstore`."""
 
-    def __init__(self, keeper: Keeper, address: str, events: Publisher | None) -> None:
+    def __init__(self, keeper: Keeper, puller: Puller, address: str, events: Publisher | None) -> None:
         self.keeper = keeper
+        self.puller = puller
         self.address = address
         self.events = events
-        self.metrics = StoreMetrics(keeper.figures)
+        self.metrics = StoreMetrics(lambda: {**asdict(keeper.stats()), **puller.figures()}, lambda: puller.faults)
 
     @property
     def suppliers(self) -> list[Supplier]:
@@ -82,26 +88,31 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
     """Serves until the block ends, then: sessions and subscriptions end, calls drain, the memory is freed."""
     keeper = Keeper(config)
     try:
-        await keeper.open()
         async with (
             open_channels() as channels,
+            _pulling(config) as puller,
             _publishing(keeper, config) as events,
-            serve(config.address, lambda server: _register(keeper, config, server), [_NAME], grace=_GRACE_S) as server,
+            serve(
+                config.address, lambda server: _register(keeper, puller, config, server), [_NAME], grace=_GRACE_S
+            ) as server,
         ):
             address = f"{config.address.rpartition(':')[0]}:{server.port}"
-            background = [asyncio.create_task(keeper.run())]  # awaited below; a group would wrap the caller's errors
+            neighbours = puller.neighbours
+            neighbours.own = address
+            jobs = [keeper.run(), neighbours.rehome(keeper.all_keys), _announce(keeper, neighbours)]
             if config.router is not None:
-                member = Member(channels.to(config.router), address, config.host_id, keeper.hub)
-                background.append(asyncio.create_task(member.run()))
+                channel = channels.to(config.router)
+                jobs.append(Member(channel, address, config.host_id, keeper.hub, neighbours.set_joined).run())
+            background = [asyncio.create_task(job) for job in jobs]  # awaited below; a group would wrap errors
             await server.set_serving(True)
             try:
-                yield KvStore(keeper, address, events)
+                yield KvStore(keeper, puller, address, events)
             finally:
                 keeper.stop()
                 await keeper.settle()
                 await _end(background)
     finally:
-        await keeper.close()
+        keeper.close()
 
 
 @asynccontextmanager
@@ -126,6 +137,21 @@ async def _publishing(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pu
                 await _end([following])
 
 
+@asynccontextmanager
+async def _pulling(config: KvStoreConfig) -> AsyncIterator[Puller]:
+    """What gets blocks from other stores."""
+    async with (
+        open_channels() as channels,
+        open_grpc_transport(f"store of {config.host_id}", stall_s=config.stall_s) as transport,
+    ):
+        yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport)
+
+
+async def _announce(keeper: Keeper, neighbours: Neighbours) -> None:
+    with keeper.hub.subscribe() as subscriber:
+        await neighbours.follow(subscriber)
+
+
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
@@ -134,8 +160,8 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
             raise result
 
 
-def _register(keeper: Keeper, config: KvStoreConfig, server: grpc.aio.Server) -> None:
-    servicer = Servicer(keeper, config)
+def _register(keeper: Keeper, puller: Puller, config: KvStoreConfig, server: grpc.aio.Server) -> None:
+    servicer = Servicer(keeper, puller, config)
     kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
     bulk.serve_read(server, servicer.Read)
 
@@ -143,8 +169,9 @@ def _register(keeper: Keeper, config: KvStoreConfig, server: grpc.aio.Server) ->
 class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     """One method per rpc; see the proto for their contracts."""
 
-    def __init__(self, keeper: Keeper, config: KvStoreConfig) -> None:
+    def __init__(self, keeper: Keeper, puller: Puller, config: KvStoreConfig) -> None:
         self._keeper = keeper
+        self._puller = puller
         self._config = config
 
     async def Attach(
@@ -153,7 +180,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_name("client", request.client)
         spec = spec_from_message(request.spec)
         check_spec(spec)
-        session_id = self._keeper.attach(request.client, spec)
+        session_id = self._keeper.attach(request.client, spec, peer=request.peer)
         try:
             yield self._attached(session_id)
             await self._keeper.closing.wait()
@@ -186,11 +213,21 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
         self._keeper.conversations.used(request.conversation, self._keeper.now())
-        lease = await self._keeper.lease(request.session_id, request.keys, seconds, wait_s, request.conversation)
+        lease = await self._keeper.lease(
+            request.session_id, request.keys, seconds, wait_s, request.conversation, self._elsewhere(request)
+        )
         self._keeper.arm()
         if lease is None:
             return kvstore_pb2.LeaseResponse()
-        return lease_message(lease, self._keeper.arena.layout, self._keeper.store.block_bytes)
+        return lease_message(lease, self._keeper.arena.layout, self._keeper.store.block_bytes, peer=request.peer)
+
+    def _elsewhere(self, request: kvstore_pb2.LeaseRequest) -> list[Supplier]:
+        """Other stores, unless one of them asks: nobody is sent round in a circle."""
+        check_sources(request.sources)
+        spec = self._keeper.spec
+        if request.peer or spec is None or not self._puller.neighbours.others:
+            return []
+        return [self._puller.supplier(spec, request.sources, request.conversation)]
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
         check_count("lease_ids", request.lease_ids)
@@ -243,8 +280,10 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> AsyncIterator[bytes]:
         check_count("indices", request.indices)
         store, arena = self._keeper.store, self._keeper.arena
-        sent = 0
-        for ranges in packed(request.indices, store.block_bytes):
+        if request.at >= store.block_bytes:
+            raise InvalidRequest(f"at is {request.at}, a block has {store.block_bytes} bytes", field="at")
+        sent = request.at
+        for ranges in packed(request.indices, store.block_bytes, request.at):
             lease = store.find_lease(request.session_id, request.lease_id, self._keeper.now())
             pieces = []
             for index, at, length in ranges:
@@ -274,5 +313,20 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             while (change := await subscriber.next()) is not None:
                 yield events_message(change)
 
+    async def Announce(self, request: kvstore_pb2.AnnounceRequest, context: Context) -> kvstore_pb2.AnnounceResponse:
+        check_name("address", request.address)
+        check_keys(request.stored, "stored")
+        check_keys(request.removed, "removed")
+        self._puller.neighbours.heard(request.address, request.stored, request.removed)
+        return kvstore_pb2.AnnounceResponse()
+
+    async def WhoHas(self, request: kvstore_pb2.WhoHasRequest, context: Context) -> kvstore_pb2.WhoHasResponse:
+        check_key("key", request.key)
+        neighbours = self._puller.neighbours
+        mine = [neighbours.own] if self._keeper.tier_of(request.key) else []
+        return kvstore_pb2.WhoHasResponse(
+            addresses=[*mine, *neighbours.directory.holders(request.key, neighbours.others)]
+        )
+
     async def Stats(self, request: kvstore_pb2.StatsRequest, context: Context) -> kvstore_pb2.StatsResponse:
-        return stats_message(self._keeper, self._config.host_id)
+        return stats_message(self._keeper, self._puller, self._config.host_id)

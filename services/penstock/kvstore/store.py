@@ -21,12 +21,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from penstock.kvstore.blocks import Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
+from penstock.kv.policies import Outlook
+from penstock.kvstore.blocks import SEVERAL, Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
 from penstock.kvstore.deadlines import Deadlines
 from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.retention import Grant, Retention
 from penstock.kvstore.slots import Slots
 from penstock.rpc.errors import NotFound
+
+TOGETHER_S = 1.0
+"""Uses of a block within this time count as one: prefill stores what decode leases at once, for the same request."""
 
 
 class Watcher(Protocol):
@@ -196,17 +200,6 @@ class BlockStore:
         self._held -= 1
         self._unpin(block, now)
 
-    def restore(self, blocks: Sequence[Block], now: float) -> None:
-        """Fills an empty table with blocks that were stored before, the longest unused first. Nobody is told."""
-        self._slots.restore(block.slot for block in blocks)
-        for block in blocks:
-            self._tick += 1
-            block.used, block.used_at = self._tick, now
-            self._blocks[block.key] = block
-            self._children[block.parent] = self._children.get(block.parent, 0) + 1
-        for block in blocks:
-            self._offer(block)
-
     def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
         """A lease that still holds."""
         self.expire(now)
@@ -238,6 +231,10 @@ class BlockStore:
         if block.pins == 0:
             self._unpinned(block, now)
 
+    def expect(self, conversation: str, outlook: Outlook) -> None:
+        """What is known of a conversation's return; for the eviction policy."""
+        self._policy.expect(conversation, outlook)
+
     def _unpinned(self, block: Block, now: float) -> None:
         if self._blocks.get(block.key) is block:
             self._offer(block)
@@ -257,13 +254,16 @@ class BlockStore:
         block.pins += 1
 
     def _use(self, block: Block, conversation: str, now: float) -> None:
-        block.used, block.used_at = self._tick, now
-        block.uses += 1
+        block.used = self._tick
+        if now - block.used_at >= TOGETHER_S:
+            self._policy.used(block)
+            block.uses += 1
+            block.used_at = now
         if block.retained_until:
             self._retention.refresh([block.key], now)
             block.retained_until = self._retention.until(block.key)
-        if conversation:
-            block.conversation = conversation
+        if conversation and conversation != block.conversation:
+            block.conversation = SEVERAL if block.conversation else conversation
 
     # -- writing
 
@@ -303,8 +303,10 @@ class BlockStore:
             self._drop_child(want.parent)
             return Reserved(State.FULL)
         slot, epoch = self._slots.take()
+        parent = self._blocks.get(want.parent) or self._reserved.get(want.parent)
         block = Block(
             *(want.key, want.parent, want.first_token, slot, epoch, session.session_id),
+            turn=parent.turn + (parent.uses > 0) if parent is not None else 0,
             used=self._tick,
             conversation=want.conversation,
             namespace=want.namespace,
@@ -352,6 +354,7 @@ class BlockStore:
         block.used, block.used_at = self._tick, now
         block.retained_until = self._retention.until(block.key)
         self._blocks[block.key] = block
+        self._policy.stored(block)
         self._puts += session is not self._house
         self._brought += session is self._house
         self._offer(block)
@@ -366,38 +369,21 @@ class BlockStore:
 
     def retain(self, session_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
         """Promises to keep blocks, stored or still to come, as far as the tenant's budget goes."""
-        self._session(session_id)
-        return self.promise(keys, seconds, namespace, now)
-
-    def promise(self, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
-        """As `retain`, for a session that another table knows."""
         self.expire(now)
+        self._session(session_id)
         grant = self._retention.grant(namespace, keys, seconds, now)
-        self._keep(keys[: grant.blocks])
-        return grant
-
-    def renew(self, keys: Sequence[bytes], now: float) -> None:
-        """These blocks were used, if not here: what was promised of them is promised anew."""
-        if len(self._retention):
-            self._retention.refresh(keys, now)
-            self._keep(keys)
-
-    def _keep(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
+        for key in keys[: grant.blocks]:
             block = self._blocks.get(key)
-            if block is not None and (until := self._retention.until(key)) != block.retained_until:
-                block.retained_until = until
+            if block is not None:
+                block.retained_until = self._retention.until(key)
                 self._offer(block)
+        return grant
 
     # -- removal
 
     def quarantine(self, session_id: str, key: bytes, epoch: int, now: float) -> bool:
         """Takes a block out of service. False: it is not, or no longer, that block."""
         self._session(session_id)
-        return self.condemn(key, epoch, now)
-
-    def condemn(self, key: bytes, epoch: int, now: float) -> bool:
-        """As `quarantine`, when the store itself finds out."""
         block = self._blocks.get(key)
         if block is None or block.epoch != epoch:
             return False
@@ -412,6 +398,7 @@ class BlockStore:
 
     def _unlist(self, block: Block) -> None:
         del self._blocks[block.key]
+        self._policy.removed(block)
         self._drop_child(block.parent)
         self._watcher.removed(block)
 

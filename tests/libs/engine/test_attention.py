@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpoint import ModelConfig, Rope
 from penstock.engine.batch import BatchBuilder, Run, arrange
+from penstock.engine.layers import attention
 from penstock.engine.layers.attention import attend, naive_attend
 from penstock.engine.pool import KvPool
 from penstock.engine.request import SamplingParams
@@ -108,3 +110,15 @@ def check(order, pool, layer, groups, context, heads, rows, softcap):
         first += count
     if len(query):
         torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_capped_scores_are_held_a_few_rows_at_a_time(monkeypatch, causal):
+    torch.manual_seed(1)
+    query, keys, values = torch.randn(2, 9, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
+    mask = None if causal else torch.zeros(2, 1, 9, 9).masked_fill_(torch.ones(9, 9).triu(1).bool(), float("-inf"))
+    at_once = attend(query, keys, values, mask, causal, 0.3, 2.0)
+    monkeypatch.setattr(attention, "_MOST_SCORES", 2 * 4 * 9 * 2)
+    torch.testing.assert_close(attend(query, keys, values, mask, causal, 0.3, 2.0), at_once)
+    naive = [naive_attend(query[at], keys[at], values[at], range(9), 0.3, softcap=2.0) for at in range(2)]
+    torch.testing.assert_close(at_once, torch.cat(naive), atol=1e-5, rtol=1e-5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, inspect
+from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, fingerprint, inspect
 from penstock.checkpoint.model_config import parse_config
 from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
@@ -286,6 +286,7 @@ def test_longrope_follows_the_context_asked_for(tmp_path):
     short, long = inspect(case.directory, 64), inspect(case.directory, 65)
     assert short.config == inspect(case.directory).config and short.config.max_positions == 64
     assert long.config.max_positions == 2048 and long.config.rope.factors == (1.0, 2.5, 9.0)
+    assert fingerprint(short) == fingerprint(case.directory) != fingerprint(long), "their KV is not the same"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def worker_metrics() -> Metrics:
 
 
 def store_metrics() -> Metrics:
-    return metrics.StoreMetrics(lambda: FIGURES)
+    return metrics.StoreMetrics(lambda: FIGURES, dict)
 
 
 KINDS = [metrics.GatewayMetrics, worker_metrics, metrics.RouterMetrics, metrics.DraftMetrics, store_metrics]

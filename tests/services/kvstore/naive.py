@@ -34,6 +34,8 @@ class NaiveStore:
     slots: int
     reserve_s: float
     cooling_s: float
+    lru: bool = True
+    """Whether the longest unused block has to go first; otherwise any may that may go at all."""
     holdings: list[Holding] = field(default_factory=list)
     leases: dict[int, NaiveLease] = field(default_factory=dict)
     cooling: list[float] = field(default_factory=list)
@@ -73,9 +75,9 @@ class NaiveStore:
             candidates = self.evictable(want.parent)
             if not candidates:
                 return State.FULL
-            oldest = min(one.used for one in candidates)
             victim = next(one for one in candidates if one.key == evicted[0])
-            assert victim.used == oldest, "evicted something that was used later"
+            if self.lru:
+                assert victim.used == min(one.used for one in candidates), "evicted something that was used later"
             evicted.pop(0)
             self.drop(victim, now, cool=False)
         self.holdings.append(Holding(want.key, want.parent, session, epoch, now + self.reserve_s, self.tick))

@@ -11,7 +11,7 @@ from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settin
 from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
 
 from penstock.kv.client import Origin
-from penstock.kvstore.blocks import Wanted, Written
+from penstock.kvstore.blocks import SEVERAL, Wanted, Written
 from penstock.kvstore.conversations import State
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.store import BlockStore
@@ -20,7 +20,7 @@ from penstock.v1 import kvstore_pb2
 NAMESPACE = b"n" * 16
 
 
-def test_a_block_knows_whose_it_is_what_it_cost_and_who_used_it_last() -> None:
+def test_a_block_knows_whose_it_is_what_it_cost_and_when_it_was_used() -> None:
     store = BlockStore(4, BLOCK_BYTES, Owners())
     store.attach("s", "test")
     wanted = Wanted(TREE[0].key, TREE[0].parent, 0, 0.25, "one", NAMESPACE)
@@ -31,11 +31,23 @@ def test_a_block_knows_whose_it_is_what_it_cost_and_who_used_it_last() -> None:
     assert (block.conversation, block.namespace, block.seconds) == ("one", NAMESPACE, 0.25)
     assert (block.uses, block.used_at, block.retained_until) == (0, 2.0, 0.0)
     store.lease("s", [block.key], 1.0, 3.0, "two")
-    assert (block.conversation, block.uses, block.used_at) == ("two", 1, 3.0)
+    assert (block.conversation, block.uses, block.used_at) == (SEVERAL, 1, 3.0)
     store.lease("s", [block.key], 1.0, 3.5)
-    assert (block.conversation, block.uses, block.used_at) == ("two", 2, 3.5), "unknown is not nobody"
+    assert (block.uses, block.used_at) == (1, 3.0), "so close together it is one use"
     store.reserve("s", [wanted], 4.0)
-    assert (block.conversation, block.uses, block.used_at) == ("one", 3, 4.0)
+    assert (block.conversation, block.uses, block.used_at) == (SEVERAL, 2, 4.0)
+
+
+def test_one_conversation_stays_the_owner_and_unknown_is_nobody() -> None:
+    store = BlockStore(4, BLOCK_BYTES, Owners())
+    store.attach("s", "test")
+    [reserved] = store.reserve("s", [Wanted(TREE[0].key, TREE[0].parent, 0)], 1.0)
+    block = reserved.block
+    assert block is not None
+    store.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
+    for conversation, owner in (("", ""), ("one", "one"), ("", "one"), ("one", "one"), ("two", SEVERAL)):
+        store.lease("s", [block.key], 1.0, 3.0, conversation)
+        assert block.conversation == owner
 
 
 async def test_the_client_sends_it() -> None:
@@ -45,7 +57,7 @@ async def test_the_client_sends_it() -> None:
         found = [store.keeper.store.find(block.key) for block in blocks]
         assert [(one.conversation, one.namespace, one.seconds) for one in found] == [("talk", NAMESPACE, 0.5)] * 3
         async with client.lease([blocks[0].key], Origin("other")):
-            assert [one.conversation for one in found] == ["other", "talk", "talk"]
+            assert [one.conversation for one in found] == [SEVERAL, "talk", "talk"]
 
 
 @pytest.mark.parametrize(

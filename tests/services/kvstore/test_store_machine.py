@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tests.services.kvstore.naive import NaiveStore
 
+from penstock.kv.policies import make_policy
 from penstock.kvstore.blocks import Block, Wanted, Written
+from penstock.kvstore.retaining import Retaining
 from penstock.kvstore.store import BlockStore
 
 SLOTS = 5
@@ -66,13 +68,17 @@ class StoreMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
     reservations = Bundle("reservations")
     leases = Bundle("leases")
+    policy_name = "lru"
 
     def __init__(self) -> None:
         super().__init__()
         self.owners = Owners()
-        self.store = BlockStore(SLOTS, BLOCK_BYTES, self.owners, reserve_s=RESERVE_S, cooling_s=COOLING_S)
-        self.naive = NaiveStore(SLOTS, RESERVE_S, COOLING_S)
         self.now = 0.0
+        self.policy = Retaining(make_policy(self.policy_name, lambda: self.now), lambda: self.now)
+        self.store = BlockStore(
+            *(SLOTS, BLOCK_BYTES, self.owners), policy=lambda: self.policy, reserve_s=RESERVE_S, cooling_s=COOLING_S
+        )
+        self.naive = NaiveStore(SLOTS, RESERVE_S, COOLING_S, lru=self.policy_name == "lru")
         self.count = 0
 
     def _begin(self) -> None:
@@ -201,6 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
         stats = self.store.stats()
         states = [one.state for one in self.naive.holdings]
         assert stats.blocks == states.count("stored")
+        assert len(self.policy) == len(self.naive.evictable(b"")), "on offer is what may go"
         assert stats.reserved == states.count("reserved")
         assert stats.detached == states.count("detached")
         assert stats.cooling == len(self.naive.cooling)
@@ -221,7 +228,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.used_bytes == stats.blocks * BLOCK_BYTES
 
 
-StoreMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class S3FifoMachine(StoreMachine):
+    policy_name = "s3-fifo"
+
+
+class WorthMachine(StoreMachine):
+    policy_name = "worth"
+
+
+for machine in (StoreMachine, S3FifoMachine, WorthMachine):
+    machine.TestCase.settings = settings(
+        max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    )
 TestStore = StoreMachine.TestCase
+TestStoreS3Fifo = S3FifoMachine.TestCase
+TestStoreWorth = WorthMachine.TestCase

@@ -13,8 +13,14 @@ from penstock.cli.bench.harness import Report, show
 app = App(name="bench", help="Measure, beside a peer or a limit in the same run.")
 
 
-def _run(bench: Callable[[bool], Coroutine[Any, Any, Report]], json: bool, quick: bool) -> None:
-    show(asyncio.run(bench(quick)), json)
+def _run(
+    bench: Callable[[bool], Coroutine[Any, Any, Report]],
+    json: bool,
+    quick: bool,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        show(runner.run(bench(quick)), json)
 
 
 @app.command
@@ -25,7 +31,20 @@ def overhead(*, json: bool = False, quick: bool = False) -> None:
     _run(measure, json, quick)
 
 
+@app.command
+def kv(*, json: bool = False, quick: bool = False) -> None:
+    """The KV store beside memcpy, TCP, a grpc stream, the file system and an empty call."""
+    import uvloop  # what the services run on
+
+    from penstock.cli.bench.kv.measure import measure
+    from penstock.runtime.telemetry import telemetry
+
+    with telemetry("bench", "error"):
+        _run(measure, json, quick, uvloop.new_event_loop)
+
+
 @app.command(name="all")
 def everything(*, json: bool = False, quick: bool = False) -> None:
     """Every bench, one after the other."""
     overhead(json=json, quick=quick)
+    kv(json=json, quick=quick)

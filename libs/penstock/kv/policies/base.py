@@ -1,0 +1,75 @@
+"""What a policy sees of a block, and what it must do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+
+class Candidate(Protocol):
+    """A block, as far as policies read it. All blocks of one table have the same number of bytes and tokens."""
+
+    key: bytes
+    first_token: int
+    """Position of its first token in the prompt."""
+    used: int
+    """Tick of the last use: larger is later."""
+    uses: int
+    """Separate uses since it was stored; a policy may add those that it remembers from before an eviction."""
+    used_at: float
+    """When the last separate use began, in seconds of the clock."""
+    turn: int
+    """Turns of a conversation before the one that stored it, as far as its ancestors show."""
+    seconds: float
+    """What computing it took; 0: unknown."""
+    conversation: str
+    """Whose it is; empty: unknown, or of several."""
+    retained_until: float
+    """Somebody was promised that it stays until then; 0: nobody."""
+    note: Any
+    """The policy's own mark; nobody else touches it."""
+
+
+BlockT = TypeVar("BlockT", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What somebody who knows said about a conversation. Without `ended` and `returns_at` it is unknown again."""
+
+    ended: bool = False
+    returns_at: float | None = None
+    """When its next turn is expected, in seconds of the clock."""
+
+
+class EvictionPolicy(Protocol[BlockT]):
+    """An order over the blocks that may be evicted.
+
+    Only blocks that may go are offered: stored, not leased, and without a stored child. So no child is ever kept
+    without its parent, whatever the policy chooses: the order inside a chain is by position, from its end.
+    """
+
+    def stored(self, block: BlockT) -> None:
+        """`block` is new in the table. It may have been there before: see `Candidate.uses`."""
+
+    def removed(self, block: BlockT) -> None:
+        """`block` left the table, as a victim or otherwise; it is not on offer any more."""
+
+    def used(self, block: BlockT) -> None:
+        """A stored block is used again; `uses` and `used_at` still speak of the uses before."""
+
+    def offer(self, block: BlockT) -> None:
+        """`block` may go from now on, or was used while it might."""
+
+    def withdraw(self, block: BlockT) -> None:
+        """`block` may not go, or is gone. Unknown blocks are ignored."""
+
+    def victim(self) -> BlockT | None:
+        """Takes out the block that should go first; None when none may."""
+
+    def expect(self, conversation: str, outlook: Outlook) -> None:
+        """What is known of a conversation's return, until its next use."""
+
+    def __len__(self) -> int:
+        """Blocks that may go."""
+        ...

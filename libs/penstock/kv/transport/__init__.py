@@ -1,0 +1,1 @@
+"""How a store gets blocks from another host: see `base.Transport`."""

@@ -1,0 +1,1 @@
+"""`penstock bench kv`: the store's data plane beside what the machine can do."""

@@ -1,1 +1,0 @@
-"""The disk tier: blocks in slab files that outlive the process."""

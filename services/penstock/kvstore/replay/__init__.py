@@ -1,0 +1,1 @@
+"""What eviction policies are worth: recorded requests, replayed through the block table itself."""
