@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.errors import CheckpointError
+from penstock.checkpoint.families import FAMILIES
 from penstock.checkpoint.files import Json, read_object, read_object_if_there
-from penstock.checkpoint.model_config import ModelConfig, parse_config
-from penstock.checkpoint.tensors import TensorInfo, check_tensors, declared_tensors, weight_files
+from penstock.checkpoint.model_config import ModelConfig, parse_config, text_values
+from penstock.checkpoint.tensors import TensorInfo, check_tensors, declared_tensors, text_tensors, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Checkpoint:
     config: ModelConfig
     weight_files: tuple[Path, ...]
     tensors: Mapping[str, TensorInfo]
+    """By the name that the decoder knows them by."""
     tokenizer: Path
     chat_template: Path | None
     """chat_template.jinja, or the tokenizer_config.json that holds a `chat_template`; None when there is neither."""
@@ -53,10 +55,12 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     if not directory.is_dir():
         raise CheckpointError(directory, "is not a directory")
     config_file = directory / "config.json"
-    values = read_object(config_file)
+    values = text_values(config_file, read_object(config_file))
     config = parse_config(config_file, values, context)
     files = weight_files(directory)
     tensors = declared_tensors(directory, files)
+    if FAMILIES[config.architecture].text_part:
+        tensors = text_tensors(tensors)
     check_tensors(directory, config, tensors)
     generation = directory / "generation_config.json"
     generation_values = read_object_if_there(generation)

@@ -6,7 +6,8 @@ field at all; the rest is read by `parse_config`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 
@@ -70,7 +71,24 @@ class Family:
     """Layers with a window have rope settings of their own."""
     partial_rotary: bool = False
     """partial_rotary_factor and rope type longrope count."""
+    text_part: bool = False
+    """Of a model for pictures and text only the text is served; its settings are config.json's text_config."""
+    absent: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that config.json may leave out."""
 
+
+_GEMMA_3 = Family(
+    rope_theta=1e6,
+    tied=True,
+    head_dim=256,
+    attention_bias=AttentionBias.CONFIGURED,
+    qk_norm=True,
+    gemma=True,
+    windows=Windows.MOST,
+    window=4096,
+    full_every=6,
+    local_rope=True,
+)
 
 FAMILIES = {
     "LlamaForCausalLM": Family(attention_bias=AttentionBias.CONFIGURED, mlp_bias=True),
@@ -99,17 +117,16 @@ FAMILIES = {
         attention_softcaps=True,
         logit_softcap=30.0,
     ),
-    "Gemma3ForCausalLM": Family(
-        rope_theta=1e6,
-        tied=True,
-        head_dim=256,
-        attention_bias=AttentionBias.CONFIGURED,
-        qk_norm=True,
-        gemma=True,
-        windows=Windows.MOST,
-        window=4096,
-        full_every=6,
-        local_rope=True,
+    "Gemma3ForCausalLM": _GEMMA_3,
+    "Gemma3ForConditionalGeneration": replace(
+        _GEMMA_3,
+        text_part=True,
+        absent={
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+        },
     ),
     "Phi3ForCausalLM": Family(rms_eps=1e-5, windows=Windows.ALL, partial_rotary=True),
 }

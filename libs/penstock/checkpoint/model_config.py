@@ -73,8 +73,20 @@ class ModelConfig:
     experts: Experts | None = None
 
 
+def text_values(file: Path, values: Json) -> Json:
+    """`values` (the content of config.json), for a model of text and more with those of its text part on top."""
+    read = Reader(file, values)
+    family = FAMILIES[_architecture(read)]
+    if not family.text_part:
+        return values
+    text = values.get("text_config", {})
+    if not isinstance(text, dict):
+        raise read.fail(f"text_config must be an object, not {text!r}")
+    return {**family.absent, **text, **values}
+
+
 def parse_config(file: Path, values: Json, context: int | None = None) -> ModelConfig:
-    """`values` (the content of config.json) as a ModelConfig, or CheckpointError; `context`: see `inspect`."""
+    """`values` (from `text_values`) as a ModelConfig, or CheckpointError; `context`: see `inspect`."""
     read = Reader(file, values)
     architecture = _architecture(read)
     family = FAMILIES[architecture]

@@ -26,6 +26,8 @@ _MAX_HEADER = 100_000_000
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     file: Path
+    name: str
+    """In the file."""
     dtype: str
     shape: tuple[int, ...]
 
@@ -55,6 +57,15 @@ def declared_tensors(directory: Path, files: tuple[Path, ...]) -> dict[str, Tens
                 raise CheckpointError(file, f"repeats tensor {name} of {tensors[name].file.name}")
             tensors[name] = info
     return tensors
+
+
+def text_tensors(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Of a model of text and pictures those of the text, without their prefix."""
+    return {
+        name.removeprefix("language_model."): info
+        for name, info in tensors.items()
+        if not name.startswith(("vision_tower.", "multi_modal_projector."))
+    }
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
@@ -108,7 +119,7 @@ def _entry(file: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
         )
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise CheckpointError(file, f"tensor {name} declares {end - begin} bytes for shape {list(shape)} {dtype}")
-    return TensorInfo(file, dtype, shape), begin, end
+    return TensorInfo(file, name, dtype, shape), begin, end
 
 
 def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

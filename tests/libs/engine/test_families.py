@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, fingerprint, inspect
-from penstock.checkpoint.model_config import parse_config
+from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
@@ -55,6 +55,14 @@ LONGROPE = {
         "long_factor": [1.0, 2.5, 9.0],
     },
 }
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 CASES = {
     "mistral-window": ("Mistral", {"sliding_window": 33}),
     "qwen2-late-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
@@ -78,6 +86,7 @@ CASES = {
     "gemma2-uncapped": ("Gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2}),
     "gemma3-scaled": ("Gemma3", {**GEMMA, "sliding_window_pattern": 3, "rope_parameters": LOCAL_GLOBAL}),
+    "gemma3-text-part": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2, "with_pictures": True}),
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3-partial-tied": ("Phi3", {"partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3-longrope-short": ("Phi3", LONGROPE),
@@ -88,6 +97,18 @@ CONTEXT = {"phi3-longrope-long": 512}
 LENGTHS = (1, 16, 17, 40, 63, 170)
 
 
+def drawn(family, with_pictures=False, **fields):
+    """A random model of transformers."""
+    config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**{**SIZES, **fields})
+    config._attn_implementation = "eager"
+    if not with_pictures:
+        return getattr(transformers, f"{family}ForCausalLM")(config)
+    whole = transformers.Gemma3Config(text_config=config, vision_config=VISION, mm_tokens_per_image=4)
+    whole._attn_implementation = "eager"
+    whole.initializer_range = SIZES["initializer_range"]
+    return transformers.Gemma3ForConditionalGeneration(whole)
+
+
 class Case:
     """A checkpoint that transformers drew and saved, with norms that are not all alike, and the model itself."""
 
@@ -95,9 +116,7 @@ class Case:
         self.name, self.directory, self.context = name, directory, CONTEXT.get(name)
         family, fields = CASES[name]
         torch.manual_seed(11)
-        config = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**{**SIZES, **fields})
-        config._attn_implementation = "eager"
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        model = drawn(family, **fields).eval()
         with torch.no_grad():
             for key, weight in model.named_parameters():
                 if "norm" in key or key.endswith(".bias"):
@@ -233,16 +252,16 @@ def test_bfloat16_runs_and_stays_near(case):
     assert torch.nn.functional.cosine_similarity(exact, rounded, dim=-1).median() > 0.98
 
 
-def parsed(family, **fields):
+def parsed(architecture, **fields):
     sizes = {key: value for key, value in SIZES.items() if "size" in key or "num" in key or "max" in key}
-    return parse_config(Path("config.json"), {"architectures": [f"{family}ForCausalLM"], **sizes, **fields})
+    return parse_config(Path("config.json"), {"architectures": [architecture], **sizes, **fields})
 
 
-@pytest.mark.parametrize("family", [name.removesuffix("ForCausalLM") for name in SUPPORTED])
-def test_absent_fields_mean_what_transformers_takes_them_for(family):
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_absent_fields_mean_what_transformers_takes_them_for(architecture):
+    family = architecture.partition("For")[0]
     theirs = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")(**SIZES)
-    moe = {"moe_intermediate_size": 768} if family == "Qwen3Moe" else {}
-    ours = parsed(family, **moe)
+    ours = parsed(architecture, **({"moe_intermediate_size": 768} if family == "Qwen3Moe" else {}))
     sliding = getattr(theirs, "sliding_window", None)
     types = getattr(theirs, "layer_types", None) or ["sliding_attention" if sliding else "full_attention"] * 3
     assert ours.windows == tuple(sliding if kind == "sliding_attention" else None for kind in types)
@@ -261,12 +280,23 @@ def test_absent_fields_mean_what_transformers_takes_them_for(family):
 
 def test_older_spellings():
     scaled = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 5e5, "rope_local_base_freq": 2e4}
-    gemma = parsed("Gemma3", **scaled)
+    gemma = parsed("Gemma3ForCausalLM", **scaled)
     assert (gemma.rope, gemma.local_rope) == (Rope("linear", 5e5, 8.0), Rope(theta=2e4))
     factors = {"short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [1.0] * 4}
-    phi = parsed("Phi3", original_max_position_embeddings=128, rope_scaling={"type": "su", **factors})
+    phi = parsed("Phi3ForCausalLM", original_max_position_embeddings=128, rope_scaling={"type": "su", **factors})
     assert phi.rope.kind == "longrope" and phi.rope.factors == (1.0, 2.0, 3.0, 4.0) and phi.max_positions == 128
     assert phi.rope.attention_factor == pytest.approx((1 + math.log(4) / math.log(128)) ** 0.5)
+
+
+def test_sizes_that_the_text_part_leaves_out():
+    """As in the published models, which name only what differs from the class's own sizes."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [1, 106]}
+    ours = parse_config(Path("config.json"), text_values(Path("config.json"), values))
+    theirs = transformers.Gemma3TextConfig(**text)
+    assert (ours.vocab_size, ours.max_positions) == (theirs.vocab_size, theirs.max_position_embeddings)
+    assert (ours.n_heads, ours.n_kv_heads) == (theirs.num_attention_heads, theirs.num_key_value_heads)
+    assert (ours.head_dim, ours.n_layers, ours.windows.count(1024)) == (256, 34, 29)
 
 
 def test_windows_read_few_pages(tmp_path):
@@ -302,6 +332,7 @@ def test_longrope_follows_the_context_asked_for(tmp_path):
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported, only null"),
         ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must hold full_attention and"),
         ("gemma3", {"partial_rotary_factor": 0.5}, None),
+        ("gemma3-text-part", {"text_config": [1]}, r"text_config must be an object, not \[1\]"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 must not be more than the 5 experts"),
         ("mixtral", {"num_local_experts": 6}, r"gate\.weight has shape \[5, 32\], config.json"),
         ("mixtral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be a list"),

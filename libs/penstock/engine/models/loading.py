@@ -46,8 +46,8 @@ class _Files:
         return torch.cat([self.one(f"{prefix}{name}.bias") for name in names]) if present else None
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        file = self._checkpoint.tensors[name].file
-        tensor: Tensor = self._open[file].get_tensor(name)
+        stored = self._checkpoint.tensors[name]
+        tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor.to(self._device, dtype, copy=True)
 
 
