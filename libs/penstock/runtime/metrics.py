@@ -173,6 +173,7 @@ class RouterMetrics(Metrics):
         self.plans = self._counter("penstock_plans", "Plans made", "prefill")
         self.refused = self._counter("penstock_plans_refused", "Plans refused", "reason")
         self.indexed = self._gauge("penstock_indexed_blocks", "Blocks in the index")
+        self.hints = self._counter("penstock_session_hints", "Session hints passed on to the stores", "state")
         self.decision = self._histogram("penstock_plan_seconds", "Time to decide")
 
 

@@ -40,6 +40,36 @@ FINISH_STOP: Finish.ValueType  # 1
 FINISH_LENGTH: Finish.ValueType  # 2
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
+class _SessionState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SESSION_STATE_UNSPECIFIED: _SessionState.ValueType  # 0
+    """as before"""
+    SESSION_STATE_ACTIVE: _SessionState.ValueType  # 1
+    """a request of it runs"""
+    SESSION_STATE_TOOL: _SessionState.ValueType  # 2
+    """it waits for a tool"""
+    SESSION_STATE_USER: _SessionState.ValueType  # 3
+    """it waits for its user"""
+    SESSION_STATE_ENDED: _SessionState.ValueType  # 4
+
+class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
+    """What a conversation does: a hint for those who keep its blocks. It may be lost, late or wrong."""
+
+SESSION_STATE_UNSPECIFIED: SessionState.ValueType  # 0
+"""as before"""
+SESSION_STATE_ACTIVE: SessionState.ValueType  # 1
+"""a request of it runs"""
+SESSION_STATE_TOOL: SessionState.ValueType  # 2
+"""it waits for a tool"""
+SESSION_STATE_USER: SessionState.ValueType  # 3
+"""it waits for its user"""
+SESSION_STATE_ENDED: SessionState.ValueType  # 4
+Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
+
 class _Tier:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -425,6 +455,70 @@ class KvSpec(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvSpec: _TypeAlias = KvSpec  # noqa: Y015
+
+@_typing.final
+class SessionHint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    RETURNS_IN_S_FIELD_NUMBER: _builtins.int
+    conversation: _builtins.str
+    """Request.session"""
+    state: Global___SessionState.ValueType
+    returns_in_s: _builtins.float
+    """it said so; absent: whatever is usual"""
+    def __init__(
+        self,
+        *,
+        conversation: _builtins.str = ...,
+        state: Global___SessionState.ValueType = ...,
+        returns_in_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "returns_in_s", b"returns_in_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "conversation", b"conversation", "returns_in_s", b"returns_in_s", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__returns_in_s: _TypeAlias = _typing.Literal["returns_in_s"]  # noqa: Y015
+    _WhichOneofArgType__returns_in_s: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__returns_in_s) -> _WhichOneofReturnType__returns_in_s | None: ...
+
+Global___SessionHint: _TypeAlias = SessionHint  # noqa: Y015
+
+@_typing.final
+class HintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HINTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hints(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionHint]: ...
+    def __init__(
+        self,
+        *,
+        hints: _abc.Iterable[Global___SessionHint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HintRequest: _TypeAlias = HintRequest  # noqa: Y015
+
+@_typing.final
+class HintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HintResponse: _TypeAlias = HintResponse  # noqa: Y015
 
 @_typing.final
 class BlockEvents(_message.Message):

@@ -501,6 +501,45 @@ class ChatCompletionChunk(_message.Message):
 Global___ChatCompletionChunk: _TypeAlias = ChatCompletionChunk  # noqa: Y015
 
 @_typing.final
+class HintSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
+    prompt_cache_key: _builtins.str
+    """the session's key, unless the metadata has it"""
+    @_builtins.property
+    def session(self) -> Global___SessionOutlook: ...
+    def __init__(
+        self,
+        *,
+        session: Global___SessionOutlook | None = ...,
+        prompt_cache_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_cache_key", b"prompt_cache_key", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HintSessionRequest: _TypeAlias = HintSessionRequest  # noqa: Y015
+
+@_typing.final
+class HintSessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HintSessionResponse: _TypeAlias = HintSessionResponse  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

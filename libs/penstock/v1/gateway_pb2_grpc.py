@@ -44,6 +44,11 @@ class GatewayStub:
                 request_serializer=penstock_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.HintSession = channel.unary_unary(
+                '/penstock.v1.Gateway/HintSession',
+                request_serializer=penstock_dot_v1_dot_gateway__pb2.HintSessionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_gateway__pb2.HintSessionResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -61,6 +66,13 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HintSession(self, request, context):
+        """Says what a session does, without a request of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=penstock_dot_v1_dot_gateway__pb2.ListModelsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_gateway__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'HintSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.HintSession,
+                    request_deserializer=penstock_dot_v1_dot_gateway__pb2.HintSessionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_gateway__pb2.HintSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +146,33 @@ class Gateway:
             '/penstock.v1.Gateway/ListModels',
             penstock_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
             penstock_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HintSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Gateway/HintSession',
+            penstock_dot_v1_dot_gateway__pb2.HintSessionRequest.SerializeToString,
+            penstock_dot_v1_dot_gateway__pb2.HintSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

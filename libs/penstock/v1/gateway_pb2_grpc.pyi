@@ -35,12 +35,16 @@ class GatewayStub:
     def __new__(cls, channel: _aio.Channel) -> GatewayAsyncStub: ...
     ChatCompletion: _grpc.UnaryStreamMultiCallable[_gateway_pb2.ChatCompletionRequest, _gateway_pb2.ChatCompletionChunk]
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
+    HintSession: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.HintSessionRequest, _gateway_pb2.HintSessionResponse]
+    """Says what a session does, without a request of it."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ChatCompletion: _aio.UnaryStreamMultiCallable[_gateway_pb2.ChatCompletionRequest, _gateway_pb2.ChatCompletionChunk]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
+    HintSession: _aio.UnaryUnaryMultiCallable[_gateway_pb2.HintSessionRequest, _gateway_pb2.HintSessionResponse]  # type: ignore[assignment]
+    """Says what a session does, without a request of it."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -56,5 +60,13 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.ListModelsResponse, _abc.Awaitable[_gateway_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def HintSession(
+        self,
+        request: _gateway_pb2.HintSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.HintSessionResponse, _abc.Awaitable[_gateway_pb2.HintSessionResponse]]:
+        """Says what a session does, without a request of it."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -75,6 +75,11 @@ class KvStoreStub:
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
                 _registered_method=True)
+        self.Hint = channel.unary_unary(
+                '/penstock.v1.KvStore/Hint',
+                request_serializer=penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_common__pb2.HintResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_stream(
                 '/penstock.v1.KvStore/Read',
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.ReadRequest.SerializeToString,
@@ -166,6 +171,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hint(self, request, context):
+        """What conversations do, for those who are not behind a router.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Read(self, request, context):
         """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks.
         """
@@ -247,6 +259,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Retain,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.SerializeToString,
+            ),
+            'Hint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hint,
+                    request_deserializer=penstock_dot_v1_dot_common__pb2.HintRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_common__pb2.HintResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -495,6 +512,33 @@ class KvStore:
             '/penstock.v1.KvStore/Retain',
             penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Hint',
+            penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
+            penstock_dot_v1_dot_common__pb2.HintResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,8 @@ class KvStoreStub:
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+    Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
+    """What conversations do, for those who are not behind a router."""
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _grpc.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]
@@ -83,6 +85,8 @@ class KvStoreAsyncStub(KvStoreStub):
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]  # type: ignore[assignment]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+    Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
+    """What conversations do, for those who are not behind a router."""
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]  # type: ignore[assignment]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _aio.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
@@ -159,6 +163,14 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.RetainResponse, _abc.Awaitable[_kvstore_pb2.RetainResponse]]:
         """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+
+    @_abc_1.abstractmethod
+    def Hint(
+        self,
+        request: _common_pb2.HintRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.HintResponse, _abc.Awaitable[_common_pb2.HintResponse]]:
+        """What conversations do, for those who are not behind a router."""
 
     @_abc_1.abstractmethod
     def Read(

@@ -185,6 +185,7 @@ class JoinResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     STORES_FIELD_NUMBER: _builtins.int
+    SESSION_HINT_FIELD_NUMBER: _builtins.int
     drain: _builtins.bool
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
@@ -192,18 +193,23 @@ class JoinResponse(_message.Message):
     def stores(self) -> Global___Stores:
         """to stores only: at once, and after each change"""
 
+    @_builtins.property
+    def session_hint(self) -> _common_pb2.SessionHint:
+        """stores only"""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         drain: _builtins.bool = ...,
         stores: Global___Stores | None = ...,
+        session_hint: _common_pb2.SessionHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "drain", "stores"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "drain", "stores", "session_hint"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -334,21 +340,27 @@ class PlanRequest(_message.Message):
 
     ASK_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ask(self) -> Global___PlanAsk: ...
     @_builtins.property
     def progress(self) -> Global___PlanProgress: ...
+    @_builtins.property
+    def hint(self) -> _common_pb2.SessionHint:
+        """what the session does after this request; its conversation is that of the ask"""
+
     def __init__(
         self,
         *,
         ask: Global___PlanAsk | None = ...,
         progress: Global___PlanProgress | None = ...,
+        hint: _common_pb2.SessionHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "kind", b"kind", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "hint", b"hint", "kind", b"kind", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "kind", b"kind", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "hint", b"hint", "kind", b"kind", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ask", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ask", "progress", "hint"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

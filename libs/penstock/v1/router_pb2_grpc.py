@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 from penstock.v1 import router_pb2 as penstock_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -49,6 +50,11 @@ class RouterStub:
                 request_serializer=penstock_dot_v1_dot_router__pb2.WatchRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_router__pb2.MeshView.FromString,
                 _registered_method=True)
+        self.Hint = channel.unary_unary(
+                '/penstock.v1.Router/Hint',
+                request_serializer=penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_common__pb2.HintResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -77,6 +83,13 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hint(self, request, context):
+        """Session hints without a request; passed on to every store, as are those of Plan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=penstock_dot_v1_dot_router__pb2.WatchRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_router__pb2.MeshView.SerializeToString,
+            ),
+            'Hint': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hint,
+                    request_deserializer=penstock_dot_v1_dot_common__pb2.HintRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_common__pb2.HintResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +195,33 @@ class Router:
             '/penstock.v1.Router/Watch',
             penstock_dot_v1_dot_router__pb2.WatchRequest.SerializeToString,
             penstock_dot_v1_dot_router__pb2.MeshView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/Hint',
+            penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
+            penstock_dot_v1_dot_common__pb2.HintResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ The router decides where work goes. It never sees a prompt's tokens or a token s
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from penstock.v1 import common_pb2 as _common_pb2
 from penstock.v1 import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -41,6 +42,8 @@ class RouterStub:
     """
     Watch: _grpc.UnaryStreamMultiCallable[_router_pb2.WatchRequest, _router_pb2.MeshView]
     """The served models and whether a request would succeed; the first message comes at once, then one per change."""
+    Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
+    """Session hints without a request; passed on to every store, as are those of Plan."""
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -55,6 +58,8 @@ class RouterAsyncStub(RouterStub):
     """
     Watch: _aio.UnaryStreamMultiCallable[_router_pb2.WatchRequest, _router_pb2.MeshView]  # type: ignore[assignment]
     """The served models and whether a request would succeed; the first message comes at once, then one per change."""
+    Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
+    """Session hints without a request; passed on to every store, as are those of Plan."""
 
 class RouterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,5 +89,13 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.MeshView], _abc.AsyncIterator[_router_pb2.MeshView]]:
         """The served models and whether a request would succeed; the first message comes at once, then one per change."""
+
+    @_abc_1.abstractmethod
+    def Hint(
+        self,
+        request: _common_pb2.HintRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.HintResponse, _abc.Awaitable[_common_pb2.HintResponse]]:
+        """Session hints without a request; passed on to every store, as are those of Plan."""
 
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,11 +20,12 @@ from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
 from penstock.gateway.answer import Answer
-from penstock.gateway.ask import Ask, Prompt
+from penstock.gateway.ask import Ask, Outlook, Prompt
 from penstock.gateway.auth import Auth
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.delta import Outbox
 from penstock.gateway.flow import Flow
+from penstock.gateway.hints import closing_hint, send_hint
 from penstock.gateway.mesh import Mesh
 from penstock.gateway.peers import Peers
 from penstock.gateway.planner import Planner
@@ -118,8 +119,9 @@ class Completion:
             if number % self.ask.n and choice.prompt.keys:
                 await begun.wait()
             finish = await choice.flow.run()
-            self.outbox.put(choice.answer.finish(finish))
-            await choice.flow.farewell()
+            last = choice.answer.finish(finish)
+            self.outbox.put(last)
+            await choice.flow.farewell(closing_hint(self.ask.outlook, waits_for_tool=last.finish == "tool_calls"))
         except PenstockError as error:
             self.outbox.fail(error)
         except Exception:
@@ -209,6 +211,10 @@ class Completer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._count(completion)
+
+    async def hint(self, session: str, outlook: Outlook) -> None:
+        """Tells the mesh what a session does. Raises Unavailable when the router can't be told."""
+        await send_hint(self._channels, self.config.router, session, outlook)
 
     def _left(self, caller: Caller) -> float:
         """Seconds that the request may still take."""

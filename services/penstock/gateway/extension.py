@@ -40,12 +40,13 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
     returns_in: Time | None = None
 
     def outlook(self, field: str) -> Outlook:
-        """Checked; `field` is its place in the body. Raises InvalidRequest."""
+        """Checked; `field` is its place in the body, empty for the whole of it. Raises InvalidRequest."""
+        place = f"{field}.returns_in" if field else "returns_in"
         if self.ended and self.returns_in is not None:
-            raise InvalidRequest(f"{field}: ended and returns_in exclude each other", field=field)
+            raise InvalidRequest(f"{place}: ended and returns_in exclude each other", field=place)
         returns_in = None
         if self.returns_in is not None:
-            returns_in = seconds("penstock.session.returns_in", self.returns_in, f"{field}.returns_in")
+            returns_in = seconds("penstock.session.returns_in", self.returns_in, place)
         return Outlook(self.ended, returns_in)
 
 

@@ -106,9 +106,9 @@ class Flow:
             self._log.warning("worker failed, replanning", avoid=list(self._ask.avoid), tokens=len(self._tokens))
         raise failed or _unavailable()
 
-    async def farewell(self) -> None:
-        """When all is said: tells the router how long the answer was."""
-        await self._planner.farewell(len(self._tokens))
+    async def farewell(self, hint: common_pb2.SessionHint) -> None:
+        """When all is said: tells the router how long the answer was, and what the session does next."""
+        await self._planner.farewell(len(self._tokens), hint)
 
     def close(self) -> None:
         """Releases the plan."""

@@ -26,7 +26,7 @@ from penstock.gateway.ask import Ask
 from penstock.gateway.auth import session_digest
 from penstock.gateway.completion import Caller, Completer, Completion
 from penstock.gateway.delta import Delta, fold
-from penstock.gateway.openai import chat_ask, completion_ask
+from penstock.gateway.openai import chat_ask, completion_ask, session_hint
 from penstock.gateway.shapes import ChatShape, CompletionShape, Json, encode, error_json, models_json
 from penstock.rpc.context import read_trace, safe_request_id
 from penstock.rpc.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, TooLarge
@@ -36,6 +36,7 @@ from penstock.runtime.metrics import CONTENT_TYPE
 _JSON = "application/json"
 _THREAD_BODY = 256 * 1024
 """Bytes from which a body is parsed in a thread."""
+_HINT_BYTES = 4096
 _BODY_S = 30.0
 """A body that takes longer to arrive is not waited for: it holds one of the places."""
 
@@ -49,6 +50,7 @@ def application(completer: Completer, admission: Admission, started: int) -> Sta
         routes=[
             Route("/v1/chat/completions", Generate(completer, admission, chat_ask, ChatShape), methods=["POST"]),
             Route("/v1/completions", Generate(completer, admission, completion_ask, CompletionShape), methods=["POST"]),
+            Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
             Route("/v1/models", pages.models, methods=["GET"]),
             Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
             Route("/healthz", pages.healthz, methods=["GET"]),
@@ -76,6 +78,20 @@ class Pages:
         self._completer.auth.tenant(request.headers.get("authorization"))
         self._completer.check_model(request.path_params["name"])
         return _json(self._list()["data"][0])
+
+    async def hint(self, request: Request) -> Response:
+        """POST /v1/sessions/hint"""
+        tenant = self._completer.auth.tenant(request.headers.get("authorization"))
+        try:
+            body = await read_body(request.headers, request.receive, _HINT_BYTES, _BODY_S)
+        except ClientGone:
+            return Response(status_code=400)  # nobody reads it
+        hint = session_hint(body)
+        session = session_digest(tenant, request.headers, hint.prompt_cache_key)
+        if not session:
+            raise InvalidRequest("name the session in the header x-session-affinity", field="x-session-affinity")
+        await self._completer.hint(session, hint.outlook(""))
+        return _json({"object": "session.hint", "accepted": True})
 
     async def healthz(self, _request: Request) -> Response:
         """The process lives."""

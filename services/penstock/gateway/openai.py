@@ -16,7 +16,7 @@ from penstock.chat.messages import Call, Message, Tool
 from penstock.gateway import bounds
 from penstock.gateway.ask import Ask, Conversation, Outlook, Prompt, Sampling
 from penstock.gateway.bounds import check, check_count
-from penstock.gateway.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.extension import CacheControl, Extension, SessionBody, keeps_of
 from penstock.rpc.errors import InvalidRequest
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
@@ -150,6 +150,13 @@ class CompletionBody(_Generation, kw_only=True):
     suffix: str | None = None
 
 
+class HintBody(SessionBody, forbid_unknown_fields=True):
+    """POST /v1/sessions/hint."""
+
+    prompt_cache_key: str | None = None
+
+
+_HINT = msgspec.json.Decoder(HintBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _REFUSED = (
@@ -161,7 +168,7 @@ _REFUSED_CHAT = (
     "continue_final_message",
 )  # fmt: skip
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
+Body = TypeVar("Body", ChatBody, CompletionBody, HintBody)
 
 
 def chat_ask(raw: bytes, max_choices: int) -> Ask:
@@ -200,6 +207,14 @@ def completion_ask(raw: bytes, max_choices: int) -> Ask:
     prompts = _prompts(body.prompt)
     check_count("prompt", len(prompts), bounds.MAX_PROMPTS)
     return _ask(body, prompts, body.max_tokens, body.logprobs, max_choices, "max_tokens")
+
+
+def session_hint(raw: bytes) -> HintBody:
+    """Reads a hint without a request. Raises InvalidRequest naming the field."""
+    body = _decode(_HINT, raw)
+    if not body.ended and body.returns_in is None:
+        raise InvalidRequest('say {"ended": true} or {"returns_in": "30s"}', field="ended")
+    return body
 
 
 def _decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:

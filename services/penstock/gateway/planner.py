@@ -12,7 +12,7 @@ from penstock.gateway.faults import public_error
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
 from penstock.rpc.errors import Unavailable
-from penstock.v1 import router_pb2, router_pb2_grpc
+from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 _PLAN_S = 5.0
 """A router that takes longer for one decision is as good as gone."""
@@ -53,13 +53,14 @@ class Planner:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(router_pb2.PlanRequest(progress=progress))
 
-    async def farewell(self, generated: int) -> None:
-        """Ends the stream in good order, so that the router learns how long the answer was."""
+    async def farewell(self, generated: int, hint: common_pb2.SessionHint) -> None:
+        """Ends the stream in good order, so that the router learns how long the answer was, and what comes next."""
         await self.progress(True, generated)
         if self._call is None or self._call.done():
             return
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
+                await self._call.write(router_pb2.PlanRequest(hint=hint))
                 await self._call.done_writing()
                 await self._call.read()
 

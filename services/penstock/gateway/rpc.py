@@ -58,6 +58,23 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                     async for chunk in _chunks(completion):
                         yield chunk
 
+    async def HintSession(
+        self,
+        request: gateway_pb2.HintSessionRequest,
+        context: grpc.aio.ServicerContext[gateway_pb2.HintSessionRequest, gateway_pb2.HintSessionResponse],
+    ) -> gateway_pb2.HintSessionResponse:
+        """Says what a session does, without a request of it."""
+        headers = metadata(context)
+        tenant = self._completer.auth.tenant(headers.get("authorization"))
+        outlook = _outlook(request.session)
+        if outlook == Outlook():
+            raise InvalidRequest("session: say ended or returns_in_s", field="session")
+        session = session_digest(tenant, headers, request.prompt_cache_key or None)
+        if not session:
+            raise InvalidRequest("name the session in the metadata x-session-affinity", field="x-session-affinity")
+        await self._completer.hint(session, outlook)
+        return gateway_pb2.HintSessionResponse()
+
     async def ListModels(
         self,
         request: gateway_pb2.ListModelsRequest,

@@ -13,7 +13,8 @@ import structlog
 from penstock.kvstore.events import EventHub, Subscriber
 from penstock.kvstore.messages import events_message
 from penstock.rpc.context import outgoing
-from penstock.v1 import router_pb2, router_pb2_grpc
+from penstock.rpc.errors import InvalidRequest
+from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -29,11 +30,14 @@ class Member:
         host_id: str,
         hub: EventHub,
         others: Callable[[Sequence[str]], None],
+        heard: Callable[[common_pb2.SessionHint], None],
     ) -> None:
-        """`others` is told the addresses of all joined stores, whenever they change."""
+        """`others` is told the addresses of all joined stores, whenever they change; `heard` is called with what the
+        router says of conversations."""
         self._stub = router_pb2_grpc.RouterStub(channel)
         self._others = others
         self._hub = hub
+        self._heard = heard
         self._hello = router_pb2.Hello(
             member_id=f"kvstore-{secrets.token_hex(8)}",
             role=router_pb2.ROLE_KVSTORE,
@@ -64,8 +68,16 @@ class Member:
                         self._log.info("joined", router=reply.welcome.router_id)
                     elif reply.HasField("stores"):
                         self._others(reply.stores.addresses)
+                    elif reply.HasField("session_hint"):
+                        self._hear(reply.session_hint)
             finally:
                 call.cancel()
+
+    def _hear(self, hint: common_pb2.SessionHint) -> None:
+        try:
+            self._heard(hint)
+        except InvalidRequest as error:
+            self._log.warning("a session hint of the router is ignored", reason=error.message)
 
     async def _requests(self, subscriber: Subscriber) -> AsyncIterator[router_pb2.JoinRequest]:
         yield router_pb2.JoinRequest(hello=self._hello)

@@ -8,6 +8,7 @@ from typing import cast
 from penstock.kv.arena import Layout
 from penstock.kvstore.blocks import Block, Lease, Tier, Wanted, Written
 from penstock.kvstore.checks import check_checksum, check_conversation, check_key, check_namespace, check_seconds
+from penstock.kvstore.conversations import Conversations, State
 from penstock.kvstore.events import Change
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.pulling import Puller
@@ -70,11 +71,37 @@ def tier_message(tier: Tier) -> common_pb2.Tier.ValueType:
     return cast(common_pb2.Tier.ValueType, int(tier))
 
 
+_STATES = {
+    common_pb2.SESSION_STATE_UNSPECIFIED: None,
+    common_pb2.SESSION_STATE_ACTIVE: State.ACTIVE,
+    common_pb2.SESSION_STATE_TOOL: State.TOOL,
+    common_pb2.SESSION_STATE_USER: State.USER,
+    common_pb2.SESSION_STATE_ENDED: State.ENDED,
+}
+
+
+def hear(conversations: Conversations, hint: common_pb2.SessionHint, now: float) -> None:
+    """A session hint, into the table; one of an unknown state is ignored. Raises InvalidRequest."""
+    check_conversation(hint.conversation)
+    returns_in = None
+    if hint.HasField("returns_in_s"):
+        check_seconds("returns_in_s", hint.returns_in_s)
+        returns_in = hint.returns_in_s
+    if hint.state == common_pb2.SESSION_STATE_ACTIVE:
+        conversations.used(hint.conversation, now)
+    elif hint.state in _STATES:
+        conversations.hint(hint.conversation, _STATES[hint.state], now, returns_in)
+
+
 def stats_message(keeper: Keeper, puller: Puller, host_id: str) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
     figures = asdict(keeper.stats())
     message = kvstore_pb2.StatsResponse(
-        host_id=host_id, arena_bytes=keeper.arena.size, resynchronised=keeper.hub.resynchronised, **figures
+        host_id=host_id,
+        arena_bytes=keeper.arena.size,
+        resynchronised=keeper.hub.resynchronised,
+        conversations=len(keeper.conversations),
+        **figures,
     )
     pull = kvstore_pb2.PullStats(faults=puller.faults, others=len(puller.neighbours.others), **puller.figures())
     message.pull.CopyFrom(pull)

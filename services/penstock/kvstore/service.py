@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
@@ -32,6 +33,7 @@ from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.membership import Member
 from penstock.kvstore.messages import (
     events_message,
+    hear,
     lease_message,
     stats_message,
     wanted_from_message,
@@ -102,7 +104,8 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
             jobs = [keeper.run(), neighbours.rehome(keeper.all_keys), _announce(keeper, neighbours)]
             if config.router is not None:
                 channel = channels.to(config.router)
-                jobs.append(Member(channel, address, config.host_id, keeper.hub, neighbours.set_joined).run())
+                heard = partial(_hear, keeper)
+                jobs.append(Member(channel, address, config.host_id, keeper.hub, neighbours.set_joined, heard).run())
             background = [asyncio.create_task(job) for job in jobs]  # awaited below; a group would wrap errors
             await server.set_serving(True)
             try:
@@ -135,6 +138,10 @@ async def _publishing(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pu
             finally:
                 keeper.hub.close()  # the last events go out before the sockets close
                 await _end([following])
+
+
+def _hear(keeper: Keeper, hint: common_pb2.SessionHint) -> None:
+    hear(keeper.conversations, hint, keeper.now())
 
 
 @asynccontextmanager
@@ -274,6 +281,12 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             raise InvalidRequest("namespace is empty; a promise is made to a tenant", field="namespace")
         grant = self._keeper.retain(request.session_id, request.keys, request.ttl_s, request.namespace)
         return kvstore_pb2.RetainResponse(granted_s=grant.seconds, blocks=grant.blocks)
+
+    async def Hint(self, request: common_pb2.HintRequest, context: Context) -> common_pb2.HintResponse:
+        check_count("hints", request.hints)
+        for hint in request.hints:
+            _hear(self._keeper, hint)
+        return common_pb2.HintResponse()
 
     async def Read(  # type: ignore[override]  # yields messages that are encoded already
         self, request: kvstore_pb2.ReadRequest, context: Context

@@ -12,10 +12,11 @@ from penstock.router.policy import Role
 from penstock.router.registry import Member, Report, Seat, Served
 from penstock.rpc.convert import spec_from_message, spec_to_message
 from penstock.rpc.errors import InvalidRequest
-from penstock.v1 import router_pb2
+from penstock.v1 import common_pb2, router_pb2
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_TEXT = 512
+_MAX_CONVERSATION = 64
 _ROLES = {
     router_pb2.ROLE_PREFILL: Role.PREFILL,
     router_pb2.ROLE_DECODE: Role.DECODE,
@@ -74,6 +75,17 @@ def check_keys(keys: Iterable[bytes], field: str) -> None:
     """Raises InvalidRequest for a key that can't be a block's."""
     if any(len(key) != KEY_BYTES for key in keys):
         raise _bad(field, f"keys of {KEY_BYTES} bytes")
+
+
+def hint(message: common_pb2.SessionHint) -> common_pb2.SessionHint:
+    """A session hint. Raises InvalidRequest."""
+    if len(message.conversation) > _MAX_CONVERSATION:
+        raise _bad("hint.conversation", f"at most {_MAX_CONVERSATION} characters")
+    if message.state not in common_pb2.SessionState.values():
+        raise _bad("hint.state", "one of SessionState")
+    if not 0 <= message.returns_in_s < math.inf:
+        raise _bad("hint.returns_in_s", "a number of seconds, 0 or more")
+    return message
 
 
 def ask(message: router_pb2.PlanAsk) -> PlanAsk:

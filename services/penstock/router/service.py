@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,7 @@ import structlog
 
 from penstock.router import messages
 from penstock.router.config import RouterConfig
+from penstock.router.hints import LiveSessions, Mailbox
 from penstock.router.latest import Latest
 from penstock.router.planner import PlanAsk, Planned, Planner
 from penstock.router.registry import Seat, Served
@@ -38,18 +39,20 @@ class Router:
         self.view: Latest[list[Served]] = Latest([])
         self._clock = clock
         self._id = uuid4().hex
-        self._endings: dict[Seat, asyncio.Event] = {}
+        self._mailboxes: dict[Seat, Mailbox] = {}
+        self._live = LiveSessions()
         self._log = structlog.get_logger("penstock.router")
 
     async def hold_seat(
         self, requests: AsyncIterator[router_pb2.JoinRequest]
     ) -> AsyncIterator[router_pb2.JoinResponse]:
         """One member's stream."""
-        seat, ended = self._take_seat(await _hello(requests))
-        reader = asyncio.create_task(self._read(seat, requests, ended))  # ends with this stream, see below
+        seat, mailbox = self._take_seat(await _hello(requests))
+        reader = asyncio.create_task(self._read(seat, requests, mailbox))  # ends with this stream, see below
         try:
             yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self._id))
-            await ended.wait()
+            async for message in mailbox.read():
+                yield message
             if seat.replaced:
                 raise Unavailable("a newer stream of this member has taken over")
             await reader
@@ -63,6 +66,8 @@ class Router:
         """One request's stream: its charge is released when the stream ends, however it ends."""
         planned: Planned | None = None
         ask: PlanAsk | None = None
+        session: str | None = None
+        last_words: common_pb2.SessionHint | None = None
         epoch = generated = 0
         try:
             async for request in requests:
@@ -71,11 +76,16 @@ class Router:
                         self.planner.release(planned.number)
                         planned = None
                     ask = messages.ask(request.ask)
+                    if session is None:
+                        session = ask.session
+                        self._tell(self._live.begin(session))
                     planned = self._plan(ask)
                     epoch += 1
                     yield messages.plan(planned, epoch)
                 elif planned is None:
                     raise InvalidRequest("ask first")
+                elif request.HasField("hint"):
+                    last_words = messages.hint(request.hint)
                 else:
                     generated = max(generated, request.progress.generated)
                     self._progress(planned, request.progress)
@@ -84,6 +94,22 @@ class Router:
         finally:
             if planned is not None:
                 self.planner.release(planned.number)
+            if session is not None:
+                self._tell(self._live.end(session, last_words))
+
+    def hint(self, hints: Iterable[common_pb2.SessionHint]) -> None:
+        """Passes hints on to every store. Raises InvalidRequest."""
+        for hint in [messages.hint(one) for one in hints]:
+            self._tell(hint)
+
+    def _tell(self, hint: common_pb2.SessionHint | None) -> None:
+        if hint is None or not hint.conversation:
+            return
+        self.metrics.hints.labels(common_pb2.SessionState.Name(hint.state).removeprefix("SESSION_STATE_").lower()).inc()
+        message = router_pb2.JoinResponse(session_hint=hint)
+        for seat, mailbox in self._mailboxes.items():
+            if seat.member.role is None:
+                mailbox.put(("session", hint.conversation), message)
 
     async def watch(self) -> AsyncIterator[router_pb2.MeshView]:
         """The served models, at once and after each change."""
@@ -96,7 +122,7 @@ class Router:
             await asyncio.sleep(_TICK_S)
             self._refresh()
 
-    def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, asyncio.Event]:
+    def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, Mailbox]:
         member = messages.member(hello)
         old = self.planner.registry.get(member.id)
         try:
@@ -105,23 +131,23 @@ class Router:
             self._log.warning("member refused", member=member.id, reason=error.message)
             raise
         if old is not None:
-            self._endings[old].set()
+            self._mailboxes[old].end()
         self.planner.index.drop(member.id)
-        ended = self._endings[seat] = asyncio.Event()
+        mailbox = self._mailboxes[seat] = Mailbox()
         self._log.info(
             "member joined", member=member.id, role=member.role.value if member.role else "kvstore", at=member.address
         )
         self._refresh()
-        return seat, ended
+        return seat, mailbox
 
     def _leave_seat(self, seat: Seat) -> None:
-        del self._endings[seat]
+        del self._mailboxes[seat]
         if self.planner.registry.leave(seat):
             self.planner.index.drop(seat.member.id)
             self._log.info("member left", member=seat.member.id)
             self._refresh()
 
-    async def _read(self, seat: Seat, requests: AsyncIterator[router_pb2.JoinRequest], ended: asyncio.Event) -> None:
+    async def _read(self, seat: Seat, requests: AsyncIterator[router_pb2.JoinRequest], mailbox: Mailbox) -> None:
         try:
             async for request in requests:
                 match request.WhichOneof("kind"):
@@ -139,7 +165,7 @@ class Router:
                     case _:
                         raise InvalidRequest("after the hello: load, blocks or draining")
         finally:
-            ended.set()
+            mailbox.end()
 
     def _index(self, seat: Seat, events: common_pb2.BlockEvents) -> None:
         if seat.member.role is not None:
@@ -184,6 +210,10 @@ class _Servicer(router_pb2_grpc.RouterServicer):
 
     def Plan(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.PlanResponse]:
         return self._router.hold_plan(request_iterator)
+
+    async def Hint(self, request: common_pb2.HintRequest, context: Any) -> common_pb2.HintResponse:
+        self._router.hint(request.hints)
+        return common_pb2.HintResponse()
 
     def Watch(self, request: router_pb2.WatchRequest, context: Any) -> AsyncIterator[router_pb2.MeshView]:
         return self._router.watch()

@@ -93,6 +93,8 @@ class Router(router_pb2_grpc.RouterServicer):
         self._mesh = mesh
         self.asks: list[router_pb2.PlanAsk] = []
         self.progress: list[router_pb2.PlanProgress] = []
+        self.hints: list[common_pb2.SessionHint] = []
+        self.away = False
         self.live = 0
         self.view = router_pb2.MeshView()
         self.changed = asyncio.Event()
@@ -105,12 +107,21 @@ class Router(router_pb2_grpc.RouterServicer):
                 if message.HasField("progress"):
                     self.progress.append(message.progress)
                     continue
+                if message.HasField("hint"):
+                    self.hints.append(message.hint)
+                    continue
                 epoch += 1
                 self.asks.append(message.ask)
                 yield self._mesh.plan(message.ask, epoch)
         finally:
             self.live -= 1
             self._mesh.tick()
+
+    async def Hint(self, request, context):
+        if self.away:
+            raise Unavailable("the router is going away")
+        self.hints.extend(request.hints)
+        return common_pb2.HintResponse()
 
     async def Watch(self, request, context):
         while True:
@@ -234,6 +245,7 @@ class FakeMesh:
         self.script = script
         self.router.asks.clear()
         self.router.progress.clear()
+        self.router.hints.clear()
         for worker in (*self.prefills, *self.decodes):
             worker.requests.clear()
             worker.handoffs.clear()

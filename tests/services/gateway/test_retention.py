@@ -86,7 +86,7 @@ async def test_what_was_granted_is_told_whole_and_streamed(setup) -> None:
         ({"penstock": {"retain": []}}, "penstock.retain", ""),
         ({"penstock": {"retian": "5m"}}, "penstock", "retian"),
         ({"penstock": {"session": {"returns_in": "soon"}}}, "penstock.session.returns_in", "0 to 86400"),
-        ({"penstock": {"session": {"returns_in": 1, "ended": True}}}, "penstock.session", "exclude"),
+        ({"penstock": {"session": {"returns_in": 1, "ended": True}}}, "penstock.session.returns_in", "exclude"),
         ({"penstock": {"session": {"end": True}}}, "penstock.session", "end"),
     ],
 )

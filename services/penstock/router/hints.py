@@ -1,0 +1,74 @@
+"""What waits to be told to members: the newest on each subject, bounded, dropped rather than waited for. And session
+hints, which are what stores are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Hashable
+
+from penstock.v1 import common_pb2, router_pb2
+
+
+class Mailbox:
+    """What waits for one member, until `end`. Of several messages on one subject only the newest is kept."""
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._pending: OrderedDict[Hashable, router_pb2.JoinResponse] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._ended = False
+        self.dropped = 0
+        """Messages for which there was no room."""
+
+    def put(self, subject: Hashable, message: router_pb2.JoinResponse) -> None:
+        """Adds one; the oldest makes room."""
+        self._pending.pop(subject, None)
+        self._pending[subject] = message
+        if len(self._pending) > self._most:
+            self._pending.popitem(last=False)
+            self.dropped += 1
+        self._wake.set()
+
+    def end(self) -> None:
+        """Nothing more is wanted."""
+        self._ended = True
+        self._wake.set()
+
+    async def read(self) -> AsyncIterator[router_pb2.JoinResponse]:
+        """Each message as it comes; returns after `end`, whatever still waits."""
+        while not self._ended:
+            while self._pending and not self._ended:
+                yield self._pending.popitem(last=False)[1]
+            self._wake.clear()
+            if not self._ended:
+                await self._wake.wait()
+
+
+class LiveSessions:
+    """Which sessions have a request now, and so which hints their requests cause."""
+
+    def __init__(self) -> None:
+        self._live: Counter[str] = Counter()
+
+    def begin(self, session: str) -> common_pb2.SessionHint | None:
+        """A request of the session begins; what to tell of it. The caller owes one `end`."""
+        if not session:
+            return None
+        self._live[session] += 1
+        if self._live[session] > 1:
+            return None
+        return common_pb2.SessionHint(conversation=session, state=common_pb2.SESSION_STATE_ACTIVE)
+
+    def end(self, session: str, last_words: common_pb2.SessionHint | None) -> common_pb2.SessionHint | None:
+        """A request has ended; what to tell: what it said last, or that its user is next. Nothing while others run."""
+        if not session:
+            return None
+        self._live[session] -= 1
+        if self._live[session]:
+            return None
+        del self._live[session]
+        hint = common_pb2.SessionHint(state=common_pb2.SESSION_STATE_USER)
+        hint.MergeFrom(last_words or common_pb2.SessionHint())
+        hint.conversation = session
+        return hint

@@ -1,0 +1,116 @@
+"""Retention and session hints in a whole mesh: from the official client to the store's tables."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from openai import AsyncOpenAI
+
+from penstock.gateway.auth import session_digest
+from penstock.kvstore.conversations import State
+from penstock.testing.mesh import Mesh, MeshOptions
+
+from .support import BLOCK, mesh_keys, prompt, settled, until
+
+SLOTS_BYTES = 3 << 20
+SESSION = {"x-session-affinity": "talk"}
+DIGEST = session_digest("default", SESSION, None)
+
+
+@pytest.fixture(params=[False, True], ids=["disaggregated", "aggregated"])
+async def mesh(request, tiny, meshes):
+    async with meshes(MeshOptions(model=tiny, aggregated=request.param, kv_host_bytes=SLOTS_BYTES)) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def client(mesh):
+    async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def flood(mesh: Mesh, client: AsyncOpenAI) -> None:
+    """Prompts of others, until every slot has been used twice."""
+    store = mesh.kvstore
+    number = 0
+    before = store.stats().evictions
+    while store.stats().evictions - before < 2 * store.stats().slots:
+        number += 1
+        tokens = prompt(f"flood/{number}", 1600)
+        await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
+        await settled(mesh, tokens)
+
+
+async def cached(client: AsyncOpenAI, tokens: list[int]) -> int:
+    answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
+    return answer.usage.prompt_tokens_details.cached_tokens
+
+
+async def test_what_is_retained_survives_a_flood_that_lru_does_not(mesh, client) -> None:
+    kept, lost = prompt("kept", 10 * BLOCK), prompt("lost", 10 * BLOCK)
+    for tokens, body in ((kept, {"penstock": {"retain": "10m"}}), (lost, {})):
+        answer = await client.completions.create(
+            model="tiny", prompt=tokens, max_tokens=2 * BLOCK + 1, temperature=0, extra_body=body | {"ignore_eos": True}
+        )
+        told = answer.usage.model_extra["penstock"]
+        granted = (600.0, 12 * BLOCK) if body else (0.0, 0)
+        assert (told["retained_s"], told["retained_tokens"]) == granted, "prompt and answer"
+        await settled(mesh, tokens)
+    assert mesh.kvstore.stats().retained == 12
+    await flood(mesh, client)
+    assert await cached(client, lost) == 0
+    assert await cached(client, kept) == 9 * BLOCK, "the last token is computed, for its logits"
+
+
+async def test_one_tenant_has_its_budget_and_the_grant_says_so(mesh, client) -> None:
+    """More is asked for than an eighth of the store; a longer time, too, than is granted."""
+    slots = mesh.kvstore.stats().slots
+    tokens = prompt("much", (slots // 8 + 5) * BLOCK)
+    answer = await client.completions.create(
+        model="tiny", prompt=tokens, max_tokens=1, extra_body={"penstock": {"retain": "24h"}}
+    )
+    told = answer.usage.model_extra["penstock"]
+    assert (told["retained_s"], told["retained_tokens"]) == (3600.0, slots // 8 * BLOCK)
+    answer = await client.completions.create(
+        model="tiny", prompt=prompt("more", 64), max_tokens=1, extra_body={"penstock": {"retain": "1m"}}
+    )
+    told = answer.usage.model_extra["penstock"]
+    assert (told["retained_s"], told["retained_tokens"]) == (0.0, 0)
+
+
+async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
+    conversations = mesh.kvstore.keeper.conversations
+
+    def state() -> State | None:
+        outlook = conversations.outlook(DIGEST)
+        return outlook.state if outlook is not None else None
+
+    stream = await client.completions.create(
+        model="tiny", prompt=prompt("talk", 64), max_tokens=200, stream=True, extra_headers=SESSION,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    await anext(aiter(stream))
+    await until(lambda: state() is State.ACTIVE, "a request runs")
+    await stream.close()
+    await until(lambda: state() is State.USER, "the client hung up")
+    body = {"penstock": {"session": {"returns_in": 30}}}
+    await client.completions.create(
+        model="tiny", prompt=prompt("talk", 64), max_tokens=2, extra_headers=SESSION, extra_body=body
+    )
+    now = mesh.kvstore.keeper.now
+    await until(lambda: 25 < conversations.outlook(DIGEST).expected_at - now() <= 30, "it said when it returns")
+    async with httpx2.AsyncClient() as http:
+        await http.post(f"{mesh.url}/v1/sessions/hint", json={"ended": True}, headers=SESSION)
+    await until(lambda: state() is State.ENDED, "it was said to be over")
+
+
+async def test_blocks_know_their_conversation_and_what_they_cost(mesh, client) -> None:
+    tokens = prompt("known", 600)
+    await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
+    await client.completions.create(model="tiny", prompt=tokens[:320], max_tokens=1, extra_headers=SESSION)
+    await settled(mesh, tokens)
+    blocks = [mesh.kvstore.keeper.store.find(key) for key in mesh_keys(mesh, tokens)]
+    assert [block.conversation for block in blocks[:19]] == [DIGEST] * 19
+    assert {block.conversation for block in blocks[20:]} == {""}
+    assert {len(block.namespace) for block in blocks} == {16}
+    assert 0 < blocks[32].seconds <= blocks[36].seconds
