@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +20,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from penstock.kv import policies
 from penstock.kv.arena import Arena, Layout
 from penstock.kv.identity import KvSpec
 from penstock.kvstore.blocks import Block, Lease, StoreStats, Tier
 from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.conversations import Conversations
+from penstock.kvstore.conversations import Conversations, State
 from penstock.kvstore.events import EventHub
 from penstock.kvstore.policy import Lru
 from penstock.kvstore.retaining import Retaining
@@ -67,6 +69,7 @@ class Keeper:
         self.arena = Arena(config.host_bytes)
         self.hub = EventHub(self._keys)
         self.conversations = Conversations()
+        self.conversations.changed.append(self._expect)
         self.spec: KvSpec | None = None
         self.closing = asyncio.Event()
         self.suppliers: list[Supplier] = []
@@ -154,6 +157,14 @@ class Keeper:
         grants = [self.store.retain(session_id, keys, seconds, namespace, now)]
         grants += [one.grant(namespace, keys, seconds, now) for one in self.retentions]
         return max(grants, key=lambda grant: grant.blocks)
+
+    def _expect(self, conversation: str) -> None:
+        """Passes on to the eviction policy what is new of a conversation."""
+        outlook = self.conversations.outlook(conversation)
+        if self._store is not None and outlook is not None:
+            returns_at = outlook.expected_at if outlook.expected_at < math.inf else None
+            expected = policies.Outlook(ended=outlook.state is State.ENDED, returns_at=returns_at)
+            self._store.expect(conversation, expected)
 
     def tier_of(self, key: bytes) -> Tier | None:
         """The nearest tier of this store that has a block."""

@@ -1,0 +1,58 @@
+"""Session hints over a real socket: into the table of conversations, and on to the eviction policy."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from tests.services.kvstore.helpers import raw, refusal, settings
+
+from penstock.kv.policies import Outlook
+from penstock.kvstore.conversations import State
+from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.store import BlockStore
+from penstock.v1 import common_pb2
+
+ACTIVE, TOOL = common_pb2.SESSION_STATE_ACTIVE, common_pb2.SESSION_STATE_TOOL
+ENDED = common_pb2.SESSION_STATE_ENDED
+
+
+def hint(conversation: str, state: int, returns_in_s: float | None = None) -> common_pb2.SessionHint:
+    return common_pb2.SessionHint(conversation=conversation, state=state, returns_in_s=returns_in_s)  # type: ignore[arg-type]
+
+
+async def test_third_parties_say_what_conversations_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, Outlook]] = []
+    monkeypatch.setattr(BlockStore, "expect", lambda _store, *said: heard.append(said))
+    async with open_kvstore(settings()) as store, raw(store.address) as client:
+        await client.stub.Hint(common_pb2.HintRequest(hints=[hint("early", TOOL, 60.0)]))
+        assert heard == [], "there is no table before the first client"
+        await client.attach()
+        said = [hint("a", TOOL, 60.0), hint("b", ENDED), hint("c", ACTIVE), hint("d", 99), hint("", ENDED)]
+        await client.stub.Hint(common_pb2.HintRequest(hints=said))
+        table = store.keeper.conversations
+        states = [table.outlook(name).state for name in "abc"]  # type: ignore[union-attr]
+        assert states == [State.TOOL, State.ENDED, State.ACTIVE]
+        assert table.outlook("d") is None, "a state of a later version"
+        assert (await client.stats()).conversations == 4
+    (first, tool), (second, over), (third, active) = heard
+    assert (first, second, third) == ("a", "b", "c")
+    assert not tool.ended
+    assert tool.returns_at == pytest.approx(store.keeper.now() + 60, abs=30)
+    assert (over, active) == (Outlook(ended=True), Outlook())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (hint("x" * 65, TOOL), "at most 64"),
+        (hint("a", TOOL, -1.0), "returns_in_s"),
+        (hint("a", TOOL, float("nan")), "returns_in_s"),
+    ],
+)
+async def test_a_hint_that_can_not_be_is_refused(wrong: common_pb2.SessionHint, said: str) -> None:
+    async with open_kvstore(settings()) as store, raw(store.address) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.stub.Hint(common_pb2.HintRequest(hints=[wrong]))
+        code, text = refusal(caught.value)
+        assert (code, said in text) == ("INVALID_ARGUMENT", True)
+        assert len(store.keeper.conversations) == 0
