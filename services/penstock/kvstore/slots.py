@@ -43,6 +43,13 @@ class Slots:
         """Back from its holder, to be handed out again."""
         self._free.append(slot)
 
+    def restore(self, held: Iterable[int]) -> None:
+        """Has exactly these slots held, of a table that was filled before this process began."""
+        assert self.frontier == 0, "only at the beginning"
+        taken = set(held)
+        self.frontier = max(taken, default=-1) + 1
+        self._free = [slot for slot in reversed(range(self.frontier)) if slot not in taken]
+
     def cool(self) -> None:
         """A held slot goes to rest. `warm` it later."""
         self.cooling += 1

@@ -200,6 +200,17 @@ class BlockStore:
         self._held -= 1
         self._unpin(block, now)
 
+    def restore(self, blocks: Sequence[Block], now: float) -> None:
+        """Fills an empty table with blocks that were stored before, the longest unused first. Nobody is told."""
+        self._slots.restore(block.slot for block in blocks)
+        for block in blocks:
+            self._tick += 1
+            block.used, block.used_at = self._tick, now
+            self._blocks[block.key] = block
+            self._children[block.parent] = self._children.get(block.parent, 0) + 1
+        for block in blocks:
+            self._offer(block)
+
     def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
         """A lease that still holds."""
         self.expire(now)
@@ -384,6 +395,10 @@ class BlockStore:
     def quarantine(self, session_id: str, key: bytes, epoch: int, now: float) -> bool:
         """Takes a block out of service. False: it is not, or no longer, that block."""
         self._session(session_id)
+        return self.condemn(key, epoch, now)
+
+    def condemn(self, key: bytes, epoch: int, now: float) -> bool:
+        """As `quarantine`, when the store itself finds out."""
         block = self._blocks.get(key)
         if block is None or block.epoch != epoch:
             return False

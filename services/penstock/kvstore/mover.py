@@ -1,0 +1,170 @@
+"""Carries out what `movement` chooses: copies blocks to the disk behind the writers' backs, and brings blocks into
+memory before their conversation comes back.
+
+One small piece at a time, with as long a pause after it as it took, and none while a lease waits for the disk; a
+block is pinned while it is copied. Cancelling it at any point gives everything back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from penstock.kv.arena import Arena
+from penstock.kvstore.blocks import Block, Lease
+from penstock.kvstore.bringing import Bringer
+from penstock.kvstore.conversations import Conversations
+from penstock.kvstore.movement import Candidates, Chains, Reuse, Worth, worth
+from penstock.kvstore.nvme.space import Damaged
+from penstock.kvstore.nvme.tier import NvmeTier
+from penstock.kvstore.store import BlockStore
+
+_AHEAD_S = 2.0
+"""How long before a conversation is expected its blocks are brought."""
+_BRING_S = 10.0
+_LONGEST_WAIT_S = 5.0
+_PAUSE_S = 0.01
+
+
+class Mover:
+    """Between the host table and the disk tier. `use` a table, then `run`; `flush` after that, at the end."""
+
+    def __init__(self, tier: NvmeTier, arena: Arena, conversations: Conversations, now: Callable[[], float]) -> None:
+        self.prefetched = 0
+        """Bringings for conversations that were expected."""
+        self._tier = tier
+        self._arena = arena
+        self._conversations = conversations
+        self._now = now
+        self._reuse = Reuse()
+        self._chains = Chains()
+        self._candidates = Candidates(self._judge)
+        self._store: BlockStore | None = None
+        self._bringer: Bringer | None = None
+        self._wake = asyncio.Event()
+        self._log = structlog.get_logger("penstock.kvstore.mover")
+        conversations.changed.append(lambda _: self._wake.set())
+
+    @property
+    def pending(self) -> int:
+        """Blocks that are to be written."""
+        return len(self._candidates)
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that have not earned the disk yet."""
+        return self._candidates.waiting
+
+    # -- what it is told
+
+    def use(self, store: BlockStore, bringer: Bringer) -> None:
+        """Another host table, with nothing in it."""
+        self._store, self._bringer = store, bringer
+        self._candidates = Candidates(self._judge)
+
+    def stored(self, block: Block) -> None:
+        """A block came into the host tier."""
+        if not self._tier.holds(block.key):
+            self._candidates.add(block)
+            self._wake.set()
+
+    def removed(self, block: Block) -> None:
+        """A block left the host tier."""
+        self._candidates.discard(block.key)
+        if not self._tier.holds(block.key):
+            self._reuse.learn(block.uses > 0)
+
+    def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """Blocks were used."""
+        self._chains.asked(lease.conversation, keys)
+        for _ in lease.brought:
+            self._reuse.learn(True)
+        if self._candidates.waiting:
+            for block in lease.blocks:
+                self._candidates.again(block)
+            self._wake.set()
+
+    def _judge(self, block: Block) -> Worth:
+        outlook = self._conversations.outlook(block.conversation) if block.conversation else None
+        return worth(block, outlook, self._reuse.share, self._now())
+
+    # -- what it does
+
+    async def run(self) -> None:
+        """Moves blocks until cancelled."""
+        while True:
+            await self._wait()
+            for conversation in self._conversations.due(self._now(), _AHEAD_S):
+                await self._prefetch(self._chains.of(conversation))
+            if self._candidates and self._tier.spec is not None:
+                await self._write_some()
+
+    async def _wait(self) -> None:
+        """Returns when there may be something to do."""
+        pause = self._conversations.next_due() - _AHEAD_S - self._now()
+        if self._candidates:
+            size = self._tier.slot_bytes * self._tier.run_blocks
+            pause = min(pause, self._tier.writes_wait_s(size) if self._tier.spec is not None else _LONGEST_WAIT_S)
+        if pause <= 0:
+            return
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if pause == math.inf else min(pause, _LONGEST_WAIT_S)):
+                await self._wake.wait()
+
+    async def _write_some(self) -> None:
+        """One piece, then a pause as long as the piece took; after those who wait for the disk."""
+        while self._bringer is not None and self._bringer.flights:
+            await asyncio.sleep(_PAUSE_S)
+        if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
+            return
+        begin = self._now()
+        await self._write(self._candidates.take(self._tier.run_blocks))
+        await asyncio.sleep(self._now() - begin)
+
+    async def _write(self, blocks: Sequence[Block]) -> int:
+        """Writes what is still there of `blocks`; returns how many were written."""
+        store = self._store
+        assert store is not None
+        held = [block for block in blocks if (found := store.hold(block.key)) is not None and found is block]
+        views = [self._arena.block(block.slot, store.block_bytes) for block in held]
+        try:
+            return await self._tier.write(list(zip(held, views, strict=True)))
+        except Damaged as damaged:
+            for block in damaged.blocks:
+                self._log.warning("a block changed after it was stored", key=block.key.hex()[:16])
+                store.condemn(block.key, block.epoch, self._now())
+            return 0
+        finally:
+            for block, view in zip(held, views, strict=True):
+                view.release()
+                store.drop(block, self._now())
+                if block.key in store and not self._tier.holds(block.key):
+                    self._candidates.add(block)
+
+    async def _prefetch(self, keys: Sequence[bytes]) -> None:
+        store, bringer = self._store, self._bringer
+        if store is None or bringer is None or not keys:
+            return
+        rest = keys[store.lookup(keys) :][: store.stats().slots // 4]
+        if self._tier.has(rest):
+            self.prefetched += 1
+            await bringer.prefetch(rest, [self._tier], self._now() + _BRING_S)
+
+    async def flush(self, seconds: float) -> None:
+        """Writes all that has earned it, for at most `seconds`, and has the disk keep it. When `run` has ended."""
+        size, before = self._tier.slot_bytes, len(self._candidates)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._tier.spec is not None and (blocks := self._candidates.take(self._tier.run_blocks)):
+                    while (wait := self._tier.writes_wait_s(size * len(blocks))) > 0:
+                        await asyncio.sleep(wait)
+                    if await self._write(blocks) < len(blocks):
+                        break
+                await self._tier.sync()
+        if before:
+            self._log.info("flushed", blocks=before - len(self._candidates), left=len(self._candidates))

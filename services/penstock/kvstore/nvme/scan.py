@@ -1,0 +1,111 @@
+"""Finds out, when a store starts, what its slabs hold."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import Progress
+
+from penstock.kvstore.blocks import Block
+from penstock.kvstore.nvme.format import Drop, Header
+from penstock.kvstore.nvme.slabs import Slabs
+
+_STEP = 1024
+_LONG_S = 2.0
+
+
+class Advance(Protocol):
+    """Is told how far a long piece of work has come."""
+
+    def __call__(self, done: int, total: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Found:
+    """What a directory held: the blocks in the order in which they were written, and what was dropped, by reason."""
+
+    blocks: list[Block] = field(default_factory=list)
+    dropped: Counter[Drop] = field(default_factory=Counter)
+    sequence: int = 0
+    """The highest that was met."""
+
+
+def scan(slabs: Slabs, slots: int, advance: Advance) -> Found:
+    """Reads the header of every slot below `slots`; blocks are verified when they are read. Opens the slabs.
+
+    A slab that can't be opened or is not of the declared size loses what is not there. Blocking.
+    """
+    found, shape = Found(), slabs.shape
+    newest: dict[bytes, Block] = {}
+    numbers = [number for number in slabs.existing() if number * shape.slab_slots < slots]
+    total = len(numbers) * shape.slab_slots
+    for done, number in enumerate(numbers):
+        first = number * shape.slab_slots
+        try:
+            whole = slabs.open(number) // shape.slot_bytes
+        except OSError:
+            found.dropped[Drop.TORN] += 1
+            continue
+        if whole:  # else it was made, and nothing was set aside for it yet
+            found.dropped[Drop.TORN] += max(0, shape.slab_slots - whole)
+        for slot in range(first, min(slots, first + min(whole, shape.slab_slots))):
+            if slot % _STEP == 0:
+                advance(done * shape.slab_slots + slot - first, total)
+            _take(slabs, slot, newest, found)
+    found.blocks = sorted(newest.values(), key=lambda block: block.epoch)
+    return found
+
+
+def _take(slabs: Slabs, slot: int, newest: dict[bytes, Block], found: Found) -> None:
+    try:
+        header = slabs.header(slot)
+    except OSError:
+        header = Drop.TORN
+    if header is None:
+        return
+    if isinstance(header, Drop):
+        found.dropped[header] += 1
+        return
+    found.sequence = max(found.sequence, header.sequence)
+    other = newest.get(header.key)
+    if other is not None:
+        found.dropped[Drop.STALE] += 1
+        if other.epoch > header.sequence:
+            return
+    newest[header.key] = block_of(header, slot)
+
+
+def block_of(header: Header, slot: int) -> Block:
+    """A stored block as a table keeps it: its epoch is the sequence number of its writing."""
+    return Block(
+        header.key,
+        header.parent,
+        header.first_token,
+        slot,
+        header.sequence,
+        "disk",
+        checksum=header.checksum,
+        namespace=header.namespace if any(header.namespace) else b"",
+        seconds=header.seconds,
+        uses=header.uses,
+    )
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Advance]:
+    """A bar on stderr for work that takes long, when somebody may look at it."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=None, visible=False)
+        begin = time.monotonic()
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, visible=time.monotonic() - begin > _LONG_S)
+
+        yield advance
