@@ -154,6 +154,14 @@ class StoreMetrics(Metrics):
             "refused_sources",
             "homes_asked",
             "homes_knew",
+            "brought",
+            *(
+                f"nvme_{name}"
+                for name in (
+                    *("read_blocks", "read_bytes", "written_blocks", "written_bytes", "prefetched", "refused"),
+                    *("torn", "corrupt", "stale", "foreign", "unreadable", "read_failures", "write_failures"),
+                )
+            ),
         ]
     )
 

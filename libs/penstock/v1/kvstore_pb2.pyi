@@ -829,6 +829,105 @@ class StatsRequest(_message.Message):
 Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
 
 @_typing.final
+class NvmeStats(_message.Message):
+    """The disk tier. Blocks and bytes are of the open spec, counters since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BLOCKS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    WRITTEN_BLOCKS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    TORN_FIELD_NUMBER: _builtins.int
+    CORRUPT_FIELD_NUMBER: _builtins.int
+    STALE_FIELD_NUMBER: _builtins.int
+    FOREIGN_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    READ_FAILURES_FIELD_NUMBER: _builtins.int
+    WRITE_FAILURES_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
+    WRITING_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
+    WRITTEN_TODAY_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    PREFETCHED_FIELD_NUMBER: _builtins.int
+    slots: _builtins.int
+    blocks: _builtins.int
+    used_bytes: _builtins.int
+    read_blocks: _builtins.int
+    read_bytes: _builtins.int
+    written_blocks: _builtins.int
+    written_bytes: _builtins.int
+    evictions: _builtins.int
+    torn: _builtins.int
+    """slots dropped: without a whole header"""
+    corrupt: _builtins.int
+    """not what their checksum says"""
+    stale: _builtins.int
+    """written again elsewhere"""
+    foreign: _builtins.int
+    """of another spec or version"""
+    unreadable: _builtins.int
+    read_failures: _builtins.int
+    """how often reading was given up for a while"""
+    write_failures: _builtins.int
+    reading: _builtins.int
+    """1: yes, 0: the disk is left alone for now"""
+    writing: _builtins.int
+    direct: _builtins.int
+    """1: beside the page cache"""
+    written_today: _builtins.int
+    """bytes"""
+    refused: _builtins.int
+    """blocks for which nothing could be evicted"""
+    pending: _builtins.int
+    """blocks that are to be written"""
+    waiting: _builtins.int
+    """blocks that have not earned it yet"""
+    prefetched: _builtins.int
+    """times that blocks were brought before their conversation came back"""
+    def __init__(
+        self,
+        *,
+        slots: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        read_blocks: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        written_blocks: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+        torn: _builtins.int = ...,
+        corrupt: _builtins.int = ...,
+        stale: _builtins.int = ...,
+        foreign: _builtins.int = ...,
+        unreadable: _builtins.int = ...,
+        read_failures: _builtins.int = ...,
+        write_failures: _builtins.int = ...,
+        reading: _builtins.int = ...,
+        writing: _builtins.int = ...,
+        direct: _builtins.int = ...,
+        written_today: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        pending: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        prefetched: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "corrupt", b"corrupt", "direct", b"direct", "evictions", b"evictions", "foreign", b"foreign", "pending", b"pending", "prefetched", b"prefetched", "read_blocks", b"read_blocks", "read_bytes", b"read_bytes", "read_failures", b"read_failures", "reading", b"reading", "refused", b"refused", "slots", b"slots", "stale", b"stale", "torn", b"torn", "unreadable", b"unreadable", "used_bytes", b"used_bytes", "waiting", b"waiting", "write_failures", b"write_failures", "writing", b"writing", "written_blocks", b"written_blocks", "written_bytes", b"written_bytes", "written_today", b"written_today"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NvmeStats: _TypeAlias = NvmeStats  # noqa: Y015
+
+@_typing.final
 class StatsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -855,6 +954,7 @@ class StatsResponse(_message.Message):
     BROUGHT_FIELD_NUMBER: _builtins.int
     RETAINED_FIELD_NUMBER: _builtins.int
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    NVME_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
@@ -891,6 +991,10 @@ class StatsResponse(_message.Message):
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     @_builtins.property
+    def nvme(self) -> Global___NvmeStats:
+        """absent: there is no disk tier"""
+
+    @_builtins.property
     def pull(self) -> Global___PullStats: ...
     def __init__(
         self,
@@ -918,11 +1022,12 @@ class StatsResponse(_message.Message):
         brought: _builtins.int = ...,
         retained: _builtins.int = ...,
         conversations: _builtins.int = ...,
+        nvme: Global___NvmeStats | None = ...,
         pull: Global___PullStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["nvme", b"nvme", "pull", b"pull", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "conversations", b"conversations", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "conversations", b"conversations", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

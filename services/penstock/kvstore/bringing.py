@@ -29,6 +29,8 @@ class _Flight:
     until: float
     tier: Tier = Tier.HOST
     waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
+    kept: bool = False
+    """Goes on when nobody waits."""
     task: asyncio.Task[None] | None = None
 
 
@@ -49,12 +51,34 @@ class Bringer:
         """Bringings under way."""
         return len(self._tasks)
 
+    async def idle(self) -> None:
+        """Returns when nothing is being brought."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def fill(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
         """Extends `lease` towards all of `keys`. Returns when it is complete, no more can come, or at `until`."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - self._now()):
                 while await self._step(lease, keys, suppliers, until):
                     pass
+
+    async def prefetch(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
+        """Brings blocks that nobody waits for yet. Cancelling it ends that, but for those who wait by then."""
+        flight = self._start(keys, suppliers, until)
+        if flight is None or flight.task is None:
+            return
+        flight.kept = True
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - self._now()):
+                await asyncio.wait([flight.task])
+        except TimeoutError:
+            pass
+        finally:
+            flight.kept = False
+            if not flight.waiting:
+                self._forget(flight)
+                flight.task.cancel()
 
     async def _step(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> bool:
         """Waits for one flight; whether it helped and more is missing."""
@@ -75,7 +99,7 @@ class Bringer:
             await asyncio.wait([flight.task])
         finally:
             del flight.waiting[lease.lease_id]
-            if not flight.waiting:
+            if not flight.waiting and not flight.kept:
                 self._forget(flight)
                 flight.task.cancel()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.kv.host import host_id
-from penstock.kv.room import check_host_bytes
+from penstock.kv.room import check_host_bytes, check_nvme
 from penstock.kvstore.retention import Retention
 from penstock.kvstore.wire.format import STYLES
-from penstock.runtime.config import ConfigError, Size
+from penstock.runtime.config import ConfigError, Size, format_size
 
+_LEAST_WRITES = 1 << 20
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -39,6 +41,18 @@ class KvStoreConfig:
     """Part of each tier that may be promised to one tenant."""
     retain_s: float = 3600.0
     """Longest such promise; each hit renews it."""
+    nvme_dir: Path | None = None
+    """A directory of the store's own on a local disk, for blocks that outlive the process."""
+    nvme_bytes: Size = 0
+    """How much of that disk the directory may take."""
+    nvme_write_bytes_per_s: Size = 256 << 20
+    """How fast blocks are written to it, at most."""
+    nvme_write_bytes_per_day: Size = 200 << 30
+    """How much is written to it per day (UTC), at most: disks wear out."""
+    nvme_flush_s: float = 5.0
+    """How long a store that is told to stop may write."""
+    nvme_direct: bool = True
+    """Leave the page cache out where the file system allows."""
     peers: tuple[str, ...] = ()
     """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
     stall_s: float = 1.0
@@ -82,6 +96,7 @@ class KvStoreConfig:
             raise ConfigError("retain_s", self.retain_s, "0 to 2592000 seconds, which is 30 days")
         if not 1 <= self.max_clients <= 10_000:
             raise ConfigError("max_clients", self.max_clients, "1 to 10000")
+        self._check_nvme()
         _check_tcp("events_address", self.events_address)
         _check_tcp("events_replay_address", self.events_replay_address)
         if self.events_style not in STYLES:
@@ -94,6 +109,14 @@ class KvStoreConfig:
     def retention(self, slots: int) -> Retention:
         """The promises of a tier of so many slots."""
         return Retention(int(self.retain_share * slots), int(self.retain_tenant_share * slots), self.retain_s)
+
+    def _check_nvme(self) -> None:
+        for name in ("nvme_write_bytes_per_s", "nvme_write_bytes_per_day"):
+            if getattr(self, name) < _LEAST_WRITES:
+                raise ConfigError(name, format_size(getattr(self, name)), f"at least {format_size(_LEAST_WRITES)}")
+        if not 0 <= self.nvme_flush_s <= 600:
+            raise ConfigError("nvme_flush_s", self.nvme_flush_s, "0 to 600 seconds")
+        check_nvme("nvme_dir", self.nvme_dir, "nvme_bytes", self.nvme_bytes)
 
 
 def _check_address(name: str, address: str) -> None:

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -27,11 +27,12 @@ from penstock.kvstore.blocks import Block, Lease, StoreStats, Tier
 from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.conversations import Conversations, State
+from penstock.kvstore.disk import Disk
 from penstock.kvstore.events import EventHub
-from penstock.kvstore.policy import Lru
+from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.retaining import Retaining
-from penstock.kvstore.retention import Grant, Retention
-from penstock.kvstore.store import BlockStore
+from penstock.kvstore.retention import Grant
+from penstock.kvstore.store import BlockStore, Watcher
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.format import Held
 from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
@@ -50,15 +51,22 @@ class _Announcer:
     arena: Arena
     hub: EventHub
     tier_of: Callable[[bytes], Tier | None]
+    watchers: list[Watcher]
 
     def stored(self, block: Block) -> None:
         self.hub.note(block.key, self.tier_of(block.key))
+        for watcher in self.watchers:
+            watcher.stored(block)
 
     def removed(self, block: Block) -> None:
         self.hub.note(block.key, self.tier_of(block.key))
+        for watcher in self.watchers:
+            watcher.removed(block)
 
     def holder(self, slot: int, epoch: int) -> None:
         self.arena.set_epoch(slot, epoch)
+        for watcher in self.watchers:
+            watcher.holder(slot, epoch)
 
 
 class Keeper:
@@ -74,9 +82,9 @@ class Keeper:
         self.closing = asyncio.Event()
         self.suppliers: list[Supplier] = []
         """Asked in this order for what host memory has not. Who adds one says by `moved` what comes and goes there."""
-        self.retentions: list[Retention] = []
-        """The promises of the other tiers: each grants what it has room for."""
-        self._announcer = _Announcer(self.arena, self.hub, self.tier_of)
+        self.watchers: list[Watcher] = []
+        """Hear of every change of the host tier."""
+        self._announcer = _Announcer(self.arena, self.hub, self.tier_of, self.watchers)
         self._store: BlockStore | None = None
         self._bringer: Bringer | None = None
         self._epochs = itertools.count(1)
@@ -85,6 +93,20 @@ class Keeper:
         self._touched = 0
         self._grown = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore")
+        self.disk: Disk | None = None
+        if config.nvme_dir is not None:
+            self.disk = Disk(
+                *(config, self.arena, self.conversations, self.now),
+                moved=self.moved,
+                changed=self.hub.restart,
+                policy=self._policy,
+            )
+            self.suppliers.append(self.disk.tier)
+            self.watchers.append(self.disk.mover)
+
+    def _policy(self) -> EvictionPolicy:
+        """Who goes first, in every tier."""
+        return Retaining(Lru(), self.now)
 
     @property
     def store(self) -> BlockStore:
@@ -100,6 +122,11 @@ class Keeper:
     def stats(self) -> StoreStats:
         """Figures of the table; zeros before the first client."""
         return self._store.stats() if self._store else _NOTHING
+
+    def figures(self) -> dict[str, float]:
+        """Of all tiers, for metrics."""
+        disk = self.disk.figures() if self.disk is not None else {}
+        return asdict(self.stats()) | {f"nvme_{name}": value for name, value in disk.items()}
 
     # -- all tiers
 
@@ -138,14 +165,22 @@ class Keeper:
         What is not in host memory is brought there by the store's suppliers, then by `more`, within `wait_s`.
         """
         store, suppliers, now = self.store, [*self.suppliers, *more], self.now()
-        for one in self.retentions:
-            one.refresh(keys, now)
+        if self.disk is not None:
+            self.disk.tier.renew(keys)
         lease = store.lease(session_id, keys, seconds, now, conversation, grows=bool(suppliers))
-        if lease is None or len(lease.blocks) == len(keys) or not suppliers:
-            return lease
+        if lease is not None and len(lease.blocks) < len(keys) and suppliers:
+            lease = await self._grow(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
+        if lease is not None and self.disk is not None:
+            self.disk.mover.leased(lease, keys)
+        return lease
+
+    async def _grow(
+        self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float
+    ) -> Lease | None:
+        store = self.store
         assert self._bringer is not None
         try:
-            await self._bringer.fill(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
+            await self._bringer.fill(lease, keys, suppliers, until)
         except BaseException:
             store.abandon(lease, self.now())
             raise
@@ -155,7 +190,8 @@ class Keeper:
         """Has every tier promise what it can; the answer is that of the one which promised most."""
         now = self.now()
         grants = [self.store.retain(session_id, keys, seconds, namespace, now)]
-        grants += [one.grant(namespace, keys, seconds, now) for one in self.retentions]
+        if self.disk is not None:
+            grants.append(self.disk.tier.promise(keys, seconds, namespace))
         return max(grants, key=lambda grant: grant.blocks)
 
     def _expect(self, conversation: str) -> None:
@@ -165,6 +201,8 @@ class Keeper:
             returns_at = outlook.expected_at if outlook.expected_at < math.inf else None
             expected = policies.Outlook(ended=outlook.state is State.ENDED, returns_at=returns_at)
             self._store.expect(conversation, expected)
+            if self.disk is not None:
+                self.disk.tier.expect(conversation, expected)
 
     def tier_of(self, key: bytes) -> Tier | None:
         """The nearest tier of this store that has a block."""
@@ -201,7 +239,7 @@ class Keeper:
         if self.stats().sessions >= self._config.max_clients:
             raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
         if self._store is None or spec != self.spec:
-            if peer:
+            if peer and not (self._store is None and self.disk is not None and spec == self.disk.tier.spec):
                 differs = self.spec.difference(spec) if self.spec else "nothing is stored"
                 raise Refused(f"there are no blocks of this KV spec here: {differs}")
             self._change_spec(spec)
@@ -233,13 +271,16 @@ class Keeper:
             layout.slots,
             spec.block_bytes,
             self._announcer,
-            policy=lambda: Retaining(Lru(), self.now),
+            policy=self._policy,
             retention=self._config.retention(layout.slots),
             epochs=self._epochs,
             reserve_s=self._config.reserve_s,
             cooling_s=self._config.cooling_s,
         )
         self._bringer = Bringer(self._store, self.arena, self.now)
+        if self.disk is not None:
+            self.disk.tier.use(spec)
+            self.disk.mover.use(self._store, self._bringer)
         self.hub.restart()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
         self.grown()
@@ -272,7 +313,19 @@ class Keeper:
             return 0
         return min(self.arena.size, self.arena.layout.offset(self._store.frontier) + _AHEAD_BYTES)
 
+    async def open(self) -> None:
+        """Finds what is on the disk."""
+        if self.disk is not None:
+            await self.disk.open()
+
     async def run(self) -> None:
+        """Moves blocks and provides pages, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._provide())
+            if self.disk is not None:
+                tasks.create_task(self.disk.run())
+
+    async def _provide(self) -> None:
         """Provides pages ahead of need, in a thread, until cancelled."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "penstock-pages") as thread:
@@ -296,8 +349,12 @@ class Keeper:
         if self._bringer is not None:
             await self._bringer.close()
 
-    def close(self) -> None:
-        """Frees the arena. After `settle`, when no handler runs any more."""
+    async def close(self) -> None:
+        """Writes to the disk what should outlive the process, and frees the arena. When nothing runs any more."""
         if self._timer is not None:
             self._timer.cancel()
-        self.arena.close()
+        try:
+            if self.disk is not None:
+                await self.disk.close()
+        finally:
+            self.arena.close()

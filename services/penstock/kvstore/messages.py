@@ -103,6 +103,8 @@ def stats_message(keeper: Keeper, puller: Puller, host_id: str) -> kvstore_pb2.S
         conversations=len(keeper.conversations),
         **figures,
     )
+    if keeper.disk is not None:
+        message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**keeper.disk.figures()))
     pull = kvstore_pb2.PullStats(faults=puller.faults, others=len(puller.neighbours.others), **puller.figures())
     message.pull.CopyFrom(pull)
     if keeper.spec is not None:

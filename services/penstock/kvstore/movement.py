@@ -20,7 +20,7 @@ THRESHOLD = 0.05
 _MEMORY = 4096
 _PRIOR = 64, 32
 """Before anything is known: as if of 64 fresh blocks 32 had been used again."""
-_MOST_CONVERSATIONS = 4096
+_MOST_KEYS = 500_000
 
 
 class Worth(IntEnum):
@@ -116,19 +116,21 @@ class Candidates:
 
 
 class Chains:
-    """What each conversation asked for last, for as many conversations as are remembered."""
+    """What each conversation asked for last. At most `most` keys in all: the longest silent are forgotten."""
 
-    def __init__(self, most: int = _MOST_CONVERSATIONS) -> None:
+    def __init__(self, most: int = _MOST_KEYS) -> None:
         self._most = most
+        self._count = 0
         self._chains: OrderedDict[str, list[bytes]] = OrderedDict()
 
     def asked(self, conversation: str, keys: Iterable[bytes]) -> None:
         """It will ask for these, and more, when it comes back."""
         if conversation:
-            self._chains[conversation] = list(keys)
-            self._chains.move_to_end(conversation)
-            if len(self._chains) > self._most:
-                self._chains.popitem(last=False)
+            self._count -= len(self._chains.pop(conversation, ()))
+            chain = self._chains[conversation] = list(keys)
+            self._count += len(chain)
+            while self._count > self._most:
+                self._count -= len(self._chains.popitem(last=False)[1])
 
     def of(self, conversation: str) -> list[bytes]:
         """What to have in memory when it comes back."""

@@ -27,7 +27,7 @@ _AHEAD_S = 2.0
 """How long before a conversation is expected its blocks are brought."""
 _BRING_S = 10.0
 _LONGEST_WAIT_S = 5.0
-_PAUSE_S = 0.01
+_NO_PLACE_S = 1.0
 
 
 class Mover:
@@ -66,6 +66,10 @@ class Mover:
         self._store, self._bringer = store, bringer
         self._candidates = Candidates(self._judge)
 
+    def ready(self) -> None:
+        """The disk tier has opened what it is to use."""
+        self._wake.set()
+
     def stored(self, block: Block) -> None:
         """A block came into the host tier."""
         if not self._tier.holds(block.key):
@@ -77,6 +81,9 @@ class Mover:
         self._candidates.discard(block.key)
         if not self._tier.holds(block.key):
             self._reuse.learn(block.uses > 0)
+
+    def holder(self, slot: int, epoch: int) -> None:
+        """What changes hands is pinned when it matters here."""
 
     def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Blocks were used."""
@@ -118,19 +125,19 @@ class Mover:
 
     async def _write_some(self) -> None:
         """One piece, then a pause as long as the piece took; after those who wait for the disk."""
-        while self._bringer is not None and self._bringer.flights:
-            await asyncio.sleep(_PAUSE_S)
+        if self._bringer is not None:
+            await self._bringer.idle()
         if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
             return
         begin = self._now()
-        await self._write(self._candidates.take(self._tier.run_blocks))
-        await asyncio.sleep(self._now() - begin)
+        written = await self._write(self._candidates.take(self._tier.run_blocks))
+        await asyncio.sleep(self._now() - begin if written else _NO_PLACE_S)
 
     async def _write(self, blocks: Sequence[Block]) -> int:
         """Writes what is still there of `blocks`; returns how many were written."""
         store = self._store
         assert store is not None
-        held = [block for block in blocks if (found := store.hold(block.key)) is not None and found is block]
+        held = [block for block in (store.hold(block.key) for block in blocks) if block is not None]
         views = [self._arena.block(block.slot, store.block_bytes) for block in held]
         try:
             return await self._tier.write(list(zip(held, views, strict=True)))
@@ -161,10 +168,9 @@ class Mover:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._tier.spec is not None and (blocks := self._candidates.take(self._tier.run_blocks)):
-                    while (wait := self._tier.writes_wait_s(size * len(blocks))) > 0:
-                        await asyncio.sleep(wait)
-                    if await self._write(blocks) < len(blocks):
+                    await asyncio.sleep(self._tier.writes_wait_s(size * len(blocks)))
+                    if not await self._write(blocks):
                         break
-                await self._tier.sync()
+        await self._tier.sync()
         if before:
             self._log.info("flushed", blocks=before - len(self._candidates), left=len(self._candidates))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -73,7 +72,7 @@ class KvStore:
         self.puller = puller
         self.address = address
         self.events = events
-        self.metrics = StoreMetrics(lambda: {**asdict(keeper.stats()), **puller.figures()}, lambda: puller.faults)
+        self.metrics = StoreMetrics(lambda: {**keeper.figures(), **puller.figures()}, lambda: puller.faults)
 
     @property
     def suppliers(self) -> list[Supplier]:
@@ -90,6 +89,7 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
     """Serves until the block ends, then: sessions and subscriptions end, calls drain, the memory is freed."""
     keeper = Keeper(config)
     try:
+        await keeper.open()
         async with (
             open_channels() as channels,
             _pulling(config) as puller,
@@ -115,7 +115,7 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
                 await keeper.settle()
                 await _end(background)
     finally:
-        keeper.close()
+        await keeper.close()
 
 
 @asynccontextmanager

@@ -209,6 +209,8 @@ class BlockStore:
             self._blocks[block.key] = block
             self._children[block.parent] = self._children.get(block.parent, 0) + 1
         for block in blocks:
+            self._policy.stored(block)
+        for block in blocks:
             self._offer(block)
 
     def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
@@ -380,15 +382,28 @@ class BlockStore:
 
     def retain(self, session_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
         """Promises to keep blocks, stored or still to come, as far as the tenant's budget goes."""
-        self.expire(now)
         self._session(session_id)
+        return self.promise(keys, seconds, namespace, now)
+
+    def promise(self, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
+        """As `retain`, for a session that another table knows."""
+        self.expire(now)
         grant = self._retention.grant(namespace, keys, seconds, now)
-        for key in keys[: grant.blocks]:
-            block = self._blocks.get(key)
-            if block is not None:
-                block.retained_until = self._retention.until(key)
-                self._offer(block)
+        self._keep(keys[: grant.blocks])
         return grant
+
+    def renew(self, keys: Sequence[bytes], now: float) -> None:
+        """These blocks were used, if not here: what was promised of them is promised anew."""
+        if len(self._retention):
+            self._retention.refresh(keys, now)
+            self._keep(keys)
+
+    def _keep(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is not None and (until := self._retention.until(key)) != block.retained_until:
+                block.retained_until = until
+                self._offer(block)
 
     # -- removal
 

@@ -37,6 +37,7 @@ _MOST_SLABS = 256
 _MOST_MANIFEST = 64 << 10
 _MANIFEST = "manifest.json"
 _SPACE = re.compile(r"[0-9a-f]{32}")
+_SLAB = re.compile(r"slab-\d{6}\.blocks")
 _OURS = re.compile(r"manifest\.json(\.new)?|slab-\d{6}\.blocks")
 
 
@@ -156,7 +157,7 @@ def _check_owner(path: Path) -> None:
 
 
 def _size(path: Path) -> int:
-    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path) if _OURS.fullmatch(entry.name))
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path) if _SLAB.fullmatch(entry.name))
 
 
 def _remove(path: Path) -> None:

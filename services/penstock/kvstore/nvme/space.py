@@ -22,6 +22,7 @@ from penstock.kvstore.nvme.format import Drop, Header
 from penstock.kvstore.nvme.scan import Found
 from penstock.kvstore.nvme.slabs import Slabs
 from penstock.kvstore.policy import EvictionPolicy
+from penstock.kvstore.retention import Retention
 from penstock.kvstore.store import BlockStore
 from penstock.kvstore.suppliers import Room
 
@@ -84,6 +85,7 @@ class Space:
         slots: int,
         found: Found,
         policy: Callable[[], EvictionPolicy],
+        retention: Retention,
         moved: Callable[[bytes], None],
         now: Callable[[], float],
         traffic: Traffic,
@@ -102,7 +104,11 @@ class Space:
         self._traffic = traffic
         sequences = itertools.count(found.sequence + 1)
         self.table = BlockStore(
-            slots, slabs.shape.slot_bytes, _Watcher(moved), policy=policy, epochs=sequences, cooling_s=0.0
+            *(slots, slabs.shape.slot_bytes, _Watcher(moved)),
+            policy=policy,
+            epochs=sequences,
+            cooling_s=0.0,
+            retention=retention,
         )
         self.table.restore(found.blocks, now())
         self._readers = ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-read")
@@ -143,6 +149,7 @@ class Space:
                 Wanted(key, source.parent, source.first_token, source.seconds, namespace=source.namespace)
             )
             if answer.block is not None:
+                answer.block.uses, answer.block.turn = source.uses, source.turn
                 moves.append(_Move(source, answer.block, room.view(answer.block)))
                 continue
             self.table.drop(source, self._now())
@@ -219,8 +226,13 @@ class Space:
 
     def room(self, block: Block) -> Block | None:
         """A slot of the disk for a block of the host tier; None: it is there already, or nothing may go for it."""
-        wanted = Wanted(block.key, block.parent, block.first_token, block.seconds, namespace=block.namespace)
-        return self.table.reserve_own(wanted, self._now()).block
+        wanted = Wanted(
+            *(block.key, block.parent, block.first_token, block.seconds, block.conversation, block.namespace)
+        )
+        slot = self.table.reserve_own(wanted, self._now()).block
+        if slot is not None:
+            slot.uses, slot.turn = block.uses, block.turn
+        return slot
 
     async def write(self, pairs: Sequence[tuple[Block, Block, memoryview]]) -> None:
         """Writes blocks of the host tier (first) into slots from `room` (second), and makes them findable there.

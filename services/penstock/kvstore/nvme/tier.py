@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from penstock.kv.identity import KvSpec
+from penstock.kv.policies import Outlook
 from penstock.kvstore.blocks import Block, Tier
 from penstock.kvstore.nvme.budget import WriteBudget
 from penstock.kvstore.nvme.files import Files
@@ -24,6 +25,7 @@ from penstock.kvstore.nvme.scan import Found, progress_bar, scan
 from penstock.kvstore.nvme.slabs import Shape, Slabs
 from penstock.kvstore.nvme.space import Space, Traffic
 from penstock.kvstore.policy import EvictionPolicy, Lru
+from penstock.kvstore.retention import Grant, Retention
 from penstock.kvstore.suppliers import Room
 from penstock.runtime.config import ConfigError
 
@@ -87,6 +89,7 @@ class NvmeTier:
         moved: Callable[[bytes], None] = lambda key: None,
         changed: Callable[[], None] = lambda: None,
         policy: Callable[[], EvictionPolicy] = Lru,
+        retention: Callable[[int], Retention] = lambda slots: Retention(0, 0, 0.0),
         files: Files | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -98,7 +101,7 @@ class NvmeTier:
         self._options = options
         self._now, self._wall = now, wall
         self._moved, self._changed = moved, changed
-        self._policy = policy
+        self._policy, self._retention = policy, retention
         self._files = files or Files()
         self._home = Home(options.directory)
         self._space: Space | None = None
@@ -198,6 +201,22 @@ class NvmeTier:
             self.budget.spend(self._traffic.bytes_written - before)
         return (self._traffic.bytes_written - before) // space.slabs.shape.slot_bytes
 
+    # -- promises
+
+    def promise(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """Promises to keep blocks that are on the disk, or will be."""
+        return self._space.table.promise(keys, seconds, namespace, self._now()) if self._space is not None else Grant()
+
+    def renew(self, keys: Sequence[bytes]) -> None:
+        """These blocks were used, in whatever tier."""
+        if self._space is not None:
+            self._space.table.renew(keys, self._now())
+
+    def expect(self, conversation: str, outlook: Outlook) -> None:
+        """What is known of a conversation's return; for the eviction policy."""
+        if self._space is not None:
+            self._space.table.expect(conversation, outlook)
+
     # -- life
 
     async def open(self) -> None:
@@ -209,7 +228,7 @@ class NvmeTier:
         spec = await self._home.spec_of(data.get("last"))
         if spec is not None:
             self._wanted = spec
-            await self._follow()
+            await self.follow()
 
     def use(self, spec: KvSpec) -> None:
         """From now on blocks of `spec`, and no others. They are findable when their headers have been read."""
@@ -226,10 +245,11 @@ class NvmeTier:
                     await self._wake.wait()
             self._wake.clear()
             if self._wanted != self._spec:
-                await self._follow()
+                await self.follow()
             await self._save()
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
+        """Changes to the wanted space now."""
         spec = self._wanted
         assert spec is not None
         await self._leave()
@@ -267,7 +287,7 @@ class NvmeTier:
             **{drop.value: count for drop, count in found.dropped.items() if count},
         )
         return Space(
-            *(slabs, slots, found, self._policy, self._moved, self._now, self._traffic),
+            *(slabs, slots, found, self._policy, self._retention(slots), self._moved, self._now, self._traffic),
             tokens=spec.block_size,
             grow=lambda slab: self._grow(slabs, slab),
         )
