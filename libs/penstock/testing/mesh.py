@@ -33,6 +33,8 @@ class MeshOptions:
     model_name: str = "tiny"
     worker: dict[str, Any] = field(default_factory=dict)
     """Further fields of the workers' settings."""
+    store: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the store's settings, as those below."""
     router: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
 
@@ -66,7 +68,12 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
         router = await stack.enter_async_context(_open("router", **options.router))
         store = None
         if options.kvstore is True:
-            settings = {"host_bytes": options.kv_host_bytes, "router": router.address, "host_id": "test"}
+            settings = {
+                "host_bytes": options.kv_host_bytes,
+                "router": router.address,
+                "host_id": "test",
+                **options.store,
+            }
             store = await stack.enter_async_context(_open("kvstore", **settings))
         draft, draft_address = await _open_draft(stack, options.draft)
         worker = {

@@ -1,0 +1,148 @@
+"""Tenants share nothing, in any place that knows of blocks: the tenant who asked before hits, another one misses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from penstock.kv.identity import block_keys, root_key
+from penstock.testing.mesh import Mesh, MeshOptions
+from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+from .support import BLOCK, prompt, until
+
+SERVER_KEY = "5e" * 32
+SESSION = "one key for all"
+TOKENS = 20 * BLOCK
+
+
+@dataclass
+class Tenants:
+    """A mesh and its two tenants."""
+
+    mesh: Mesh
+    clients: dict[str, AsyncOpenAI]
+
+    async def cached(self, tenant: str, tokens: list[int]) -> dict[str, int]:
+        """Asks, with the same session key whoever asks; where the prompt's tokens came from, zeros left out."""
+        answer = await self.clients[tenant].completions.create(
+            model="tiny",
+            prompt=tokens,
+            max_tokens=1,
+            extra_headers={"x-session-affinity": SESSION},
+            extra_body={"prompt_cache_key": SESSION},
+        )
+        return {tier: count for tier, count in answer.usage.model_extra["penstock"]["cached_tokens"].items() if count}
+
+    def keys(self, tenant: str, tokens: list[int]) -> list[bytes]:
+        """The block keys of a tenant."""
+        spec = self.mesh.workers[0].engine.spec
+        return block_keys(root_key(spec, self.mesh.gateway.completer.auth.namespace(tenant)), tokens, spec.block_size)
+
+    async def settled(self, tenant: str, tokens: list[int]) -> None:
+        """Returns when the store and the router's index know every block."""
+        keys, index = self.keys(tenant, tokens), self.mesh.router.planner.index
+        await until(lambda: self.mesh.kvstore.keeper.lookup(keys) == len(keys), "the store holds the blocks")
+        await until(lambda: len(keys) in index.match(keys).values(), "the router's index holds the blocks")
+
+
+@pytest.fixture
+async def tenants(tiny, meshes, tmp_path) -> AsyncIterator[Tenants]:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"key-a": "a", "key-b": "b"}))
+    options = MeshOptions(model=tiny, gateway={"api_keys": file, "server_key": SERVER_KEY})
+    async with meshes(options) as mesh, AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-a") as a:
+        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-b") as b:
+            yield Tenants(mesh, {"a": a, "b": b})
+
+
+async def test_host(tenants: Tenants) -> None:
+    tokens = prompt("host", TOKENS)
+    assert await tenants.cached("a", tokens) == {}
+    await tenants.settled("a", tokens)
+    assert await tenants.cached("b", tokens) == {}, "b is told nothing of what a asked"
+    await tenants.settled("b", tokens)
+    for tenant in "ab":
+        assert await tenants.cached(tenant, tokens) == {"host": TOKENS - BLOCK}
+
+
+async def test_the_router_s_index(tenants: Tenants) -> None:
+    tokens = prompt("index", TOKENS)
+    await tenants.cached("a", tokens)
+    await tenants.settled("a", tokens)
+    index = tenants.mesh.router.planner.index
+    assert list(index.match(tenants.keys("a", tokens)).values()) == [TOKENS // BLOCK]
+    assert index.match(tenants.keys("b", tokens)) == {}
+
+
+async def test_events(tenants: Tenants) -> None:
+    """The same prompt of two tenants has nothing in common that a listener could see."""
+    tokens = prompt("events", TOKENS)
+    stub = kvstore_pb2_grpc.KvStoreStub(tenants.mesh.workers[0].channels.to(tenants.mesh.kvstore.address))
+    told: dict[str, set[bytes]] = {}
+    raw = b""
+    events = stub.Events(kvstore_pb2.EventsRequest())
+    assert (await events.read()).snapshot
+    for tenant in "ab":
+        await tenants.cached(tenant, tokens)
+        await tenants.settled(tenant, tokens)
+        seen: set[bytes] = set()
+        while len(seen) < TOKENS // BLOCK:
+            message: Any = await events.read()
+            raw += message.SerializeToString()
+            seen.update(message.stored)
+        told[tenant] = seen
+    events.cancel()
+    assert told["a"] == set(tenants.keys("a", tokens))
+    assert told["b"] == set(tenants.keys("b", tokens))
+    assert not told["a"] & told["b"]
+    assert not {key[-8:] for key in told["a"]} & {key[-8:] for key in told["b"]}, "nor in the form of vLLM"
+    for tenant in "ab":
+        namespace = tenants.mesh.gateway.completer.auth.namespace(tenant)
+        assert namespace[:16] not in raw
+        assert namespace[16:] not in raw
+
+
+async def test_promises_and_conversations(tenants: Tenants) -> None:
+    """Each has its own budget, whatever the other has used of his; and the same session key is two conversations."""
+    slots = tenants.mesh.kvstore.stats().slots
+    for tenant in "ab":
+        answer = await tenants.clients[tenant].completions.create(
+            model="tiny",
+            prompt=prompt("promise", min(1900, slots // 8 * BLOCK)),
+            max_tokens=1,
+            extra_headers={"x-session-affinity": SESSION},
+            extra_body={"penstock": {"retain": "1m"}},
+        )
+        assert answer.usage.model_extra["penstock"]["retained_s"] == 60.0
+    assert len(tenants.mesh.kvstore.keeper.conversations) == 2
+
+
+async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tiny) -> None:
+    """A second gateway before the same workers: with the same key it finds what the first one had computed."""
+    from penstock.gateway.config import GatewayConfig
+    from penstock.gateway.service import open_gateway
+
+    tokens = prompt("server key", TOKENS)
+    await tenants.cached("a", tokens)
+    await tenants.settled("a", tokens)
+    first = tenants.mesh.gateway.completer.config
+    for key, found in (("77" * 32, 0), (SERVER_KEY, TOKENS - BLOCK)):
+        config = GatewayConfig(
+            router=first.router,
+            model_dir=first.model_dir,
+            model_name=first.model_name,
+            http_address="127.0.0.1:0",
+            api_keys=first.api_keys,
+            server_key=key,
+        )
+        async with open_gateway(config) as gateway:
+            await gateway.ready()
+            async with AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key="key-a") as client:
+                answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
+                assert answer.usage.prompt_tokens_details.cached_tokens == found
