@@ -13,6 +13,8 @@ class Origin:
     """Digest of the conversation; empty: unknown."""
     namespace: bytes = b""
     """Of the tenant, NAMESPACE_BYTES long; empty: unknown."""
+    sources: tuple[str, ...] = ()
+    """Stores of other hosts that are said to hold what this one lacks; only for fetching."""
 
 
 NOBODY = Origin()

@@ -145,7 +145,10 @@ class Reading:
 
     async def _pin(self, session: Session, keys: Sequence[bytes], origin: Origin) -> kvstore_pb2.LeaseResponse:
         request = kvstore_pb2.LeaseRequest(
-            session_id=session.session_id, keys=keys[:MAX_KEYS], conversation=origin.conversation
+            session_id=session.session_id,
+            keys=keys[:MAX_KEYS],
+            conversation=origin.conversation,
+            sources=origin.sources,
         )
         response: kvstore_pb2.LeaseResponse = await self._loans.gain(
             session, self._link.rpc.Lease, request, self._loans.end_lease

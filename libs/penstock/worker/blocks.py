@@ -7,6 +7,7 @@ recompute.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from penstock.engine.hooks import LoadResult, PageRef, PageWriter
 from penstock.kv.client import NOBODY, BlockPut, Origin, StoreClient, StoreFault
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker.links import Links
 
 _LEASE_BLOCKS = 512
 _LOG = structlog.get_logger("penstock.worker")
@@ -36,6 +38,7 @@ class Fetcher:
     keys: Sequence[bytes]
     block_size: int
     origin: Origin = NOBODY
+    links: Links = field(default_factory=Links)
     blocks: int = 0
     """Leading blocks that are in the pages."""
     tiers: Counter[str] = field(default_factory=Counter)
@@ -58,14 +61,16 @@ class Fetcher:
         return True
 
     async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> int:
+        begin = time.monotonic()
         async with self.store.lease(keys, self.origin) as leased:
             written = await pages.write(self.blocks, leased.blocks) if leased.blocks else 0
             if not leased.still_valid():
                 raise StoreFault("the lease ended before the copy did")
-            tiers = leased.tiers[:written]
+            tiers, size = leased.tiers[:written], sum(view.nbytes for view in leased.blocks[:written])
         self.blocks += written
         self.tiers.update({tier: tiers.count(tier) * self.block_size for tier in set(tiers)})
         self.metrics.fetched.inc(written)
+        self.links.fetched(tiers, size, time.monotonic() - begin)
         return written
 
 

@@ -29,6 +29,7 @@ from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
 from penstock.worker.cost import PrefillCost
+from penstock.worker.links import Links
 from penstock.worker.retaining import Mark, Retainer
 
 _JOIN_PATIENCE_S = 5.0
@@ -74,6 +75,7 @@ class Worker:
         self.channels = channels
         self.metrics = metrics
         self._cost = PrefillCost(engine.spec.block_size, engine.checkpoint.config.hidden_size)
+        self.links = Links()
         self.changed = asyncio.Event()
         """Set when the load has changed."""
 
@@ -82,8 +84,8 @@ class Worker:
         tokens = [*message.prompt_ids, *message.output_ids]
         size = self.engine.spec.block_size
         keys = block_keys(message.cache_root, tokens, size)
-        origin = Origin(message.session, message.namespace)
-        fetcher = Fetcher(self.store, self.metrics, keys, size, origin)
+        origin = Origin(message.session, message.namespace, tuple(message.sources))
+        fetcher = Fetcher(self.store, self.metrics, keys, size, origin, self.links)
         sink = BlockSink(self.publisher, message.cache_root, keys, size, origin, self._block_seconds)
         marks = [Mark(wish.ttl_s, wish.blocks or None) for wish in message.retain]
         retainer = Retainer(self.store, self.metrics, marks, message.namespace)
@@ -123,6 +125,8 @@ class Worker:
             free_kv_tokens=stats.free_pages * self.engine.spec.block_size,
             prefill_tokens_per_s=stats.prefill_tokens_per_s,
             decode_step_s=stats.decode_step_s,
+            fetch_bytes_per_s=self.links.near.rate,
+            remote_bytes_per_s=self.links.far.rate,
         )
 
 

@@ -141,6 +141,7 @@ class Flow:
     async def _prefill(self, plan: router_pb2.PlanResponse) -> None:
         """The first token. When it can't be had, the decode worker computes the prompt itself."""
         request = prefill_pb2.PrefillRequest(request=self._request, epoch=plan.epoch)
+        request.request.sources[:] = plan.prefill.sources
         try:
             async with self._peers.at(plan.prefill.address) as channel:
                 call = prefill_pb2_grpc.PrefillStub(channel).Prefill(
@@ -169,6 +170,7 @@ class Flow:
     async def _decode(self, plan: router_pb2.PlanResponse) -> None:
         """All other tokens, or all."""
         request = decode_pb2.GenerateRequest(request=self._request)
+        request.request.sources[:] = plan.decode.sources
         handed_over = plan.HasField("prefill")
         if handed_over:
             request.handoff.address, request.handoff.epoch = plan.prefill.address, plan.epoch

@@ -25,6 +25,8 @@ class RouterConfig:
     """Up to this many uncached tokens may be computed by the decode worker itself, where that is quicker."""
     handoff_s: float = 0.01
     """What one hand-off from prefill to decode costs, beside the bytes."""
+    pull_s: float = 0.01
+    """What fetching KV from the store of another host costs, beside the bytes."""
     silent_s: float = 10.0
     """A worker that has reported no load for this long gets no work."""
     session_ttl_s: float = 1800.0
@@ -42,7 +44,7 @@ class RouterConfig:
         for name in ("max_live_plans", "max_queue_s", "max_members", "max_indexed_blocks", "silent_s", "max_sessions"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, getattr(self, name), "must be more than 0")
-        for name in ("local_prefill_tokens", "handoff_s", "session_ttl_s", "seed"):
+        for name in ("local_prefill_tokens", "handoff_s", "pull_s", "session_ttl_s", "seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "must be 0 or more")
         if ":" not in self.address:

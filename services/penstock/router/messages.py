@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.kv.identity import KEY_BYTES
 from penstock.router.planner import PlanAsk, Planned
@@ -65,10 +65,10 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     if seat.member.role is None:
         raise _bad("load", "not for stores")
     rates = (load.prefill_tokens_per_s, load.decode_step_s, load.fetch_bytes_per_s)
-    if any(not math.isfinite(rate) or rate < 0 for rate in rates):
+    if any(not math.isfinite(rate) or rate < 0 for rate in (*rates, load.remote_bytes_per_s)):
         raise _bad("load", "rates that are finite and not negative")
     seat.hear(Report(load.running, load.waiting, load.queued_prefill_tokens, load.free_kv_tokens), now)
-    seat.measure(*rates, now)
+    seat.measure(*rates, now, load.remote_bytes_per_s)
 
 
 def check_keys(keys: Iterable[bytes], field: str) -> None:
@@ -110,13 +110,13 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
 def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
     """The answer."""
     response = router_pb2.PlanResponse(
-        decode=_placement(planned.decode),
+        decode=_placement(planned.decode, planned.decode_sources),
         cached_tokens=planned.cached_tokens,
         predicted_s=planned.first_token_s,
         epoch=epoch,
     )
     if planned.prefill is not None:
-        response.prefill.CopyFrom(_placement(planned.prefill))
+        response.prefill.CopyFrom(_placement(planned.prefill, planned.prefill_sources))
     return response
 
 
@@ -137,8 +137,13 @@ def view(served: list[Served]) -> router_pb2.MeshView:
     )
 
 
-def _placement(place: Member) -> router_pb2.Placement:
-    return router_pb2.Placement(member_id=place.id, address=place.address)
+def stores(addresses: Iterable[str]) -> router_pb2.JoinResponse:
+    """What stores are told of each other."""
+    return router_pb2.JoinResponse(stores=router_pb2.Stores(addresses=addresses))
+
+
+def _placement(place: Member, sources: Sequence[str]) -> router_pb2.Placement:
+    return router_pb2.Placement(member_id=place.id, address=place.address, sources=sources)
 
 
 def _bad(field: str, right: str) -> InvalidRequest:

@@ -15,6 +15,8 @@ from penstock.router.registry import Means, Member, Registry, Report, Seat, mean
 from penstock.router.sessions import Home, OutputLengths, Recent
 from penstock.rpc.errors import NotFound, Overloaded, TooLarge, Unavailable
 
+_MOST_SOURCES = 3
+"""Stores named to one worker."""
 _UNSEEN_S = 0.1
 """A load report may not yet hold what was planned less than this before it came."""
 
@@ -44,6 +46,34 @@ class Planned:
     cached_tokens: int
     uncached_tokens: int
     first_token_s: float
+    prefill_sources: Sequence[str] = ()
+    """Addresses of other hosts' stores that hold what the prefill worker's store lacks, the deepest first."""
+    decode_sources: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Holdings:
+    """Who holds how much of one prompt, in leading blocks."""
+
+    stores: Sequence[tuple[Member, int]]
+    """Those that hold some, the deepest first."""
+    hosts: dict[str, int]
+    """By host that has a store."""
+
+    def here(self, host: str) -> int:
+        """In the store that workers of `host` use: a host without one uses whichever it was given."""
+        return self.hosts.get(host, self.deepest)
+
+    @property
+    def deepest(self) -> int:
+        """In any store."""
+        return max(self.hosts.values(), default=0)
+
+    def sources(self, host: str) -> list[str]:
+        """Stores that hold more than the one of `host`, which has one."""
+        if host not in self.hosts:
+            return []
+        return [store.address for store, depth in self.stores if depth > self.hosts[host]][:_MOST_SOURCES]
 
 
 class Planner:
@@ -52,6 +82,7 @@ class Planner:
     def __init__(self, config: RouterConfig, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._max_live = config.max_live_plans
+        self._pull_s = config.pull_s
         self._random = Random(config.seed or None)
         self._knobs = Knobs(config.local_prefill_tokens, config.handoff_s, config.max_queue_s)
         self._homes: Recent[tuple[str, str], Home] = Recent(config.max_sessions, config.session_ttl_s)
@@ -77,7 +108,8 @@ class Planner:
             home_decode=home.decode if home else "",
             avoid=ask.avoid,
         )
-        answer = decide(asked, self._workers(seats, ask.block_keys, now), self._random, self._knobs)
+        holdings = self._holdings(ask.block_keys)
+        answer = decide(asked, self._workers(seats, holdings, now), self._random, self._knobs)
         match answer:
             case NoWorker():
                 raise Unavailable(f"no worker decodes {ask.model!r} now", retry_after=1.0)
@@ -94,7 +126,7 @@ class Planner:
                     retry_after=wait_s - self._knobs.max_queue_s + 1,
                 )
             case Decision():
-                return self._charge(ask, asked, answer, now)
+                return self._charge(ask, asked, answer, holdings, now)
 
     def prefilled(self, number: int) -> None:
         """The prompt is computed."""
@@ -130,20 +162,25 @@ class Planner:
         whole = self._lengths.expect(ask.model, ask.tenant, ask.session, ask.max_tokens, now)
         return max(1, whole - ask.output_tokens)
 
-    def _workers(self, seats: list[Seat], keys: Sequence[bytes], now: float) -> list[Worker]:
+    def _holdings(self, keys: Sequence[bytes]) -> _Holdings:
         depths = self.index.match(keys) if keys else {}
-        average = means(seats)
         hosts: dict[str, int] = {}
-        for store in self.registry.stores():
-            hosts[store.host_id] = max(hosts.get(store.host_id, 0), depths.get(store.id, 0))
-        anywhere = max(depths.values(), default=0)
-        return [self._worker(seat, hosts.get(seat.member.host_id, anywhere), average, now) for seat in seats]
+        stores = [(store, depths.get(store.id, 0)) for store in self.registry.stores()]
+        for store, depth in stores:
+            hosts[store.host_id] = max(hosts.get(store.host_id, 0), depth)
+        return _Holdings(sorted(stores, key=lambda one: -one[1]), hosts)
 
-    def _worker(self, seat: Seat, cached_blocks: int, average: Means, now: float) -> Worker:
+    def _workers(self, seats: list[Seat], holdings: _Holdings, now: float) -> list[Worker]:
+        average = means(seats)
+        return [self._worker(seat, holdings, average, now) for seat in seats]
+
+    def _worker(self, seat: Seat, holdings: _Holdings, average: Means, now: float) -> Worker:
         member, report = seat.member, seat.report
         spec, role = member.spec, member.role
         assert spec is not None and role is not None, "a store is no candidate"
         queued, sequences, context = self._ahead(member, report, seat.reported_at)
+        here = holdings.here(member.host_id)
+        token_bytes = spec.block_bytes / spec.block_size
         return Worker(
             id=member.id,
             role=role,
@@ -155,8 +192,12 @@ class Planner:
             context_tokens=context,
             prefill_rate=seat.prefill.believed(average.prefill_rate, now),
             step_s=seat.step.believed(average.step_s, now),
-            fetch_s=spec.block_bytes / spec.block_size / seat.fetch.believed(average.fetch_rate, now),
-            cached_tokens=cached_blocks * spec.block_size,
+            fetch_s=token_bytes / seat.fetch.believed(average.fetch_rate, now),
+            cached_tokens=here * spec.block_size,
+            store=member.host_id if member.host_id in holdings.hosts else "",
+            remote_tokens=(holdings.deepest - here) * spec.block_size,
+            remote_fetch_s=token_bytes / seat.remote.believed(average.remote_rate, now),
+            remote_s=self._pull_s,
             penalty_s=seat.penalty_s(now),
         )
 
@@ -185,7 +226,7 @@ class Planner:
             max(account.context_tokens, held),
         )
 
-    def _charge(self, ask: PlanAsk, asked: Ask, decision: Decision, now: float) -> Planned:
+    def _charge(self, ask: PlanAsk, asked: Ask, decision: Decision, holdings: _Holdings, now: float) -> Planned:
         computes = decision.prefill or decision.decode
         number = self.ledger.charge(
             Charge(
@@ -199,14 +240,27 @@ class Planner:
         )
         if ask.session:
             self._homes.set((ask.model, ask.session), Home(computes.id, decision.decode.id), now)
+        prefill = self._member(decision.prefill.id) if decision.prefill else None
+        decode = self._member(decision.decode.id)
+        computing = holdings.sources((prefill or decode).host_id) if decision.remote_tokens else []
         return Planned(
             number,
-            self._member(decision.prefill.id) if decision.prefill else None,
-            self._member(decision.decode.id),
+            prefill,
+            decode,
             decision.cached_tokens,
             decision.uncached_tokens,
             decision.first_token_s,
+            prefill_sources=computing if prefill else (),
+            decode_sources=self._handing_over(prefill, decode, holdings) if prefill else computing,
         )
+
+    @staticmethod
+    def _handing_over(prefill: Member, decode: Member, holdings: _Holdings) -> list[str]:
+        """Where the decode worker's store gets the prompt's KV: what the prefill worker computes lies with its own."""
+        if prefill.host_id == decode.host_id or decode.host_id not in holdings.hosts:
+            return []
+        beside = [store.address for store, _ in holdings.stores if store.host_id == prefill.host_id]
+        return list(dict.fromkeys([*beside, *holdings.sources(decode.host_id)]))[:_MOST_SOURCES]
 
     def _member(self, member_id: str) -> Member:
         seat = self.registry.get(member_id)

@@ -2,7 +2,7 @@
 
 Every cost is in predicted seconds, so that a fast worker with a queue and a slow idle one can be compared::
 
-    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + bytes to fetch / link rate
+    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + bytes to fetch / link rates
     whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
 
 Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the
@@ -50,6 +50,14 @@ class Worker:
     """Seconds to fetch the KV of one token."""
     cached_tokens: int
     """Longest prefix of this prompt in a store that it reaches."""
+    store: str = ""
+    """Workers with the same one share a store; empty: it has none on its host."""
+    remote_tokens: int = 0
+    """How much longer the prefix in another host's store is, from where its own store could get it."""
+    remote_fetch_s: float = 0.0
+    """Seconds to fetch the KV of one token by way of that."""
+    remote_s: float = 0.0
+    """What such a fetch costs beside the bytes."""
     penalty_s: float = 0.0
     """Added to every cost for a while after a fault."""
 
@@ -87,6 +95,8 @@ class Decision:
     """None: the decode worker computes the prompt itself."""
     decode: Worker
     cached_tokens: int
+    """Those from another host's store among them."""
+    remote_tokens: int
     uncached_tokens: int
     """To be charged to whoever computes the prompt."""
     first_token_s: float
@@ -141,15 +151,16 @@ def decide(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) ->
     wait_s = computes.queued_tokens / computes.prefill_rate
     if wait_s > knobs.max_queue_s:
         return QueueFull(wait_s)
-    cached = _cached(ask, computes)
-    return Decision(chosen.prefill, chosen.decode, cached, ask.prompt_tokens - cached, chosen.first_token_s)
+    here, elsewhere = _held(ask, computes)
+    cached = here + elsewhere
+    return Decision(chosen.prefill, chosen.decode, cached, elsewhere, ask.prompt_tokens - cached, chosen.first_token_s)
 
 
 def prompt_s(ask: Ask, worker: Worker) -> float:
     """Seconds until `worker` has the KV of the whole prompt, its queue first."""
-    cached = _cached(ask, worker)
-    compute = (worker.queued_tokens + ask.prompt_tokens - cached) / worker.prefill_rate
-    return compute + cached * worker.fetch_s + worker.penalty_s
+    here, elsewhere = _held(ask, worker)
+    compute = (worker.queued_tokens + ask.prompt_tokens - here - elsewhere) / worker.prefill_rate
+    return compute + here * worker.fetch_s + _pull_s(worker, elsewhere) + worker.penalty_s
 
 
 def decode_s(ask: Ask, worker: Worker) -> float:
@@ -170,9 +181,27 @@ def _limit(worker: Worker) -> int:
     return min(worker.max_model_len, worker.kv_capacity_tokens)
 
 
-def _cached(ask: Ask, worker: Worker) -> int:
-    """The last token is always computed: its logits are wanted."""
-    return min(worker.cached_tokens, ask.prompt_tokens - 1)
+def _held(ask: Ask, worker: Worker) -> tuple[int, int]:
+    """Tokens from the worker's own store, and from another host's where that is quicker than to compute them.
+
+    The last token is always computed: its logits are wanted.
+    """
+    here = min(worker.cached_tokens, ask.prompt_tokens - 1)
+    elsewhere = min(worker.remote_tokens, ask.prompt_tokens - 1 - here)
+    return here, elsewhere if _pull_s(worker, elsewhere) < elsewhere / worker.prefill_rate else 0
+
+
+def _pull_s(worker: Worker, tokens: int) -> float:
+    """Seconds until the worker has the KV of so many tokens from another host's store."""
+    return worker.remote_s + tokens * worker.remote_fetch_s if tokens else 0.0
+
+
+def _handed_s(ask: Ask, prefill: Worker, decode: Worker) -> float:
+    """Seconds to fetch the prompt's KV that `prefill` has computed or fetched."""
+    if prefill.store == decode.store or not prefill.store or not decode.store:
+        return ask.prompt_tokens * decode.fetch_s
+    here = min(decode.cached_tokens, ask.prompt_tokens)
+    return here * decode.fetch_s + _pull_s(decode, ask.prompt_tokens - here)
 
 
 def _pick_prefill(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) -> Worker | None:
@@ -194,8 +223,8 @@ def _option(ask: Ask, decode: Worker, prefill: Worker | None, knobs: Knobs) -> _
     if prefill is None or decode.role is Role.BOTH:
         return local
     there_s = prompt_s(ask, prefill)
-    moved_s = there_s + knobs.handoff_s + ask.prompt_tokens * decode.fetch_s
-    short = ask.prompt_tokens - _cached(ask, decode) <= knobs.local_prefill_tokens
+    moved_s = there_s + knobs.handoff_s + _handed_s(ask, prefill, decode)
+    short = ask.prompt_tokens - sum(_held(ask, decode)) <= knobs.local_prefill_tokens
     if short and here_s <= moved_s:
         return local
     return _Option(prefill, decode, there_s, moved_s + decode_s(ask, decode))

@@ -18,6 +18,7 @@ _HALF_LIFE_S = 60.0
 _DEFAULT_PREFILL_RATE = 2_000.0
 _DEFAULT_STEP_S = 0.02
 _DEFAULT_FETCH_RATE = 1e9
+_DEFAULT_REMOTE_RATE = 2e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,16 @@ class Seat:
     prefill: Rate = field(default_factory=Rate)
     step: Rate = field(default_factory=Rate)
     fetch: Rate = field(default_factory=Rate)
+    remote: Rate = field(default_factory=Rate)
 
     def hear(self, report: Report, now: float) -> None:
         """The newest load."""
         self.report = report
         self.heard_at = self.reported_at = now
 
-    def measure(self, prefill_rate: float, step_s: float, fetch_rate: float, now: float) -> None:
+    def measure(
+        self, prefill_rate: float, step_s: float, fetch_rate: float, now: float, remote_rate: float = 0.0
+    ) -> None:
         """The newest rates; the step is brought down to that of an empty worker."""
         member, report = self.member, self.report
         crowd = report.running / member.max_running
@@ -99,6 +103,7 @@ class Seat:
         self.prefill.measure(prefill_rate, now)
         self.step.measure(step_s / (1 + crowd + full), now)
         self.fetch.measure(fetch_rate, now)
+        self.remote.measure(remote_rate, now)
 
     def suspect(self, now: float) -> None:
         """It failed somebody by a fault of its own or of the way there."""
@@ -116,6 +121,7 @@ class Means:
     prefill_rate: float
     step_s: float
     fetch_rate: float
+    remote_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +237,7 @@ def means(seats: list[Seat]) -> Means:
         _mean([seat.prefill.value for seat in seats], _DEFAULT_PREFILL_RATE),
         _mean([seat.step.value for seat in seats], _DEFAULT_STEP_S),
         _mean([seat.fetch.value for seat in seats], _DEFAULT_FETCH_RATE),
+        _mean([seat.remote.value for seat in seats], _DEFAULT_REMOTE_RATE),
     )
 
 

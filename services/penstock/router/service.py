@@ -111,6 +111,13 @@ class Router:
             if seat.member.role is None:
                 mailbox.put(("session", hint.conversation), message)
 
+    def _introduce(self) -> None:
+        """Tells every store who the stores are."""
+        message = messages.stores(sorted({store.address for store in self.planner.registry.stores()}))
+        for seat, mailbox in self._mailboxes.items():
+            if seat.member.role is None:
+                mailbox.put("stores", message)
+
     async def watch(self) -> AsyncIterator[router_pb2.MeshView]:
         """The served models, at once and after each change."""
         async for served in self.view.follow():
@@ -138,6 +145,8 @@ class Router:
             "member joined", member=member.id, role=member.role.value if member.role else "kvstore", at=member.address
         )
         self._refresh()
+        if member.role is None:
+            self._introduce()
         return seat, mailbox
 
     def _leave_seat(self, seat: Seat) -> None:
@@ -146,6 +155,8 @@ class Router:
             self.planner.index.drop(seat.member.id)
             self._log.info("member left", member=seat.member.id)
             self._refresh()
+            if seat.member.role is None:
+                self._introduce()
 
     async def _read(self, seat: Seat, requests: AsyncIterator[router_pb2.JoinRequest], mailbox: Mailbox) -> None:
         try:

@@ -22,8 +22,12 @@ def hint(conversation: str, state: common_pb2.SessionState.ValueType = TOOL) -> 
 async def heard(store, count: int) -> list[tuple[str, int]]:
     """The next hints that a store is sent."""
     async with asyncio.timeout(10):
-        hints = [(await store.read()).session_hint for _ in range(count)]
-    return [(one.conversation, one.state) for one in hints]
+        hints: list[tuple[str, int]] = []
+        while len(hints) < count:
+            message = await store.read()
+            if message.HasField("session_hint"):
+                hints.append((message.session_hint.conversation, message.session_hint.state))
+    return hints
 
 
 async def test_a_mailbox_keeps_the_newest_of_each_and_is_bounded() -> None:

@@ -77,6 +77,54 @@ def test_a_silent_worker_gets_nothing_until_it_speaks() -> None:
         desk.plan()
 
 
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def two_hosts(desk: Desk, one: Role, two: Role) -> None:
+    """A worker and a store on each; blocks 0 to 49 are in the store of the first, 0 to 9 in that of the second."""
+    desk.join("a", one, host="one").measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
+    desk.join("b", two, host="two").measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
+    for name, blocks in (("one", 50), ("two", 10)):
+        desk.planner.registry.join(Member(f"store-{name}", None, f"{name}:2", name), desk.now)
+        desk.planner.index.stored(f"store-{name}", map(key, range(blocks)))
+
+
+def test_a_worker_is_told_whose_store_has_the_rest(desk: Desk) -> None:
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    keys = [key(number) for number in range(60)]
+    home = desk.plan(block_keys=keys)
+    assert (home.decode.id, home.cached_tokens, list(home.decode_sources)) == ("a", 800, [])
+    moved = desk.plan(block_keys=keys, avoid=frozenset("a"))
+    assert (moved.decode.id, moved.cached_tokens, list(moved.decode_sources)) == ("b", 800, ["one:2"])
+    unknown = desk.plan(block_keys=[key(10**6)], avoid=frozenset("a"))
+    assert list(unknown.decode_sources) == []
+
+
+def test_a_slow_way_between_hosts_is_not_taken(desk: Desk) -> None:
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    seat = desk.planner.registry.get("b")
+    assert seat is not None
+    seat.measure(1000, 0, 1e9, desk.now, remote_rate=1000)
+    moved = desk.plan(block_keys=[key(number) for number in range(60)], avoid=frozenset("a"))
+    assert (moved.cached_tokens, list(moved.decode_sources)) == (160, [])
+
+
+def test_a_hand_off_to_another_host_names_the_store_of_the_first(desk: Desk) -> None:
+    two_hosts(desk, Role.PREFILL, Role.DECODE)
+    planned = desk.plan(5000, block_keys=[key(number) for number in range(60)])
+    assert planned.prefill is not None
+    assert (planned.prefill.id, planned.decode.id) == ("a", "b")
+    assert (list(planned.prefill_sources), list(planned.decode_sources)) == ([], ["one:2"])
+
+
+def test_a_host_without_a_store_is_told_of_none(desk: Desk) -> None:
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    desk.join("c", host="three")
+    planned = desk.plan(block_keys=[key(number) for number in range(60)], avoid=frozenset("ab"))
+    assert (planned.decode.id, list(planned.decode_sources)) == ("c", [])
+
+
 def test_an_old_measurement_counts_less_and_less(desk: Desk) -> None:
     slow, fast = desk.join("slow"), desk.join("fast")
     slow.measure(100, 0, 0, desk.now)

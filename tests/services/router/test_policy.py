@@ -90,6 +90,33 @@ def test_a_slow_link_makes_the_cache_worthless() -> None:
     assert decision([far, worker("near")]).decode.id == "near"
 
 
+def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> None:
+    far = worker("a", cached_tokens=200, remote_tokens=1500, remote_fetch_s=1e-5, remote_s=0.01)
+    made = decision([far])
+    assert (made.cached_tokens, made.remote_tokens, made.uncached_tokens) == (1700, 1500, 300)
+    assert prompt_s(Ask(2000, 10), far) == pytest.approx(300 / 5000 + 200e-6 + 0.01 + 1500e-5)
+    slow = decision([replace(far, remote_fetch_s=1 / 4999)])
+    assert (slow.cached_tokens, slow.remote_tokens, slow.uncached_tokens) == (200, 0, 1800)
+    few = decision([replace(far, remote_tokens=40)])
+    assert (few.cached_tokens, few.remote_tokens) == (200, 0), "a pull has a price of its own"
+
+
+def test_nearer_is_better_when_the_queues_are_equal() -> None:
+    far = worker("far", remote_tokens=1900, remote_fetch_s=1e-5, remote_s=0.01)
+    near = worker("near", cached_tokens=1900)
+    short = Ask(2000, 1)
+    assert names([far, near], short) == {"near": 200}
+    assert names([far, replace(near, queued_tokens=1000)], short) == {"far": 200}
+
+
+def test_a_hand_off_to_another_host_counts_its_bytes_at_that_links_rate() -> None:
+    prefill = replace(PREFILL, store="one")
+    here, there = replace(DECODE, id="here", store="one"), replace(DECODE, id="there", store="two")
+    decoders = [replace(one, remote_fetch_s=1e-4) for one in (here, there)]
+    assert names([prefill, *decoders]) == {"here": 200}
+    assert names([prefill, *(replace(one, remote_fetch_s=1e-6) for one in decoders)]).keys() == {"here", "there"}
+
+
 def test_the_last_token_is_always_computed() -> None:
     made = decision([worker("a", cached_tokens=4096)], Ask(2000, 10))
     assert (made.cached_tokens, made.uncached_tokens) == (1999, 1)

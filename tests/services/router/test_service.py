@@ -55,6 +55,18 @@ async def test_end_of_stream_is_out_of_rotation(mesh: Harness) -> None:
     assert from_rpc(error).retry_after == 1.0
 
 
+async def test_stores_hear_of_each_other(mesh: Harness) -> None:
+    first = await mesh.join("s", "kvstore", address="127.0.0.1:1")
+    assert list((await first.read()).stores.addresses) == ["127.0.0.1:1"]
+    second = await mesh.join("t", "kvstore", address="127.0.0.1:2")
+    both = ["127.0.0.1:1", "127.0.0.1:2"]
+    assert list((await first.read()).stores.addresses) == list((await second.read()).stores.addresses) == both
+    await mesh.gone(second)
+    assert list((await first.read()).stores.addresses) == both[:1]
+    await first.done_writing()
+    assert await first.read() is grpc.aio.EOF
+
+
 async def test_the_newest_stream_of_a_member_holds_its_seat(mesh: Harness) -> None:
     old = await mesh.join("a", address="127.0.0.1:1")
     await mesh.join("a", address="127.0.0.1:2")

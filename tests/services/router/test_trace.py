@@ -120,7 +120,7 @@ class Planned:
         self.planner = planner = Planner(config, lambda: self.now)
         for number in range(REPLICAS):
             member = Member(f"{number}", Role.PREFILL, "x:1", f"host-{number}", "m", SPEC, 1 << 20, 64, 1 << 30)
-            planner.registry.join(member, 0.0).measure(RATE, 0, 1e11, 0.0)
+            planner.registry.join(member, 0.0).measure(RATE, 0, 1e11, 0.0, remote_rate=1)  # no way between hosts
             planner.registry.join(Member(f"store-{number}", None, "x:2", f"host-{number}"), 0.0)
         planner.registry.join(Member("d", Role.DECODE, "x:3", "", "m", SPEC, 1 << 20, 4096, 1 << 40), 0.0)
 
