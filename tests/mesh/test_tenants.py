@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
 
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.service import open_gateway
 from penstock.kv.identity import block_keys, root_key
 from penstock.testing.mesh import Mesh, MeshOptions
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -52,13 +55,25 @@ class Tenants:
 
 
 @pytest.fixture
-async def tenants(tiny, meshes, tmp_path) -> AsyncIterator[Tenants]:
+def opened(tiny, meshes, tmp_path):
+    """Opens a mesh with two tenants, for the length of a block."""
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"key-a": "a", "key-b": "b"}))
-    options = MeshOptions(model=tiny, gateway={"api_keys": file, "server_key": SERVER_KEY})
-    async with meshes(options) as mesh, AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-a") as a:
-        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-b") as b:
-            yield Tenants(mesh, {"a": a, "b": b})
+
+    @asynccontextmanager
+    async def opened(**more: Any) -> AsyncIterator[Tenants]:
+        options = MeshOptions(model=tiny, gateway={"api_keys": file, "server_key": SERVER_KEY}, **more)
+        async with meshes(options) as mesh, AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-a") as a:
+            async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-b") as b:
+                yield Tenants(mesh, {"a": a, "b": b})
+
+    return opened
+
+
+@pytest.fixture
+async def tenants(opened) -> AsyncIterator[Tenants]:
+    async with opened() as tenants:
+        yield tenants
 
 
 async def test_host(tenants: Tenants) -> None:
@@ -69,6 +84,26 @@ async def test_host(tenants: Tenants) -> None:
     await tenants.settled("b", tokens)
     for tenant in "ab":
         assert await tenants.cached(tenant, tokens) == {"host": TOKENS - BLOCK}
+
+
+async def test_nvme(opened, tmp_path) -> None:
+    """Also after a restart of the whole mesh, when the disk is all that is left."""
+    tokens = prompt("nvme", TOKENS)
+    disk = {"nvme_dir": tmp_path / "kv", "nvme_bytes": 64 << 20}
+    async with opened(store=disk) as tenants:
+        await tenants.cached("a", tokens)
+        await tenants.settled("a", tokens)
+        tier = tenants.mesh.kvstore.keeper.disk.tier
+        await until(lambda: tier.has(tenants.keys("a", tokens)) == TOKENS // BLOCK, "the blocks are on the disk")
+        assert tier.has(tenants.keys("b", tokens)) == 0
+    async with opened(store=disk) as tenants:
+        assert await tenants.cached("b", tokens) == {}
+        assert await tenants.cached("a", tokens) == {"nvme": TOKENS - BLOCK}
+    namespaces = {tenants.mesh.gateway.completer.auth.namespace(tenant)[:16] for tenant in "ab"}
+    written = b"".join(file.read_bytes() for file in (tmp_path / "kv").rglob("*") if file.is_file())
+    assert all(namespace in written for namespace in namespaces), "a header says whose its block is"
+    assert SERVER_KEY.encode() not in written
+    assert bytes.fromhex(SERVER_KEY) not in written
 
 
 async def test_the_router_s_index(tenants: Tenants) -> None:
@@ -125,9 +160,6 @@ async def test_promises_and_conversations(tenants: Tenants) -> None:
 
 async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tiny) -> None:
     """A second gateway before the same workers: with the same key it finds what the first one had computed."""
-    from penstock.gateway.config import GatewayConfig
-    from penstock.gateway.service import open_gateway
-
     tokens = prompt("server key", TOKENS)
     await tenants.cached("a", tokens)
     await tenants.settled("a", tokens)
