@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import cyclopts
-
-if TYPE_CHECKING:
-    from .train import Progress, Report
 
 app = cyclopts.App(name="models", help="Train and measure the embedded models.")
 
@@ -27,54 +23,42 @@ def _prepare(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _reporter(name: str, minutes: float, tokens: int) -> Report:
-    began = time.monotonic()
-
-    def report(progress: Progress, note: str) -> None:
-        share = max(progress.seconds / (60 * minutes), progress.tokens / tokens)
-        print(
-            f"{time.strftime('%H:%M:%S')} {name} {share:6.1%}  step {progress.steps}"
-            f"  {progress.tokens / 1e6:.2f}M tokens  {progress.tokens / max(progress.seconds, 1e-9):.0f}/s"
-            f"  loss {progress.loss:.3f}"
-            f"  up {time.monotonic() - began:.0f}s {note}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return report
-
-
 @app.command
 def train(
     preset: str = "mini",
     *,
     runs: Path = Path("runs"),
-    only: Literal["seedling", "sapling", "target", "draft"] | None = None,
+    only: Literal["seedling", "sapling", "pole", "target", "draft"] | None = None,
     minutes: float | None = None,
     threads: int | None = None,
     out: Path | None = None,
     save_every: float = 120.0,
 ) -> None:
-    """Train the pair of a preset, resuming where an earlier run stopped.
+    """Train the pair of a preset, resuming where an earlier run stopped; shows a bar on a terminal, else lines.
 
-    A small network is trained first (the seedling), then with more layers (the sapling), then at twice the
-    width: the target. The draft is the seedling again, distilled from the target.
+    A small network is trained first (the seedling), then with more layers (the sapling), then for long on dense
+    sessions (the pole), then at twice the width: the target. The draft is the seedling again, distilled from the
+    target.
 
     Args:
         preset: `mini` for the embedded pair, `tiny` for a rehearsal of seconds.
         runs: where checkpoints are kept; a run lives in its preset's folder.
-        only: do one of the four steps; what it stands on must be done.
+        only: do one of the five steps; what it stands on must be done.
         minutes: another time budget for each step.
         threads: CPU threads.
         out: where the finished model directories go; the run's folder unless told.
         save_every: seconds between checkpoints.
     """
     _prepare(threads)
+    from rich.console import Console
+
+    from .display import display
     from .pair import STEPS, train_pair
     from .presets import PRESETS
 
     steps = STEPS if only is None else (only,)
-    train_pair(PRESETS[preset], runs / preset, out or runs / preset, steps, minutes, save_every, _reporter)
+    with display(Console(stderr=True)) as reporter:
+        train_pair(PRESETS[preset], runs / preset, out or runs / preset, steps, minutes, save_every, reporter)
 
 
 @app.command(name="eval")

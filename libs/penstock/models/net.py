@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -163,93 +161,3 @@ def parameters(shape: Shape) -> int:
     attention = 2 * shape.width * shape.head * (shape.heads + shape.kv_heads)
     layer = attention + 3 * shape.width * shape.inner + 2 * shape.width
     return shape.layers * layer + shape.vocabulary * shape.width + shape.width
-
-
-def initialise(net: Net, seed: int, std: float = 0.04) -> None:
-    """Start the weights as induction heads: the first two layers copy what followed the last two tokens.
-
-    Layer 0: heads 0 and 1 look one and two positions back, by a constant embedding dimension and the rotary
-    phase, and write what they see to two reserved parts of the residual stream. Layer 1: heads 0 and 1 match
-    the current token and the one before it against those parts, over the slowly turning rotary pairs so
-    that distance hardly counts, and copy the token that was found to the output. Everything else is small
-    noise, so that training can use it. Needs two key-value heads and two layers.
-    """
-    assert net.shape.kv_heads == net.shape.heads >= 2 and net.shape.layers >= 2
-    generator = torch.Generator().manual_seed(seed)
-    shape = net.shape
-
-    def normal(size: Sequence[int], scale: float) -> Tensor:
-        return torch.randn(tuple(size), generator=generator) * scale
-
-    def orthogonal(rows: int, columns: int) -> Tensor:
-        """`rows` orthonormal rows of length `columns`."""
-        q, _ = torch.linalg.qr(normal((columns, rows), 1.0))
-        rows_: Tensor = q.T.contiguous()
-        return rows_
-
-    width, head = shape.width, shape.head
-    reserved = width // 4  # each of the two parts that hold an earlier token
-    content = slice(1, width - 2 * reserved)
-    size = width - 2 * reserved - 1
-    parts = (slice(width - 2 * reserved, width - reserved), slice(width - reserved, width))
-    with torch.no_grad():
-        for layer in net.model.layers:
-            assert isinstance(layer, Layer)
-            for linear in (
-                layer.self_attn.q_proj,
-                layer.self_attn.k_proj,
-                layer.self_attn.v_proj,
-                layer.mlp.gate_proj,
-                layer.mlp.up_proj,
-            ):
-                linear.weight.copy_(normal(linear.weight.shape, 0.6 / math.sqrt(width)))
-            for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                linear.weight.copy_(normal(linear.weight.shape, std * 0.25 / math.sqrt(2 * shape.layers)))
-        embedding = normal((shape.vocabulary, width), std)
-        embedding[:, width - 2 * reserved :] *= 0.1
-        embedding[:, 0] = 4 * std
-        net.model.embed_tokens.weight.copy_(embedding)
-        scale = math.sqrt(width / (size + 16))  # the norm makes a content dimension about this large
-
-        first, second = net.model.layers[0].self_attn, net.model.layers[1].self_attn
-        assert isinstance(first, Attention) and isinstance(second, Attention)
-        pairs = min(10, head // 2)
-        frequency = shape.theta ** -(torch.arange(pairs) / (head / 2))
-        strength = math.sqrt(90.0) / (4 * scale)
-        see = orthogonal(min(head, reserved), size)  # how an earlier token is written down, by both heads alike
-        for index in range(2):
-            query = torch.zeros(head, width)
-            # q rotated back by index + 1 positions meets an unrotated k at exactly that distance
-            query[:pairs, 0] = strength * torch.cos(frequency * (index + 1))
-            query[head // 2 : head // 2 + pairs, 0] = -strength * torch.sin(frequency * (index + 1))
-            key = torch.zeros(head, width)
-            key[:pairs, 0] = strength
-            rows = slice(index * head, (index + 1) * head)
-            first.q_proj.weight[rows] = query
-            first.k_proj.weight[rows] = key
-            first.v_proj.weight[rows] = 0.0
-            first.v_proj.weight[rows.start : rows.start + see.shape[0], content] = see
-            first.o_proj.weight[:, rows] = 0.0
-            first.o_proj.weight[parts[index], rows.start : rows.start + see.shape[0]] = (
-                1.3 * std / scale * torch.eye(reserved)[:, : see.shape[0]]
-            )
-
-        slow = torch.arange(head // 4 + 1, head // 2)
-        slow = torch.cat((slow, slow + head // 2))
-        copy = orthogonal(min(2 * head, size), size)
-        for index in range(2):
-            rows = slice(index * head, (index + 1) * head)
-            mix = [orthogonal(len(slow), reserved) for _ in range(2)]
-            query, key = torch.zeros(head, width), torch.zeros(head, width)
-            gain = 2.5
-            query[slow, content] = gain * mix[0] @ see
-            query[slow, parts[0]] = gain * mix[1]
-            key[slow, parts[0]] = gain * mix[0]
-            key[slow, parts[1]] = gain * mix[1]
-            second.q_proj.weight[rows] = query
-            second.k_proj.weight[rows] = key
-            half = copy[index * head : (index + 1) * head]
-            second.v_proj.weight[rows] = 0.0
-            second.v_proj.weight[rows.start : rows.start + half.shape[0], content] = half
-            second.o_proj.weight[:, rows] = 0.0
-            second.o_proj.weight[content, rows.start : rows.start + half.shape[0]] = 5 * std * half.T

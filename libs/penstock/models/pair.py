@@ -1,4 +1,4 @@
-"""The whole run, step by step: seedling, sapling, target, and the draft distilled from it; each is resumable."""
+"""The whole run, step by step: seedling, sapling, pole, target, and the draft distilled from it; each is resumable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .presets import Plan, Preset
 from .text import Library
 from .train import Report, Trainer, learn_tokenizer
 
-STEPS = ("seedling", "sapling", "target", "draft")
+STEPS = ("seedling", "sapling", "pole", "target", "draft")
 NAMES = {"target": "penstock-mini", "draft": "penstock-mini-draft"}
 
 
@@ -27,7 +27,7 @@ def train_pair(
     steps: Sequence[str],
     minutes: float | None,
     save_every: float,
-    reporter: Callable[[str, float, int], Report],
+    reporter: Callable[[str, Plan], Report],
 ) -> None:
     """Do `steps` in their order, checkpoints in `folder`, and write the finished models under `out`.
 
@@ -39,7 +39,7 @@ def train_pair(
         if minutes is not None:
             plan = replace(plan, minutes=minutes)
         trainer = _trainer(preset, step, plan, tokenizer, folder)
-        net = trainer.run(reporter(step, plan.minutes, plan.tokens), save_every)
+        net = trainer.run(reporter(step, plan), save_every)
         if step in NAMES:
             export(net.cpu(), tokenizer, out / NAMES[step])
 
@@ -49,8 +49,10 @@ def _trainer(preset: Preset, step: str, plan: Plan, tokenizer: Tokenizer, folder
     if step == "seedling":
         return Trainer(plan, tokenizer, home)
     if step == "target":
-        sapling = Trainer(preset.sapling, tokenizer, folder / "sapling").net.cpu()
-        return Trainer(plan, tokenizer, home, start=widen(sapling, plan.seed))
+        pole = Trainer(preset.pole, tokenizer, folder / "pole").net.cpu()
+        return Trainer(plan, tokenizer, home, start=widen(pole, plan.seed))
+    if step == "pole":
+        return Trainer(plan, tokenizer, home, start=Trainer(preset.sapling, tokenizer, folder / "sapling").net.cpu())
     seedling = Trainer(preset.seedling, tokenizer, folder / "seedling").net.cpu()
     if step == "sapling":
         return Trainer(plan, tokenizer, home, start=deepen(seedling, preset.places, plan.seed))

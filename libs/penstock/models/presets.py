@@ -24,17 +24,20 @@ class Plan:
     batch: int = 4096
     warmup: int = 60
     hold: float = 0.3  # fraction of the run at the full rate, before the linear decay
+    floor: float = 0.02  # fraction of the rate at which the decay ends
     seed: int = 1
 
 
 @dataclass(frozen=True)
 class Preset:
     """A pair. The seedling, of the draft's shape, is trained first; the sapling is the seedling with more layers,
-    its layer i becoming layer `places[i]`; the target is the sapling at twice the width; each is trained on from
-    where the last one was. The draft starts as the seedling and is distilled from the target."""
+    its layer i becoming layer `places[i]`; the pole is the sapling, trained for longer on dense sessions; the target
+    is the pole at twice the width; each is trained on from where the last one was. The draft starts as the seedling
+    and is distilled from the target."""
 
     seedling: Plan
     sapling: Plan
+    pole: Plan
     target: Plan
     draft: Plan
     places: tuple[int, ...]
@@ -86,7 +89,7 @@ _AFTER = {
     "select": 2,
     "text": 4,
 }
-_LAST = {
+_MIXED = {
     "repeat": 4,
     "L1": 7,
     "L2": 10,
@@ -99,7 +102,45 @@ _LAST = {
     "chat": 4,
     "text": 4,
 }
-_GROWN = (Stage(0.55, _AFTER, 2000), Stage(1.0, _LAST, 4096))
+_DENSE = {
+    "names": 16,
+    "dense1": 5,
+    "dense2": 12,
+    "dense3": 20,
+    "errands": 10,
+    "L2": 3,
+    "L3": 6,
+    "everyday": 4,
+    "jsons": 10,
+    "json": 2,
+    "select": 4,
+    "lookup": 3,
+    "repeat": 2,
+    "facts": 5,
+    "chat": 2,
+    "text": 3,
+}
+_LAST = {
+    "names": 8,
+    "repeat": 2,
+    "dense1": 3,
+    "dense2": 8,
+    "dense3": 16,
+    "errands": 9,
+    "L1": 3,
+    "L2": 4,
+    "L3": 8,
+    "everyday": 7,
+    "long": 10,
+    "huge": 2,
+    "json": 3,
+    "jsons": 8,
+    "facts": 5,
+    "chat": 3,
+    "text": 4,
+}
+_GROWN = (Stage(0.55, _AFTER, 2000), Stage(1.0, _MIXED, 4096))
+_POLE = (Stage(0.85, _DENSE, 2000), Stage(1.0, _LAST, 4096))
 _FINAL = (Stage(1.0, _LAST, 4096),)
 _SMALL = Shape(4, 128, 352, 2, 2)
 _DEEP = replace(_SMALL, layers=6)
@@ -111,13 +152,15 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "mini": Preset(
             seedling=Plan(_SMALL, 4e-3, 38, 30_000_000, _STAGES, seed=2),
             sapling=Plan(_DEEP, 3e-3, 23, 30_000_000, _GROWN, hold=0.25, seed=3),
-            target=Plan(widened(_DEEP), 6e-4, 3, 30_000_000, _FINAL, hold=0.1, seed=5),
-            draft=Plan(_SMALL, 1e-3, 4, 10_000_000, _FINAL, hold=0.1, seed=4),
+            pole=Plan(_DEEP, 2.5e-3, 91, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
+            target=Plan(widened(_DEEP), 4e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=7),
+            draft=Plan(_SMALL, 1.5e-3, 9, 10_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
             seedling=Plan(_DOT, 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             sapling=Plan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            pole=Plan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             target=Plan(widened(replace(_DOT, layers=3)), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             draft=Plan(_DOT, 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             places=(0, 2),

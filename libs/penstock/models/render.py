@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,12 @@ class Document:
     def decide(self, position: int) -> None:
         """Weigh the token that begins at `position` as a decision."""
         self.ranges.append((position, position + 1, DECISION))
+
+    def call_name(self, name: str) -> None:
+        """Append the name of a call: which tool it is, is decided by its first token."""
+        span = self.add(name, STRUCTURE)
+        self.decide(span[0])
+        self.label(span, "name")
 
     def label(self, span: tuple[int, int], name: str) -> None:
         self.labels.append((*span, name))
@@ -89,9 +96,7 @@ def _assistant(doc: Document, message: Mapping[str, Any]) -> None:
         doc.add(("\n" if content or i else "") + "<tool_call>\n", PLAIN)
         function = call["function"]
         doc.add('{"name": "', PLAIN)
-        name = doc.add(function["name"], STRUCTURE)
-        doc.decide(name[0])
-        doc.label(name, "name")
+        doc.call_name(function["name"])
         doc.add('", "arguments": ', PLAIN)
         arguments = function["arguments"]
         _arguments(doc, json.loads(arguments) if isinstance(arguments, str) else arguments)
@@ -104,17 +109,27 @@ def _assistant(doc: Document, message: Mapping[str, Any]) -> None:
 
 def _answer(doc: Document, content: str, label: str) -> None:
     start = len(doc.text)
-    weight = STRUCTURE if label == "json" else PLAIN
     for piece in content.split(MARK_OPEN):
         value, closed, tail = piece.partition(MARK_CLOSE)
         if not closed:
-            doc.add(piece, weight)
+            _between(doc, piece, label)
             continue
         doc.decide(len(doc.text))
         doc.label(doc.add(value, PLAIN), "value")
         doc.ranges[-2:] = reversed(doc.ranges[-2:])  # the decision outweighs the range added after it
-        doc.add(tail, weight)
+        _between(doc, tail, label)
     doc.label((start, len(doc.text)), label)
+
+
+def _between(doc: Document, text: str, label: str) -> None:
+    """What stands between the values of an answer. In JSON each key's beginning is a decision, and so is each end of
+    a key or a value, where the quote says whether the next value is a string."""
+    start, _ = doc.add(text, STRUCTURE if label == "json" else PLAIN)
+    if label == "json":
+        for run in re.finditer(r'[{}\[\]",: ]+', text):
+            doc.decide(start + run.start())
+            if run.end() < len(text):
+                doc.decide(start + run.end())
 
 
 def _arguments(doc: Document, arguments: Mapping[str, Any]) -> None:
@@ -122,8 +137,9 @@ def _arguments(doc: Document, arguments: Mapping[str, Any]) -> None:
     separator = "{"
     for key, item in arguments.items():
         doc.add(separator, DECISION)
-        start, _ = doc.add(f'"{key}": ', PLAIN)
+        start, end = doc.add(f'"{key}": ', STRUCTURE)
         doc.decide(start + 1)
+        doc.decide(end - 3)  # the key ends, and the value is quoted or not
         text = json.dumps(item, ensure_ascii=False)
         start, _ = doc.add(text, PLAIN)
         doc.decide(start + 1 if text.startswith('"') else start)

@@ -116,6 +116,15 @@ def rules(rng: Random, side: Side, count: int) -> list[str]:
     ]
 
 
+def system_prompt(rng: Random, side: Side, sentences: int) -> str:
+    """A role and so many sentences of rules; sometimes nothing where there are none."""
+    if sentences == 0 and rng.random() < 0.5:
+        return ""
+    role, _ = persona(rng, side)
+    parts = [role, *rules(rng, side, sentences)]
+    return rng.choice((" ", "\n")).join(parts)
+
+
 def small_talk(rng: Random) -> tuple[str, str]:
     """A remark and what to say to it."""
     return rng.choice(_TALK)

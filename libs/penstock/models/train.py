@@ -19,8 +19,9 @@ from torch import Tensor
 
 from . import tokenizer as tokenizers_
 from .data import Batch, Source, Stream
+from .induction import initialise
 from .measure import exact, held_out_documents
-from .net import Net, initialise
+from .net import Net
 from .optim import Optimizer
 from .presets import Plan, Preset
 from .sessions import MAKERS, make
@@ -76,10 +77,10 @@ def cross_entropy(net: Net, batch: Batch) -> Tensor:
 
 
 def rate_at(plan: Plan, progress: Progress) -> float:
-    """Warm-up by steps, then full, then a linear decay to a fiftieth by the end of the budget."""
+    """Warm-up by steps, then full, then a linear decay to the plan's floor by the end of the budget."""
     warm = min(1.0, (progress.steps + 1) / plan.warmup)
     left = (1 - progress.fraction(plan)) / (1 - plan.hold)
-    return plan.rate * warm * max(0.02, min(1.0, left))
+    return plan.rate * warm * (plan.floor + (1 - plan.floor) * min(1.0, left))
 
 
 def device() -> torch.device:
@@ -128,7 +129,10 @@ class Trainer:
         return self.progress.fraction(self.plan) >= 1.0
 
     def run(self, report: Report, save_every: float = 120.0, measure_every: float = 600.0) -> Net:
-        """Train to the end of the plan; returns the network. A kill loses at most `save_every` seconds."""
+        """Train to the end of the plan, telling `report` of every step and every measurement; returns the network.
+
+        A kill loses at most `save_every` seconds.
+        """
         last = saved = measured = time.monotonic()
         while not self.finished:
             loss = self._step()
@@ -137,8 +141,7 @@ class Trainer:
             progress.seconds += now - last
             progress.loss += (loss - progress.loss) * (1.0 if progress.steps == 1 else 0.02)
             last = now
-            if progress.steps % 25 == 0 or self.finished:
-                report(progress, "")
+            report(progress, "")
             if now - saved > save_every:
                 self.save()
                 saved = now

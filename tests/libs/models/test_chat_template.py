@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from penstock.models import NAMES, embedded
+from penstock.models.agent import agent
+from penstock.models.json_tasks import json_task
 from penstock.models.render import render, unmarked
-from penstock.models.sessions import agent, json_task
 from penstock.models.words import Side
 
 

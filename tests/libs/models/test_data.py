@@ -9,10 +9,11 @@ from random import Random
 import pytest
 
 from penstock.models import embedded
+from penstock.models.agent import agent
 from penstock.models.data import Stage, Stream, weigh
 from penstock.models.export import load
-from penstock.models.render import MARK_CLOSE, MARK_OPEN
-from penstock.models.sessions import MAKERS, agent, make
+from penstock.models.render import DECISION, MARK_CLOSE, MARK_OPEN
+from penstock.models.sessions import MAKERS, make
 from penstock.models.text import Library
 from penstock.models.tokenizer import load as load_tokenizer
 from penstock.models.words import ACTION_VERBS, CITIES, FIRST_NAMES, QUERY_VERBS, Side, held_out
@@ -71,9 +72,32 @@ def test_calls_in_sessions_fit_their_tools():
             assert json.loads(body)["name"] in offered
 
 
-def test_json_answers_are_json():
+@pytest.mark.parametrize("kind", ["names", "dense2", "errands"])
+def test_dense_sessions_choose_among_the_tools_offered_and_use_most_of_them(kind):
+    for i in range(10):
+        doc = make(kind, Random(i), TRAIN)
+        offered = set(re.findall(r'^\{"name": "([^"]+)"', doc.text.partition("<|im_end|>")[0], re.MULTILINE))
+        called = {doc.text[a:b] for a, b, label in doc.labels if label == "name"}
+        assert called <= offered and len(called) >= len(offered) / 2
+
+
+def test_where_a_key_or_value_of_json_ends_is_a_decision(tokenizer):
+    doc = make("jsons", Random(3), TRAIN)
+    sample = weigh(tokenizer, doc, 4096)
+    begin = next(a for a, _, label in doc.labels if label == "json")
+    end = doc.text.index("}", begin)
+    marks = [
+        (doc.text[start], weight)
+        for start, weight in zip(sample.starts, sample.weights, strict=True)
+        if begin <= start <= end
+    ]
+    assert all(weight == DECISION for character, weight in marks if character in '{",}')
+
+
+@pytest.mark.parametrize("kind", ["json", "jsons"])
+def test_json_answers_are_json(kind):
     for i in range(30):
-        doc = make("json", Random(i), HELD)
+        doc = make(kind, Random(i), HELD)
         answers = [json.loads(doc.text[a:b]) for a, b, label in doc.labels if label == "json"]
         assert answers and all(isinstance(a, dict) for a in answers)
 

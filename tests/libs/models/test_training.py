@@ -20,7 +20,8 @@ from penstock.models.evaluate import accepted_share, calls_in
 from penstock.models.export import load
 from penstock.models.generate import generate
 from penstock.models.grow import deepen, widen
-from penstock.models.net import Net, Shape, initialise, parameters
+from penstock.models.induction import initialise
+from penstock.models.net import Net, Shape, parameters
 from penstock.models.optim import Optimizer, orthogonalise
 from penstock.models.presets import PRESETS
 

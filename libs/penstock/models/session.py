@@ -1,0 +1,129 @@
+"""One session under construction: each exchange appends the messages that it consists of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from .tools import Ask, mark
+from .values import spoken
+from .words import Side
+
+Message = dict[str, Any]
+
+
+class Session:
+    """Messages under construction: each method appends what one exchange says."""
+
+    def __init__(self, rng: Random, side: Side, calls_only: bool = False) -> None:
+        self.rng = rng
+        self.side = side
+        self.calls_only = calls_only  # the next request follows a call at once: nothing but choices to learn
+        self.messages: list[Message] = []
+        self.calls = 0
+
+    def system(self, text: str) -> None:
+        if text:
+            self.messages.append({"role": "system", "content": text})
+
+    def user(self, text: str) -> None:
+        rng = self.rng
+        draw = rng.random()
+        if draw < 0.05:
+            text = rng.choice(("Hi, ", "Hello, ", "Ok, ", "Next: ", "Also, ")) + text
+        elif draw < 0.09:
+            text += rng.choice((" Thanks.", " Thank you.", " Please be quick."))
+        self.messages.append({"role": "user", "content": text})
+
+    def say(self, text: str, label: str = "answer") -> None:
+        self.messages.append({"role": "assistant", "content": text, "label": label})
+
+    def call(self, *asks: Ask) -> list[str]:
+        """The assistant calls; returns the call ids."""
+        ids = [f"call_{self.calls + i}" for i in range(len(asks))]
+        self.calls += len(asks)
+        calls = [
+            {
+                "id": id_,
+                "type": "function",
+                "function": {"name": a.name, "arguments": json.dumps(a.arguments, ensure_ascii=False)},
+            }
+            for id_, a in zip(ids, asks, strict=True)
+        ]
+        self.messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        return ids
+
+    def result(self, id_: str, content: Mapping[str, Any] | str) -> None:
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        self.messages.append({"role": "tool", "tool_call_id": id_, "content": text})
+
+    # ------------------------------------------------------------ exchanges
+
+    def perform(self, ask: Ask, short: bool = False) -> None:
+        """Call, result, answer."""
+        (id_,) = self.call(ask)
+        if self.calls_only:
+            return
+        if short:
+            self.result(id_, "ok")
+            self.say("Done.")
+            return
+        result: Mapping[str, Any] | str = ask.result
+        if len(ask.result) == 1 and self.rng.random() < 0.1:
+            result = spoken(next(iter(ask.result.values())))
+        self.result(id_, result)
+        self.say(ask.answer)
+
+    def failing(self, ask: Ask) -> None:
+        """A call that fails: for good, and the user is told; or for now, and it is called again."""
+        rng = self.rng
+        self.user(ask.text)
+        (id_,) = self.call(ask)
+        if rng.random() < 0.5:
+            reason = rng.choice(
+                ("not found", "access denied", "out of service", "invalid value", "no such entry", "limit reached")
+            )
+            detail = next((spoken(v) for v in ask.arguments.values()), ask.name)
+            error = rng.choice((f"{detail}: {reason}", f"{reason}: {detail}", reason))
+            self.result(id_, {"error": error})
+            self.say(f"Sorry, that did not work: {mark(error)}.")
+        else:
+            self.result(
+                id_,
+                {"error": rng.choice(("timeout, try again", "temporarily unavailable, try again", "busy, try again"))},
+            )
+            self.perform(ask)
+
+    def asking_back(self, ask: Ask) -> None:
+        """A request that lacks a value: a question, the value, the call."""
+        if ask.missing is None:
+            self.user(ask.text)
+            return self.perform(ask)
+        request, question, reply = ask.missing
+        self.user(request)
+        self.say(question)
+        form = self.rng.choice(("{v}", "{v}", "{v}.", "Use {v}.", "{v}, please.", "It is {v}."))
+        self.messages.append({"role": "user", "content": form.format(v=reply)})
+        self.perform(ask)
+
+    def parallel(self, first: Ask, second: Ask) -> None:
+        """Two calls at once."""
+        join = self.rng.choice((" and ", " and also ", ", and ", " and then "))
+        text = first.clause + join + second.clause[0].lower() + second.clause[1:]
+        self.user(text[0].upper() + text[1:] + ".")
+        ids = self.call(first, second)
+        if self.calls_only:
+            return
+        self.result(ids[0], first.result)
+        self.result(ids[1], second.result)
+        self.say(f"{first.answer} {second.answer}")
+
+    def chained(self, first: Ask, second: Ask) -> None:
+        """Two calls, the second of which needs the result of the first."""
+        text = f"{first.clause}, then {second.clause[0].lower()}{second.clause[1:]}."
+        self.user(text[0].upper() + text[1:])
+        (id_,) = self.call(first)
+        self.result(id_, first.result)
+        self.perform(second)
