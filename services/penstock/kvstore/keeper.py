@@ -192,6 +192,7 @@ class Keeper:
         grants = [self.store.retain(session_id, keys, seconds, namespace, now)]
         if self.disk is not None:
             grants.append(self.disk.tier.promise(keys, seconds, namespace))
+            self.disk.mover.promised(keys[: grants[-1].blocks])
         return max(grants, key=lambda grant: grant.blocks)
 
     def _expect(self, conversation: str) -> None:

@@ -95,8 +95,18 @@ class Mover:
                 self._candidates.again(block)
             self._wake.set()
 
+    def promised(self, keys: Sequence[bytes]) -> None:
+        """Somebody was promised that blocks are kept: those in memory go to the disk first."""
+        assert self._store is not None
+        for block in map(self._store.find, keys):
+            if block is not None:
+                self._candidates.again(block)
+        self._wake.set()
+
     def _judge(self, block: Block) -> Worth:
         outlook = self._conversations.outlook(block.conversation) if block.conversation else None
+        if self._tier.promised(block.key):
+            return Worth.PROMISED
         return worth(block, outlook, self._reuse.share, self._now())
 
     # -- what it does

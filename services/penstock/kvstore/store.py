@@ -392,6 +392,10 @@ class BlockStore:
         self._keep(keys[: grant.blocks])
         return grant
 
+    def promised(self, key: bytes, now: float) -> bool:
+        """Whether a promise of it holds; of a block that is stored or not."""
+        return self._retention.until(key) > now
+
     def renew(self, keys: Sequence[bytes], now: float) -> None:
         """These blocks were used, if not here: what was promised of them is promised anew."""
         if len(self._retention):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.services.kvstore.helpers import client_of, keys, puts, raw, read, refusal, settings
+from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, read, refusal, settings
 
 from penstock.kv.client import Origin
 from penstock.kvstore.blocks import Block, Wanted, Written
@@ -257,3 +258,30 @@ async def test_a_promise_to_nobody_or_to_a_stranger_is_refused() -> None:
                 await client.stub.Retain(kvstore_pb2.RetainRequest(**given))
             assert refusal(caught.value)[0] == code
         assert store.stats().retained == 0
+
+
+async def test_promised_blocks_stay_on_the_disk_when_it_floods(tmp_path: Path) -> None:
+    """More than the host tier may promise: the disk keeps them all, and others' blocks come and go there."""
+    kept, lost = puts(40, "kept"), puts(40, "lost")
+    config = settings(64, nvme_dir=tmp_path, nvme_bytes=2 << 20)
+    async with open_kvstore(config) as store, client_of(store.address) as client:
+        disk = store.keeper.disk
+        assert disk is not None
+        await eventually(lambda: disk.tier.stats().slots)
+        count = disk.tier.stats().slots // 8
+        assert 64 // 8 < count < len(kept)
+        await client.put(kept, Origin("", ALICE))
+        assert await client.retain([one.key for one in kept], 600.0, ALICE) == (600.0, count)
+        await client.put(lost, Origin("", ALICE))
+        number = 0
+        while disk.tier.stats().evictions < 2 * disk.tier.stats().slots:
+            number += 1
+            await client.put(puts(32, f"flood {number}"))
+            await eventually(lambda: not disk.mover.pending)
+        assert await client.lookup([one.key for one in lost]) == 0
+        assert await client.lookup([one.key for one in kept]) == count
+        assert await client.fetch([one.key for one in kept], buffers(count)) == ["host"] * 8 + ["nvme"] * (count - 8)
+
+
+def buffers(count: int) -> list[memoryview]:
+    return [memoryview(bytearray(4096)) for _ in range(count)]

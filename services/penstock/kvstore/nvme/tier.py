@@ -207,6 +207,10 @@ class NvmeTier:
         """Promises to keep blocks that are on the disk, or will be."""
         return self._space.table.promise(keys, seconds, namespace, self._now()) if self._space is not None else Grant()
 
+    def promised(self, key: bytes) -> bool:
+        """Whether a block is to be kept on the disk, if it is there or not."""
+        return self._space is not None and self._space.table.promised(key, self._now())
+
     def renew(self, keys: Sequence[bytes]) -> None:
         """These blocks were used, in whatever tier."""
         if self._space is not None:
