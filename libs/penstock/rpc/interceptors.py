@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from penstock.rpc.context import REQUEST_ID, read_trace, safe_request_id
 from penstock.rpc.errors import Internal, PenstockError, to_trailers
 from penstock.runtime.context import request_scope
+from penstock.runtime.telemetry import recording
 
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
 
@@ -53,6 +54,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         self._in_flight = in_flight
         self._log = structlog.get_logger("penstock.rpc")
         self._tracer = trace.get_tracer("penstock")
+        self._recording = recording()
 
     async def intercept_service(
         self,
@@ -110,9 +112,13 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
     @contextmanager
     def _scope(self, method: str, metadata: tuple[Any, ...]) -> Iterator[None]:
         request_id = safe_request_id(next((value for key, value in metadata if key == REQUEST_ID), None))
+        parent = read_trace(metadata)
+        if not (request_id or self._recording or trace.get_current_span(parent).get_span_context().is_valid):
+            yield  # nothing to tell, and nobody to tell it to
+            return
         with request_scope(request_id or ""):
             with self._tracer.start_as_current_span(
-                method.removeprefix("/penstock.v1."), read_trace(metadata), SpanKind.SERVER, record_exception=False
+                method.removeprefix("/penstock.v1."), parent, SpanKind.SERVER, record_exception=False
             ):
                 yield
 

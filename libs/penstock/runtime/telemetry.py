@@ -16,6 +16,7 @@ import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from penstock.runtime.config import ConfigError
 from penstock.runtime.context import add_trace_id
@@ -25,14 +26,25 @@ from penstock.runtime.context import add_trace_id
 def telemetry(service: str, log_level: str = "info") -> Iterator[None]:
     """Configures logs and spans of this process for the length of the block; spans are flushed at its end."""
     _configure_logs(service, log_level)
-    provider = TracerProvider(resource=Resource.create({"service.name": f"penstock-{service}"}), shutdown_on_exit=False)
-    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+    export = bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+    provider = TracerProvider(
+        sampler=None if export else ALWAYS_OFF,  # without an exporter spans only carry the trace's id
+        resource=Resource.create({"service.name": f"penstock-{service}"}),
+        shutdown_on_exit=False,
+    )
+    if export:
         _export(provider)
     trace.set_tracer_provider(provider)
     try:
         yield
     finally:
         provider.shutdown()
+
+
+def recording() -> bool:
+    """Whether anybody will see this process's spans."""
+    provider = trace.get_tracer_provider()
+    return isinstance(provider, TracerProvider) and provider.sampler is not ALWAYS_OFF
 
 
 def _export(provider: TracerProvider) -> None:

@@ -26,12 +26,14 @@ def check_key(field: str, key: bytes) -> None:
         raise InvalidRequest(f"{field} has {len(key)} bytes, a block key has {KEY_BYTES}", field=field)
 
 
-def check_keys(keys: Sequence[bytes], field: str = "keys") -> None:
-    """A list of block keys."""
+def check_keys(keys: Sequence[bytes], field: str = "keys") -> list[bytes]:
+    """The block keys, in a list: a message makes each anew whenever it is read."""
     check_count(field, keys)
-    for index, key in enumerate(keys):
-        if len(key) != KEY_BYTES:
+    checked = list(keys)
+    if set(map(len, checked)) - {KEY_BYTES}:
+        for index, key in enumerate(checked):
             check_key(f"{field}[{index}]", key)
+    return checked
 
 
 def check_sources(sources: Sequence[str]) -> None:

@@ -210,18 +210,17 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         )
 
     async def Lookup(self, request: kvstore_pb2.LookupRequest, context: Context) -> kvstore_pb2.LookupResponse:
-        check_keys(request.keys)
-        return kvstore_pb2.LookupResponse(found=self._keeper.lookup(request.keys))
+        return kvstore_pb2.LookupResponse(found=self._keeper.lookup(check_keys(request.keys)))
 
     async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
-        check_keys(request.keys)
+        keys = check_keys(request.keys)
         check_conversation(request.conversation)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
         self._keeper.conversations.used(request.conversation, self._keeper.now())
         lease = await self._keeper.lease(
-            request.session_id, request.keys, seconds, wait_s, request.conversation, self._elsewhere(request)
+            request.session_id, keys, seconds, wait_s, request.conversation, self._elsewhere(request)
         )
         self._keeper.arm()
         if lease is None:

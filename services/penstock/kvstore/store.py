@@ -118,7 +118,7 @@ class BlockStore:
 
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored."""
-        return sum(1 for _ in itertools.takewhile(self._blocks.__contains__, keys))
+        return len(list(itertools.takewhile(self._blocks.__contains__, keys)))
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a block is stored."""
