@@ -129,6 +129,10 @@ class Arena(_Mapped):
         start = self._layout.offset(slot)
         return self._view[start : start + length]
 
+    def whole(self) -> memoryview:
+        """All of it, slots and tables, writable. As for `block`."""
+        return self._view[:]
+
     def populate(self, start: int, length: int) -> bool:
         """Has the kernel provide the pages of a range without changing them. False: it can't.
 

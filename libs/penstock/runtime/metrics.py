@@ -134,7 +134,7 @@ class WorkerMetrics(Metrics):
 
 
 class StoreMetrics(Metrics):
-    """The kvstore's own figures, under `penstock_store_`."""
+    """The kvstore's own figures, under `penstock_store_`; those of its device tier under `penstock_store_gpu_`."""
 
     COUNTERS = frozenset(
         [
@@ -165,11 +165,19 @@ class StoreMetrics(Metrics):
         ]
     )
 
-    def __init__(self, read: Callable[[], Mapping[str, float]], faults: Callable[[], Mapping[str, int]]) -> None:
+    GPU_COUNTERS = frozenset(["hits", "promoted", "demoted", "supplied", "evictions", "failed_copies", "corrupt"])
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, float]],
+        faults: Callable[[], Mapping[str, int]],
+        gpu: Callable[[], Mapping[str, float]],
+    ) -> None:
         """`faults`: fetches from other stores that ended early, by reason."""
         super().__init__()
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
         self.registry.register(_ByReason("penstock_store_pull_faults", "Fetches that ended early", faults))
+        self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))
 
 
 class RouterMetrics(Metrics):

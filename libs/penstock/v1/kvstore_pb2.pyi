@@ -29,10 +29,13 @@ class AttachRequest(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """a name for logs"""
     peer: _builtins.bool
     """another store, which reads: the store never changes its spec for it"""
+    device: _builtins.str
+    """uuid of the device on which the client can read blocks; empty: none"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec:
         """refused with the exact difference while other clients use another one"""
@@ -43,10 +46,11 @@ class AttachRequest(_message.Message):
         client: _builtins.str = ...,
         spec: _common_pb2.KvSpec | None = ...,
         peer: _builtins.bool = ...,
+        device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "peer", b"peer", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "device", b"device", "peer", b"peer", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -66,6 +70,7 @@ class AttachResponse(_message.Message):
     SLOTS_AT_FIELD_NUMBER: _builtins.int
     SLOT_STRIDE_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """goes with every later call; unguessable"""
     host_id: _builtins.str
@@ -82,6 +87,10 @@ class AttachResponse(_message.Message):
     """slot i begins at slots_at + i * slot_stride, and its epoch is entry i"""
     slot_stride: _builtins.int
     slots: _builtins.int
+    @_builtins.property
+    def device(self) -> Global___DeviceMemory:
+        """when the store has blocks on the client's device"""
+
     def __init__(
         self,
         *,
@@ -95,14 +104,56 @@ class AttachResponse(_message.Message):
         slots_at: _builtins.int = ...,
         slot_stride: _builtins.int = ...,
         slots: _builtins.int = ...,
+        device: Global___DeviceMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "device", b"device", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class DeviceMemory(_message.Message):
+    """The store's arena on a device. Slot i begins at i * slot_stride."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    ARENA_BYTES_FIELD_NUMBER: _builtins.int
+    SLOT_STRIDE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    EPOCHS_PATH_FIELD_NUMBER: _builtins.int
+    EPOCHS_ID_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.str
+    handle: _builtins.bytes
+    """opens the arena in another process of the host: CUDA IPC"""
+    arena_bytes: _builtins.int
+    slot_stride: _builtins.int
+    slots: _builtins.int
+    epochs_path: _builtins.str
+    """a file in memory: epochs_id, then a u64 per slot, the epoch of its holder, 0 while nobody's"""
+    epochs_id: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.str = ...,
+        handle: _builtins.bytes = ...,
+        arena_bytes: _builtins.int = ...,
+        slot_stride: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        epochs_path: _builtins.str = ...,
+        epochs_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "epochs_id", b"epochs_id", "epochs_path", b"epochs_path", "handle", b"handle", "slot_stride", b"slot_stride", "slots", b"slots", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceMemory: _TypeAlias = DeviceMemory  # noqa: Y015
 
 @_typing.final
 class LookupRequest(_message.Message):
@@ -154,12 +205,15 @@ class LeaseRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    ON_DEVICE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     lease_s: _builtins.float
     conversation: _builtins.str
     """digest of the conversation that wants them; empty: unknown"""
     peer: _builtins.bool
     """asked by another store: only what this one has itself, and with `about`"""
+    on_device: _builtins.bool
+    """the client reads the leading blocks on its device as far as they are there"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -175,10 +229,11 @@ class LeaseRequest(_message.Message):
         conversation: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         peer: _builtins.bool = ...,
+        on_device: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "keys", b"keys", "lease_s", b"lease_s", "peer", b"peer", "session_id", b"session_id", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "keys", b"keys", "lease_s", b"lease_s", "on_device", b"on_device", "peer", b"peer", "session_id", b"session_id", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,6 +255,7 @@ class LeaseResponse(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _builtins.int
     ABOUT_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """0 when nothing was found"""
     length: _builtins.int
@@ -222,6 +278,10 @@ class LeaseResponse(_message.Message):
 
     @_builtins.property
     def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def device(self) -> Global___DeviceLease:
+        """the leading ones, on the device; the lists are of those that follow"""
+
     def __init__(
         self,
         *,
@@ -233,14 +293,48 @@ class LeaseResponse(_message.Message):
         checksums: _builtins.bytes = ...,
         about: _abc.Iterable[Global___ReserveBlock] | None = ...,
         namespaces: _abc.Iterable[_builtins.bytes] | None = ...,
+        device: Global___DeviceLease | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "checksums", b"checksums", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "namespaces", b"namespaces", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "checksums", b"checksums", "device", b"device", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "namespaces", b"namespaces", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseResponse: _TypeAlias = LeaseResponse  # noqa: Y015
+
+@_typing.final
+class DeviceLease(_message.Message):
+    """Blocks that are pinned where they lie on the device. One entry of each list per block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.int
+    checksums: _builtins.bytes
+    """xxh3-128 of each block's bytes, 16 bytes each"""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+        checksums: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "epochs", b"epochs", "lease_id", b"lease_id", "offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceLease: _TypeAlias = DeviceLease  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):
@@ -248,18 +342,22 @@ class ReleaseRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    DEVICE_LEASE_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def device_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         lease_ids: _abc.Iterable[_builtins.int] | None = ...,
+        device_lease_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_lease_ids", b"device_lease_ids", "lease_ids", b"lease_ids", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,18 +368,22 @@ class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
+    DEVICE_RELEASED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def released(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
         """one per lease; false: it had expired, what was read must be checked again"""
 
+    @_builtins.property
+    def device_released(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
     def __init__(
         self,
         *,
         released: _abc.Iterable[_builtins.bool] | None = ...,
+        device_released: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_released", b"device_released", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -956,6 +1058,7 @@ class StatsResponse(_message.Message):
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
     NVME_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -996,6 +1099,8 @@ class StatsResponse(_message.Message):
 
     @_builtins.property
     def pull(self) -> Global___PullStats: ...
+    @_builtins.property
+    def gpu(self) -> Global___GpuStats: ...
     def __init__(
         self,
         *,
@@ -1024,10 +1129,11 @@ class StatsResponse(_message.Message):
         conversations: _builtins.int = ...,
         nvme: Global___NvmeStats | None = ...,
         pull: Global___PullStats | None = ...,
+        gpu: Global___GpuStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["nvme", b"nvme", "pull", b"pull", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "nvme", b"nvme", "pull", b"pull", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "conversations", b"conversations", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "conversations", b"conversations", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1107,3 +1213,66 @@ class PullStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullStats: _TypeAlias = PullStats  # noqa: Y015
+
+@_typing.final
+class GpuStats(_message.Message):
+    """The tier on the device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARENA_BYTES_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    HITS_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    DEMOTED_FIELD_NUMBER: _builtins.int
+    SUPPLIED_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    FAILED_COPIES_FIELD_NUMBER: _builtins.int
+    CORRUPT_FIELD_NUMBER: _builtins.int
+    OFF_FIELD_NUMBER: _builtins.int
+    arena_bytes: _builtins.int
+    slots: _builtins.int
+    blocks: _builtins.int
+    used_bytes: _builtins.int
+    leases: _builtins.int
+    hits: _builtins.int
+    """blocks leased on the device"""
+    promoted: _builtins.int
+    """copied up"""
+    demoted: _builtins.int
+    """only copies that came down when they had to leave"""
+    supplied: _builtins.int
+    """brought to host memory for a lease"""
+    evictions: _builtins.int
+    failed_copies: _builtins.int
+    corrupt: _builtins.int
+    """blocks that were wrong after a copy"""
+    off: _builtins.int
+    """1: the tier turned itself off"""
+    def __init__(
+        self,
+        *,
+        arena_bytes: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        leases: _builtins.int = ...,
+        hits: _builtins.int = ...,
+        promoted: _builtins.int = ...,
+        demoted: _builtins.int = ...,
+        supplied: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+        failed_copies: _builtins.int = ...,
+        corrupt: _builtins.int = ...,
+        off: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "corrupt", b"corrupt", "demoted", b"demoted", "evictions", b"evictions", "failed_copies", b"failed_copies", "hits", b"hits", "leases", b"leases", "off", b"off", "promoted", b"promoted", "slots", b"slots", "supplied", b"supplied", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GpuStats: _TypeAlias = GpuStats  # noqa: Y015

@@ -11,6 +11,7 @@ from penstock.kvstore.retention import Retention
 from penstock.kvstore.wire.format import STYLES
 from penstock.runtime.config import ConfigError, Size, format_size
 
+_LEAST_GPU_BYTES = 1 << 16
 _LEAST_WRITES = 1 << 20
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -23,6 +24,10 @@ class KvStoreConfig:
     """Where to listen; port 0 picks a free one."""
     host_bytes: Size = 1 << 30
     """Size of the shared memory, as 512MiB or 2GiB. It fills as blocks arrive."""
+    gpu_bytes: Size = 0
+    """Device memory for the blocks that are used most, as 8GiB; 0: none. Needs penstock[cuda12] or penstock[cuda13]."""
+    gpu_device: int = 0
+    """Which CUDA device, as this process counts them."""
     router: str | None = None
     """The router to join, as host:port; none: clients find the store by themselves."""
     host_id: str = field(default_factory=host_id)
@@ -80,6 +85,12 @@ class KvStoreConfig:
         if self.router is not None:
             _check_address("router", self.router)
         check_host_bytes("host_bytes", self.host_bytes)
+        if self.gpu_bytes and self.gpu_bytes < _LEAST_GPU_BYTES:
+            raise ConfigError(
+                "gpu_bytes", format_size(self.gpu_bytes), f"0, or at least {format_size(_LEAST_GPU_BYTES)}"
+            )
+        if self.gpu_device < 0:
+            raise ConfigError("gpu_device", self.gpu_device, "0 or more")
         for name in ("lease_s", "reserve_s", "bring_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")

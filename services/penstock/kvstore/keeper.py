@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import structlog
 
@@ -69,6 +70,18 @@ class _Announcer:
             watcher.holder(slot, epoch)
 
 
+class Layer(Protocol):
+    """A tier whose slots hold blocks of one size, as those of the arena do."""
+
+    @property
+    def busy(self) -> bool:
+        """It can't be formatted now."""
+        ...
+
+    def format(self, spec: KvSpec) -> None:
+        """Forgets its blocks, and takes those of `spec` from now on."""
+
+
 class Keeper:
     """The store behind the service. All calls on one event loop; `run` beside them, `close` at the end."""
 
@@ -82,12 +95,15 @@ class Keeper:
         self.closing = asyncio.Event()
         self.suppliers: list[Supplier] = []
         """Asked in this order for what host memory has not. Who adds one says by `moved` what comes and goes there."""
+        self.layers: list[Layer] = []
+        """Tiers that are cut up anew with the arena."""
         self.watchers: list[Watcher] = []
         """Hear of every change of the host tier."""
         self._announcer = _Announcer(self.arena, self.hub, self.tier_of, self.watchers)
         self._store: BlockStore | None = None
         self._bringer: Bringer | None = None
-        self._epochs = itertools.count(1)
+        self.epochs = itertools.count(1)
+        """Of all tiers."""
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0
         self._touched = 0
@@ -99,12 +115,12 @@ class Keeper:
                 *(config, self.arena, self.conversations, self.now),
                 moved=self.moved,
                 changed=self.hub.restart,
-                policy=self._policy,
+                policy=self.policy,
             )
             self.suppliers.append(self.disk.tier)
             self.watchers.append(self.disk.mover)
 
-    def _policy(self) -> EvictionPolicy:
+    def policy(self) -> EvictionPolicy:
         """Who goes first, in every tier."""
         return Retaining(Lru(), self.now)
 
@@ -221,6 +237,10 @@ class Keeper:
         """All that can be found."""
         return (key for key, _ in self._keys())
 
+    def placed(self, key: bytes) -> None:
+        """As `moved`, by a tier that is nearer than host memory."""
+        self.hub.note(key, self.tier_of(key))
+
     def _keys(self) -> Iterable[tuple[bytes, Tier]]:
         """All that can be found, and where."""
         host = self._store.keys() if self._store else ()
@@ -266,15 +286,17 @@ class Keeper:
                 raise Refused(f"the store is in use with another KV spec: {self.spec.difference(spec)}")
             if not self._store.idle:
                 raise Unavailable("the store waits for the last writers of another KV spec", retry_after=1.0)
+        if any(layer.busy for layer in self.layers):
+            raise Unavailable("the store waits for the last copies of another KV spec", retry_after=1.0)
         self.arena.format(layout)
         self.spec = spec
         self._store = BlockStore(
             layout.slots,
             spec.block_bytes,
             self._announcer,
-            policy=self._policy,
+            policy=self.policy,
             retention=self._config.retention(layout.slots),
-            epochs=self._epochs,
+            epochs=self.epochs,
             reserve_s=self._config.reserve_s,
             cooling_s=self._config.cooling_s,
         )
@@ -282,6 +304,8 @@ class Keeper:
         if self.disk is not None:
             self.disk.tier.use(spec)
             self.disk.mover.use(self._store, self._bringer)
+        for layer in self.layers:
+            layer.format(spec)
         self.hub.restart()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
         self.grown()

@@ -93,7 +93,9 @@ def hear(conversations: Conversations, hint: common_pb2.SessionHint, now: float)
         conversations.hint(hint.conversation, _STATES[hint.state], now, returns_in)
 
 
-def stats_message(keeper: Keeper, puller: Puller, host_id: str) -> kvstore_pb2.StatsResponse:
+def stats_message(
+    keeper: Keeper, puller: Puller, host_id: str, gpu: kvstore_pb2.GpuStats | None
+) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
     figures = asdict(keeper.stats())
     message = kvstore_pb2.StatsResponse(
@@ -101,6 +103,7 @@ def stats_message(keeper: Keeper, puller: Puller, host_id: str) -> kvstore_pb2.S
         arena_bytes=keeper.arena.size,
         resynchronised=keeper.hub.resynchronised,
         conversations=len(keeper.conversations),
+        gpu=gpu,
         **figures,
     )
     if keeper.disk is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import grpc
 
 from penstock.kv import bulk
+from penstock.kv.device.cuda import open_cuda
 from penstock.kv.pieces import packed
 from penstock.kv.transport.over_grpc import open_grpc_transport
 from penstock.kvstore.blocks import Reserved, State, StoreStats
@@ -28,6 +30,9 @@ from penstock.kvstore.checks import (
     lease_seconds,
 )
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.gpu.messages import DeviceFace
+from penstock.kvstore.gpu.opening import OpenDevice, open_gpu
+from penstock.kvstore.gpu.tier import NO_GPU, GpuTier
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.membership import Member
 from penstock.kvstore.messages import (
@@ -67,12 +72,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class KvStore:
     """A running store. Made by `open_kvstore`."""
 
-    def __init__(self, keeper: Keeper, puller: Puller, address: str, events: Publisher | None) -> None:
+    def __init__(
+        self, keeper: Keeper, puller: Puller, gpu: GpuTier | None, address: str, events: Publisher | None
+    ) -> None:
         self.keeper = keeper
         self.puller = puller
+        self.gpu = gpu
+        """The tier on a device, when there is one."""
         self.address = address
         self.events = events
-        self.metrics = StoreMetrics(lambda: {**keeper.figures(), **puller.figures()}, lambda: puller.faults)
+        self.metrics = StoreMetrics(
+            lambda: {**keeper.figures(), **puller.figures()},
+            lambda: puller.faults,
+            lambda: asdict(gpu.stats() if gpu else NO_GPU),
+        )
 
     @property
     def suppliers(self) -> list[Supplier]:
@@ -85,18 +98,20 @@ class KvStore:
 
 
 @asynccontextmanager
-async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
-    """Serves until the block ends, then: sessions and subscriptions end, calls drain, the memory is freed."""
+async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cuda) -> AsyncIterator[KvStore]:
+    """Serves until the block ends, then: sessions and subscriptions end, calls drain, the memory is freed.
+
+    Raises ConfigError. `open_device` is for tests: another kind of device.
+    """
     keeper = Keeper(config)
     try:
         await keeper.open()
         async with (
+            open_gpu(keeper, config, open_device) as gpu,
             open_channels() as channels,
             _pulling(config) as puller,
             _publishing(keeper, config) as events,
-            serve(
-                config.address, lambda server: _register(keeper, puller, config, server), [_NAME], grace=_GRACE_S
-            ) as server,
+            serve(config.address, partial(_register, keeper, puller, gpu, config), [_NAME], grace=_GRACE_S) as server,
         ):
             address = f"{config.address.rpartition(':')[0]}:{server.port}"
             neighbours = puller.neighbours
@@ -109,7 +124,7 @@ async def open_kvstore(config: KvStoreConfig) -> AsyncIterator[KvStore]:
             background = [asyncio.create_task(job) for job in jobs]  # awaited below; a group would wrap errors
             await server.set_serving(True)
             try:
-                yield KvStore(keeper, puller, address, events)
+                yield KvStore(keeper, puller, gpu, address, events)
             finally:
                 keeper.stop()
                 await keeper.settle()
@@ -167,8 +182,10 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
             raise result
 
 
-def _register(keeper: Keeper, puller: Puller, config: KvStoreConfig, server: grpc.aio.Server) -> None:
-    servicer = Servicer(keeper, puller, config)
+def _register(
+    keeper: Keeper, puller: Puller, gpu: GpuTier | None, config: KvStoreConfig, server: grpc.aio.Server
+) -> None:
+    servicer = Servicer(keeper, puller, gpu, config)
     kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
     bulk.serve_read(server, servicer.Read)
 
@@ -176,9 +193,10 @@ def _register(keeper: Keeper, puller: Puller, config: KvStoreConfig, server: grp
 class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     """One method per rpc; see the proto for their contracts."""
 
-    def __init__(self, keeper: Keeper, puller: Puller, config: KvStoreConfig) -> None:
+    def __init__(self, keeper: Keeper, puller: Puller, gpu: GpuTier | None, config: KvStoreConfig) -> None:
         self._keeper = keeper
         self._puller = puller
+        self._device = DeviceFace(gpu)
         self._config = config
 
     async def Attach(
@@ -189,12 +207,13 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_spec(spec)
         session_id = self._keeper.attach(request.client, spec, peer=request.peer)
         try:
-            yield self._attached(session_id)
+            yield self._attached(session_id, self._device.attach(session_id, request))
             await self._keeper.closing.wait()
         finally:
+            self._device.detach(session_id)
             self._keeper.detach(session_id, request.client)
 
-    def _attached(self, session_id: str) -> kvstore_pb2.AttachResponse:
+    def _attached(self, session_id: str, device: kvstore_pb2.DeviceMemory | None) -> kvstore_pb2.AttachResponse:
         arena = self._keeper.arena
         return kvstore_pb2.AttachResponse(
             session_id=session_id,
@@ -207,6 +226,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             slots_at=arena.layout.slots_at,
             slot_stride=arena.layout.stride,
             slots=arena.layout.slots,
+            device=device,
         )
 
     async def Lookup(self, request: kvstore_pb2.LookupRequest, context: Context) -> kvstore_pb2.LookupResponse:
@@ -219,13 +239,20 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
         self._keeper.conversations.used(request.conversation, self._keeper.now())
-        lease = await self._keeper.lease(
-            request.session_id, keys, seconds, wait_s, request.conversation, self._elsewhere(request)
-        )
+        with self._device.leasing(request, keys, seconds) as on_device:
+            rest, lease = keys[len(on_device.offsets) if on_device else 0 :], None
+            if rest or on_device is None:
+                lease = await self._keeper.lease(
+                    request.session_id, rest, seconds, wait_s, request.conversation, self._elsewhere(request)
+                )
+        self._device.used(lease)
         self._keeper.arm()
         if lease is None:
-            return kvstore_pb2.LeaseResponse()
-        return lease_message(lease, self._keeper.arena.layout, self._keeper.store.block_bytes, peer=request.peer)
+            return kvstore_pb2.LeaseResponse(device=on_device)
+        message = lease_message(lease, self._keeper.arena.layout, self._keeper.store.block_bytes, peer=request.peer)
+        if on_device is not None:
+            message.device.CopyFrom(on_device)
+        return message
 
     def _elsewhere(self, request: kvstore_pb2.LeaseRequest) -> list[Supplier]:
         """Other stores, unless one of them asks: nobody is sent round in a circle."""
@@ -239,7 +266,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_count("lease_ids", request.lease_ids)
         released = self._keeper.store.release(request.session_id, request.lease_ids, self._keeper.now())
         self._keeper.arm()
-        return kvstore_pb2.ReleaseResponse(released=released)
+        return kvstore_pb2.ReleaseResponse(released=released, device_released=self._device.release(request))
 
     async def Reserve(self, request: kvstore_pb2.ReserveRequest, context: Context) -> kvstore_pb2.ReserveResponse:
         check_count("blocks", request.blocks)
@@ -270,7 +297,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         store = self._keeper.store
         removed = store.quarantine(request.session_id, request.key, request.epoch, self._keeper.now())
         self._keeper.arm()
-        return kvstore_pb2.QuarantineResponse(removed=removed)
+        return kvstore_pb2.QuarantineResponse(removed=removed or self._device.quarantine(request))
 
     async def Retain(self, request: kvstore_pb2.RetainRequest, context: Context) -> kvstore_pb2.RetainResponse:
         check_keys(request.keys)
@@ -341,4 +368,4 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         )
 
     async def Stats(self, request: kvstore_pb2.StatsRequest, context: Context) -> kvstore_pb2.StatsResponse:
-        return stats_message(self._keeper, self._puller, self._config.host_id)
+        return stats_message(self._keeper, self._puller, self._config.host_id, self._device.stats())

@@ -25,6 +25,11 @@ class Slots:
         """Slots in somebody's hands."""
         return self.frontier - len(self._free) - self.cooling
 
+    @property
+    def free(self) -> int:
+        """How often `take` may be called."""
+        return self.count - self.frontier + len(self._free)
+
     def available(self) -> bool:
         """Whether `take` may be called."""
         return bool(self._free) or self.frontier < self.count

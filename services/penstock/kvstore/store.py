@@ -100,6 +100,10 @@ class BlockStore:
             self._unreserve(block)
             self._rest(block, now)
 
+    def attached(self, session_id: str) -> bool:
+        """Whether there is such a session."""
+        return session_id in self._sessions
+
     def _session(self, session_id: str) -> Session:
         session = self._sessions.get(session_id)
         if session is None:
@@ -119,6 +123,16 @@ class BlockStore:
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored."""
         return len(list(itertools.takewhile(self._blocks.__contains__, keys)))
+
+    def touch(self, key: bytes, conversation: str, now: float) -> bool:
+        """Counts as a use, when the block is stored; whether it is."""
+        block = self._blocks.get(key)
+        if block is None:
+            return False
+        self._tick += 1
+        self._use(block, conversation, now)
+        self._offer(block)
+        return True
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a block is stored."""
@@ -212,6 +226,25 @@ class BlockStore:
             self._policy.stored(block)
         for block in blocks:
             self._offer(block)
+
+    def hold_victim(self, now: float) -> Block | None:
+        """Pins the block that would be evicted next, until `drop` or `discard`; None when none may go."""
+        self.expire(now)
+        victim = self._policy.victim()
+        if victim is not None:
+            self._held += 1
+            self._pin_one(victim)
+        return victim
+
+    def discard(self, block: Block, now: float) -> bool:
+        """Evicts a block from `hold`. False: somebody needs it, it was dropped instead, and stays."""
+        if block.pins > 1 or block.key in self._children or self._blocks.get(block.key) is not block:
+            self.drop(block, now)
+            return False
+        self._held -= 1
+        block.pins = 0
+        self._evict(block)
+        return True
 
     def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
         """A lease that still holds."""
@@ -334,10 +367,13 @@ class BlockStore:
             victim = self._policy.victim()
             if victim is None:
                 return False
-            self._evictions += 1
-            self._unlist(victim)
-            self._free_slot(victim)
+            self._evict(victim)
         return True
+
+    def _evict(self, block: Block) -> None:
+        self._evictions += 1
+        self._unlist(block)
+        self._free_slot(block)
 
     def find_reserved(self, session_id: str, key: bytes, epoch: int, now: float) -> Block | None:
         """The session's reservation, while it is in time."""
@@ -496,6 +532,11 @@ class BlockStore:
             self._rest(block, now)
 
     # -- figures
+
+    @property
+    def free(self) -> int:
+        """Slots that can be had without evicting anything."""
+        return self._slots.free
 
     @property
     def frontier(self) -> int:

@@ -135,6 +135,8 @@ class Fake:
         return ctypes.addressof(block)
 
     def rt_free(self, pointer: int) -> None:
+        for stream in self._queues:  # cudaFree waits for the device
+            self.rt_streamSynchronize(stream)
         del self.allocated[pointer]
 
     def rt_ipcGetMemHandle(self, pointer: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -53,6 +54,23 @@ def test_an_event_is_not_done_before_its_copies(cupy: Fake, device: CudaDevice) 
     cupy.gate.set()
     transfer.wait()
     assert content(arena.view(0, BLOCK)) == noise(1), "the transfer kept its host memory alive"
+
+
+def test_a_forgotten_transfer_still_has_its_memory(cupy: Fake, device: CudaDevice) -> None:
+    arena = device.allocate(SIZE)
+    cupy.gate.clear()
+    host = noise(1)
+    seen = weakref.ref(host)
+    arena.upload([(0, host)])
+    del host
+    gc.collect()
+    assert seen() is not None
+    cupy.gate.set()
+    arena.upload([(BLOCK, noise(2))]).wait()
+    arena.upload([(BLOCK, noise(2))]).wait()
+    gc.collect()
+    assert seen() is None
+    assert content(arena.view(0, BLOCK)) == noise(1)
 
 
 def test_another_process_opens_and_lets_go(cupy: Fake, device: CudaDevice) -> None:

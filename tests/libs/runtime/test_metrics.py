@@ -21,7 +21,7 @@ def worker_metrics() -> Metrics:
 
 
 def store_metrics() -> Metrics:
-    return metrics.StoreMetrics(lambda: FIGURES, dict)
+    return metrics.StoreMetrics(lambda: FIGURES, dict, lambda: {"promoted": 7.0, "slots": 9.0})
 
 
 KINDS = [metrics.GatewayMetrics, worker_metrics, metrics.RouterMetrics, metrics.DraftMetrics, store_metrics]
@@ -39,6 +39,8 @@ def test_what_a_data_structure_says_of_itself_is_read_when_asked() -> None:
     assert b"vllm:num_requests_running 3.0" in text
     assert b"vllm:num_preemptions_total 2.0" in text
     assert b"penstock_store_hits_total 5.0" in store_metrics().text()
+    assert b"penstock_store_gpu_promoted_total 7.0" in store_metrics().text()
+    assert b"penstock_store_gpu_slots 9.0" in store_metrics().text()
 
 
 def test_a_count_shows_in_its_own_text_only() -> None:

@@ -15,6 +15,7 @@ those have not been run yet.
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -104,12 +105,15 @@ class _Mapping:
         self.device = device
         self.pointer = pointer
         self.size = size
-        weakref.finalize(self, _give_back, device, pointer, give_back)
+        self.in_flight: list[_Transfer] = []
+        """Copies that may still move bytes. The finalizer holds them until cudaFree, which waits for all copies."""
+        weakref.finalize(self, _give_back, device, pointer, give_back, self.in_flight)
 
 
-def _give_back(device: CudaDevice, pointer: int, give_back: Callable[[int], object]) -> None:
+def _give_back(device: CudaDevice, pointer: int, give_back: Callable[[int], object], kept: list[_Transfer]) -> None:
     with suppress(DeviceFault), device.current():  # a device that is lost has given all back already
         give_back(pointer)
+    kept.clear()
 
 
 class OpenedCuda:
@@ -138,7 +142,7 @@ class OpenedCuda:
 
 
 class _Transfer:
-    """An event behind the copies. Keeps the host memory alive until it has happened."""
+    """An event behind the copies. It and its arena keep the host memory alive until that has happened."""
 
     def __init__(self, device: CudaDevice, event: Any, copies: Sequence[Copy]) -> None:
         self._device = device
@@ -155,6 +159,10 @@ class _Transfer:
                 raise self._device.runtime.CUDARuntimeError(status)
         self._copies = ()
         return True
+
+    def settled(self) -> bool:
+        """Whether it is known that no byte moves any more."""
+        return not self._copies or int(self._device.runtime.eventQuery(self._event.ptr)) == 0
 
     def wait(self) -> None:
         """See Transfer."""
@@ -176,6 +184,7 @@ class CudaArena(OpenedCuda):
             raise DeviceFault(f"{size} bytes asked for, {device.free_bytes()} are free: {fault}") from fault
         super().__init__(_Mapping(device, pointer, size, runtime.free))
         self._registered: list[int] = []
+        self._lock = threading.Lock()
         with device.current():
             self.handle = bytes(runtime.ipcGetMemHandle(pointer))
             self._up = cupy.cuda.Stream(non_blocking=True)
@@ -210,7 +219,11 @@ class CudaArena(OpenedCuda):
                 with suppress(runtime.CUDARuntimeError):  # the caller may reuse its memory now
                     runtime.streamSynchronize(stream.ptr)
                 raise
-        return _Transfer(self._device, event, copies)
+        transfer = _Transfer(self._device, event, copies)
+        with self._lock:
+            in_flight = self._mapped().in_flight
+            in_flight[:] = [other for other in in_flight if not other.settled()] + [transfer]
+        return transfer
 
     def register(self, memory: memoryview) -> bool:
         """See DeviceArena."""
