@@ -87,6 +87,32 @@ async def test_a_session_through_the_official_client_and_a_clean_end():
     assert left_behind() == before
 
 
+async def test_an_old_session_goes_on_after_a_restart(tmp_path):
+    """With a directory on disk; the promise to keep the session goes on, too."""
+    disk = ("--kv-nvme-dir", str(tmp_path / "kv"), "--kv-nvme-bytes", "256MiB")
+    messages = [{"role": "user", "content": "What is the weather in Bergen? " * 6}]
+    answers = []
+    for _ in range(2):
+        async with up("--aggregated", *disk) as (process, _, url):
+            async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+                answer = await client.chat.completions.create(
+                    model="penstock-mini",
+                    messages=messages,
+                    temperature=0,
+                    max_tokens=20,
+                    extra_headers={"x-session-affinity": "test"},
+                    extra_body={"penstock": {"retain": "10m"}},
+                )
+            answers.append((answer.choices[0].message.content, answer.usage.model_extra["penstock"]))
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+    (text, cold), (again, warm) = answers
+    assert text == again
+    assert cold["cached_tokens"]["nvme"] == 0
+    assert warm["cached_tokens"]["nvme"] > 0.5 * cold["computed_tokens"]
+    assert cold["retained_s"] == warm["retained_s"] == 600.0
+
+
 async def test_nothing_outlives_a_killed_supervisor():
     before = left_behind()
     async with up("--aggregated", "--draft", "ngram") as (process, children, _):

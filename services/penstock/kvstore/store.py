@@ -428,9 +428,9 @@ class BlockStore:
         self._keep(keys[: grant.blocks])
         return grant
 
-    def promised(self, key: bytes, now: float) -> bool:
-        """Whether a promise of it holds; of a block that is stored or not."""
-        return self._retention.until(key) > now
+    def promised_until(self, key: bytes) -> float:
+        """Until when a block was promised to stay, stored or not; 0: it was not."""
+        return self._retention.until(key)
 
     def renew(self, keys: Sequence[bytes], now: float) -> None:
         """These blocks were used, if not here: what was promised of them is promised anew."""

@@ -284,5 +284,22 @@ async def test_promised_blocks_stay_on_the_disk_when_it_floods(tmp_path: Path) -
         assert (len(fetched), fetched[-1]) == (count, "nvme")
 
 
+async def test_a_promise_of_the_disk_outlives_the_process(tmp_path: Path) -> None:
+    """With what is left of it, not anew."""
+    kept = puts(8, "kept")
+    config = settings(64, nvme_dir=tmp_path, nvme_bytes=2 << 20)
+    async with open_kvstore(config) as store, client_of(store.address) as client:
+        await eventually(lambda: store.keeper.disk.tier.stats().slots)
+        assert (await client.retain([one.key for one in kept[:5]], 600.0, ALICE))[1] == 5
+        await client.put(kept, Origin("", ALICE))
+        await eventually(lambda: store.keeper.disk.tier.has([one.key for one in kept]) == 8)
+    async with open_kvstore(config) as store, client_of(store.address) as client:
+        await eventually(lambda: store.keeper.disk.tier.stats().slots)
+        tier, now = store.keeper.disk.tier, store.keeper.now()
+        assert [tier.promised(one.key) for one in kept] == [True] * 5 + [False] * 3
+        table = tier._space.table
+        assert all(now + 500 < table.find(one.key).retained_until <= now + 600 for one in kept[:5])
+
+
 def buffers(count: int) -> list[memoryview]:
     return [memoryview(bytearray(4096)) for _ in range(count)]

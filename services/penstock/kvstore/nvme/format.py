@@ -29,7 +29,7 @@ PAGE = 4096
 VERSION = 1
 _MAGIC = b"penstokN"
 _TAG = b"penstock slab v1"
-_FIELDS = struct.Struct("<8sII32s32s32s16s16sIIQQdI")
+_FIELDS = struct.Struct("<8sII32s32s32s16s16sIIQQdId")
 _HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
 _EMPTY = bytes(len(_MAGIC))
 
@@ -69,6 +69,8 @@ class Header:
     """What computing the block took; 0: unknown."""
     uses: int
     """How often it had been used when it was written."""
+    retained_until: float = 0.0
+    """Somebody was promised, when it was written, that it stays until then: seconds since 1970; 0: nobody."""
 
 
 def round_up(size: int) -> int:
@@ -108,6 +110,7 @@ def pack(header: Header, mark: bytes) -> bytes:
         header.sequence,
         header.seconds,
         header.uses,
+        header.retained_until,
     )
     return (data + checksum(data)).ljust(PAGE, b"\0")
 

@@ -83,7 +83,10 @@ def _take(slabs: Slabs, slot: int, newest: dict[bytes, Block], found: Found) -> 
 
 
 def block_of(header: Header, slot: int) -> Block:
-    """A stored block as a table keeps it: its epoch is the sequence number of its writing."""
+    """A stored block as a table keeps it: its epoch is the sequence number of its writing.
+
+    Only `retained_until` is what the header says, in seconds since 1970.
+    """
     return Block(
         header.key,
         header.parent,
@@ -95,6 +98,7 @@ def block_of(header: Header, slot: int) -> Block:
         namespace=header.namespace if any(header.namespace) else b"",
         seconds=header.seconds,
         uses=header.uses,
+        retained_until=header.retained_until,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -110,9 +111,20 @@ class Space:
             cooling_s=0.0,
             retention=retention,
         )
-        self.table.restore(found.blocks, now())
+        self._restore(found.blocks)
         self._readers = ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-read")
         self._writer = ThreadPoolExecutor(1, "penstock-nvme-write")
+
+    def _restore(self, blocks: Sequence[Block]) -> None:
+        """What was stored before a restart; what was promised of it, for the seconds that are left."""
+        wall, promises = time.time(), []
+        for block in blocks:
+            if block.retained_until > wall and block.namespace:
+                promises.append((block, block.retained_until - wall))
+            block.retained_until = 0.0
+        self.table.restore(blocks, self._now())
+        for block, left in promises:
+            self.table.promise([block.key], left, block.namespace, self._now())
 
     # -- out
 
@@ -232,6 +244,7 @@ class Space:
         slot = self.table.reserve_own(wanted, self._now()).block
         if slot is not None:
             slot.uses, slot.turn = block.uses, block.turn
+            slot.retained_until = self.table.promised_until(block.key)
         return slot
 
     async def write(self, pairs: Sequence[tuple[Block, Block, memoryview]]) -> None:
@@ -275,6 +288,7 @@ class Space:
                 sequence=slot.epoch,
                 seconds=block.seconds,
                 uses=block.uses,
+                retained_until=_wall(slot.retained_until, self._now()),
             )
             for block, slot, _ in part
         ]
@@ -295,6 +309,11 @@ class Space:
         for pool in (self._readers, self._writer):
             await asyncio.to_thread(pool.shutdown)
         self.slabs.close()
+
+
+def _wall(until: float, now: float) -> float:
+    """A time of the table's clock in seconds since 1970; 0, and what is past, is 0."""
+    return time.time() + until - now if until > now else 0.0
 
 
 async def _finished(future: Future[Any]) -> bool:

@@ -209,7 +209,7 @@ class NvmeTier:
 
     def promised(self, key: bytes) -> bool:
         """Whether a block is to be kept on the disk, if it is there or not."""
-        return self._space is not None and self._space.table.promised(key, self._now())
+        return self._space is not None and self._space.table.promised_until(key) > self._now()
 
     def renew(self, keys: Sequence[bytes]) -> None:
         """These blocks were used, in whatever tier."""

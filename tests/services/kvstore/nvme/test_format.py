@@ -23,6 +23,7 @@ HEADERS = st.builds(
     sequence=st.integers(0, 2**63),
     seconds=st.floats(0, 1e9),
     uses=st.integers(0, 2**32 - 1),
+    retained_until=st.floats(0, 1e12),
 )
 
 
