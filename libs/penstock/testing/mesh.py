@@ -27,6 +27,8 @@ class MeshOptions:
     decode: int = 1
     aggregated: bool = False
     """Workers that hold both roles; `prefill` counts nothing."""
+    hosts: int = 1
+    """Hosts with a store each, as far as the mesh can tell; worker n of each kind is on host n modulo this."""
     kv_host_bytes: int = 64 << 20
     kvstore: bool | str = True
     """False: none. An address: a store of the test's own."""
@@ -45,10 +47,16 @@ class Mesh:
 
     gateway: Any
     router: Any
-    kvstore: Any
+    kvstores: list[Any]
+    """One per host; none when the mesh was to have none."""
     prefill: list[Any]
     decode: list[Any]
     draft: Any
+
+    @property
+    def kvstore(self) -> Any:
+        """The first host's store, or None."""
+        return self.kvstores[0] if self.kvstores else None
 
     @property
     def url(self) -> str:
@@ -66,33 +74,33 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
     """Opens every service, waits until a request would succeed, and closes them in the opposite order."""
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(_open("router", **options.router))
-        store = None
-        if options.kvstore is True:
-            settings = {
-                "host_bytes": options.kv_host_bytes,
-                "router": router.address,
-                "host_id": "test",
-                **options.store,
-            }
-            store = await stack.enter_async_context(_open("kvstore", **settings))
+        hosts = ["test", *(f"test-{number}" for number in range(1, options.hosts))]
+        stores = []
+        for host in hosts if options.kvstore is True else ():
+            settings = {"host_bytes": options.kv_host_bytes, "router": router.address, "host_id": host, **options.store}
+            stores.append(await stack.enter_async_context(_open("kvstore", **settings)))
         draft, draft_address = await _open_draft(stack, options.draft)
-        worker = {
-            "model": options.model,
-            "model_name": options.model_name,
-            "router": router.address,
-            "kvstore": store.address if store else options.kvstore or "",
-            "host_id": "test",
-            "kv_pool_tokens": 8192,
-            **options.worker,
-        }
+
+        def worker(number: int) -> dict[str, Any]:
+            host = number % len(hosts)
+            return {
+                "model": options.model,
+                "model_name": options.model_name,
+                "router": router.address,
+                "kvstore": stores[host].address if stores else options.kvstore or "",
+                "host_id": hosts[host],
+                "kv_pool_tokens": 8192,
+                **options.worker,
+            }
+
         prefill = [
-            await stack.enter_async_context(_open("prefill", **worker))
-            for _ in range(0 if options.aggregated else options.prefill)
+            await stack.enter_async_context(_open("prefill", **worker(number)))
+            for number in range(0 if options.aggregated else options.prefill)
         ]
         role = "both" if options.aggregated else "decode"
         decode = [
-            await stack.enter_async_context(_open("decode", role=role, draft=draft_address, **worker))
-            for _ in range(options.decode)
+            await stack.enter_async_context(_open("decode", role=role, draft=draft_address, **worker(number)))
+            for number in range(options.decode)
         ]
         gateway = await stack.enter_async_context(
             _open(
@@ -107,7 +115,7 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
         await wait_joined(router.address, len(prefill), len(decode))
         async with gateway.mesh.changed, asyncio.timeout(30):
             await gateway.mesh.changed.wait_for(lambda: gateway.mesh.ready)
-        yield Mesh(gateway, router, store, prefill, decode, draft)
+        yield Mesh(gateway, router, stores, prefill, decode, draft)
 
 
 async def wait_joined(router: str, prefill: int, decode: int) -> None:

@@ -1,0 +1,123 @@
+"""Two hosts with a store each: a session moves from one to the other and takes its KV along."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tests.services.kvstore.relay import relay_to
+
+from penstock.engine.request import SamplingParams
+from penstock.testing.mesh import MeshOptions
+
+from .support import BLOCK, ask, mesh_keys, prompt, settled, until
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)
+
+
+@asynccontextmanager
+async def two_hosts(meshes, tiny, **other):
+    """A mesh whose router thinks the way between the hosts fast: a tiny model computes quicker than anything moves."""
+    options = MeshOptions(model=tiny, hosts=2, decode=2, router={"pull_s": 0.0}, **other)
+    async with meshes(options) as mesh:
+        await until(
+            lambda: all(store.puller.neighbours.others for store in mesh.kvstores), "the stores know each other"
+        )
+        for worker in mesh.workers:
+            worker.links.far.rate = 1e12
+        await until(
+            lambda: all(seat.remote.value == 1e12 for seat in seats(mesh)), "the router believes that the way is fast"
+        )
+        yield mesh
+
+
+def seats(mesh):
+    return [seat for seat in mesh.router.planner.registry if seat.member.role is not None]
+
+
+def on_host(mesh, host: str, only: bool) -> None:
+    """Sends decoding to one host alone, or to all."""
+    for seat in seats(mesh):
+        if seat.member.role.value != "prefill":
+            seat.draining = only and seat.member.host_id != host
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+async def test_a_session_that_moves_to_another_host_computes_only_what_is_new(meshes, tiny, http, oracle, sampling):
+    async with two_hosts(meshes, tiny, aggregated=True) as mesh:
+        tokens = prompt(f"move/{sampling.temperature}", 200)
+        expected = await oracle(tokens, sampling)
+        on_host(mesh, "test", True)
+        first = await ask(http, mesh, tokens, sampling, session="s")
+        assert first.ids == expected.ids
+        full = [*tokens, *first.ids]
+        await settled(mesh, full[: len(full) // BLOCK * BLOCK - BLOCK])
+        on_host(mesh, "test-1", True)
+        moved = await ask(http, mesh, tokens, sampling, session="s")
+        assert moved.ids == expected.ids
+        assert moved.usage["penstock"]["cached_tokens"]["remote"] == len(tokens) // BLOCK * BLOCK
+        assert moved.computed == len(tokens) % BLOCK
+        again = await ask(http, mesh, tokens, sampling, session="s")
+        assert again.ids == expected.ids
+        assert again.usage["penstock"]["cached_tokens"]["host"] == len(tokens) // BLOCK * BLOCK
+        assert mesh.kvstores[1].puller.figures()["pulled_blocks"] == len(tokens) // BLOCK
+
+
+async def test_a_hand_off_to_another_host(meshes, tiny, http, oracle):
+    """Prefill on the one, decode on the other: decode's store gets the blocks from that of prefill."""
+    async with two_hosts(meshes, tiny) as mesh:
+        on_host(mesh, "test-1", True)
+        for number, sampling in enumerate((GREEDY, SEEDED)):
+            tokens = prompt(f"over/{number}", 150)
+            answer = await ask(http, mesh, tokens, sampling)
+            assert answer.ids == (await oracle(tokens, sampling)).ids
+        assert mesh.kvstores[1].puller.figures()["pulled_blocks"] >= 2 * (150 // BLOCK)
+        assert not mesh.decode[1].metrics.handoff_faults._value.get()
+
+
+@pytest.mark.parametrize("fault", ["away", "stall", "reset"])
+async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, oracle, fault):
+    """The way to the other host's store ends, hangs or is cut: fewer cached tokens, never other ones."""
+    async with two_hosts(meshes, tiny, aggregated=True, store={"stall_s": 0.2}) as mesh:
+        near, far = mesh.kvstores
+        async with relay_to(near.address) as relay:
+            tokens = prompt(f"fault/{fault}", 400)
+            expected = await oracle(tokens, GREEDY)
+            on_host(mesh, "test", True)
+            await ask(http, mesh, tokens, GREEDY)
+            await settled(mesh, tokens[: len(tokens) // BLOCK * BLOCK])
+            _reach_by(mesh, near.address, relay.address)
+            if fault == "away":
+                relay.target = "127.0.0.1:1"
+            else:
+                relay.cut = relay.stall if fault == "stall" else relay.reset
+                relay.cut_at = 150_000
+            on_host(mesh, "test-1", True)
+            broken = await ask(http, mesh, tokens, GREEDY)
+            assert broken.ids == expected.ids
+            if fault == "away":
+                assert broken.cached == 0
+            if fault == "reset":
+                assert broken.usage["penstock"]["cached_tokens"]["remote"] == 384, "the second attempt gets it all"
+            relay.heal()
+            relay.cut_at, relay.target = None, near.address
+            await until(lambda: relay.address not in far.puller.neighbours.shunned, "the source is tried again")
+            other = prompt(f"after/{fault}", 100)
+            on_host(mesh, "test", True)
+            await ask(http, mesh, other, GREEDY)
+            await settled(mesh, other[: len(other) // BLOCK * BLOCK])
+            on_host(mesh, "test-1", True)
+            healed = await ask(http, mesh, other, GREEDY)
+            assert healed.ids == (await oracle(other, GREEDY)).ids
+            assert healed.usage["penstock"]["cached_tokens"]["remote"] == len(other) // BLOCK * BLOCK
+            assert mesh_keys(mesh, other)
+
+
+def _reach_by(mesh, address: str, relay: str) -> None:
+    """Has the mesh know a store by another address: that of a bad way to it."""
+    registry = mesh.router.planner.registry
+    [seat] = [seat for seat in registry if seat.member.address == address]
+    seat.member = replace(seat.member, address=relay)
+    mesh.kvstores[1].puller.neighbours.set_joined([relay])
