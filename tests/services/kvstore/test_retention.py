@@ -272,6 +272,7 @@ async def test_promised_blocks_stay_on_the_disk_when_it_floods(tmp_path: Path) -
         assert 64 // 8 < count < len(kept)
         await client.put(kept, Origin("", ALICE))
         assert await client.retain([one.key for one in kept], 600.0, ALICE) == (600.0, count)
+        await eventually(lambda: disk.tier.has([one.key for one in kept]) == len(kept))
         await client.put(lost, Origin("", ALICE))
         number = 0
         while disk.tier.stats().evictions < 2 * disk.tier.stats().slots:
