@@ -58,6 +58,8 @@ class KvStoreConfig:
     """How long a store that is told to stop may write."""
     nvme_direct: bool = True
     """Leave the page cache out where the file system allows."""
+    advertise: str = ""
+    """By which address others reach this store, host:port; empty: as `address` says."""
     peers: tuple[str, ...] = ()
     """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
     stall_s: float = 1.0
@@ -94,6 +96,8 @@ class KvStoreConfig:
         for name in ("lease_s", "reserve_s", "bring_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
+        if self.advertise:
+            _check_address("advertise", self.advertise)
         for peer in self.peers:
             _check_address("peers", peer)
         if self.home_keys < 1:

@@ -115,12 +115,14 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
         ):
             address = f"{config.address.rpartition(':')[0]}:{server.port}"
             neighbours = puller.neighbours
-            neighbours.own = address
+            neighbours.own = config.advertise or address
             jobs = [keeper.run(), neighbours.rehome(keeper.all_keys), _announce(keeper, neighbours)]
             if config.router is not None:
                 channel = channels.to(config.router)
                 heard = partial(_hear, keeper)
-                jobs.append(Member(channel, address, config.host_id, keeper.hub, neighbours.set_joined, heard).run())
+                jobs.append(
+                    Member(channel, neighbours.own, config.host_id, keeper.hub, neighbours.set_joined, heard).run()
+                )
             background = [asyncio.create_task(job) for job in jobs]  # awaited below; a group would wrap errors
             await server.set_serving(True)
             try:
