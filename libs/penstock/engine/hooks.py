@@ -6,11 +6,14 @@ layout that `Engine.spec` names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.engine.request import TokenOut
+
+Check = Callable[[int, memoryview], bool]
+"""Whether the bytes are those of the block with that index in the call."""
 
 
 class PageWriter(Protocol):
@@ -22,14 +25,15 @@ class PageWriter(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    async def write(self, first_block: int, blocks: Sequence[memoryview]) -> int:
+    async def write(self, first_block: int, blocks: Sequence[memoryview], check: Check | None = None) -> int:
         """Copies `blocks` (each `block_bytes` long) to the pages from `first_block` on; the buffers may be reused
-        when the call is over.
+        when the call is over. `check` sees every copy, in order and maybe in a thread; the write ends before the
+        first that it refuses.
 
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
-        blocks were stored: fewer than given when the pool is short, none when the load has been given up or its
-        pages were needed elsewhere (a late write touches nothing). ValueError for a block of another length or
-        one that leaves a gap.
+        blocks were stored: fewer than given when the pool is short or `check` said no, none when the load has been
+        given up or its pages were needed elsewhere (a late write touches nothing). ValueError for a block of another
+        length or one that leaves a gap.
         """
         ...
 

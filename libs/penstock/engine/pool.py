@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
+from penstock.engine.hooks import Check
 
 LAYOUT = "lkbhd-v1"
 """Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
@@ -74,14 +75,22 @@ class KvPool:
             raise ValueError(f"a block has {self.block_bytes} bytes, the destination {destination.nbytes}")
         np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(self.view(page), np.uint8))
 
-    def write(self, pages: Sequence[int], blocks: Sequence[memoryview]) -> None:
-        """Copies each block's bytes to its page. The interpreter lock is free while large ones are copied."""
-        for page, block in zip(pages, blocks, strict=True):
+    def write(self, pages: Sequence[int], blocks: Sequence[memoryview], check: Check | None = None) -> int:
+        """Copies each block's bytes to its page, up to a copy that `check` refuses; returns how many are good.
+
+        The interpreter lock is free while large ones are copied.
+        """
+        for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
             source = np.frombuffer(block, np.uint8)
             if self._host is not None:
-                np.copyto(self._host[page], source)
+                copy = self._host[page]
+                np.copyto(copy, source)
             else:
-                self._bytes[page].copy_(torch.from_numpy(source.copy()))
+                copy = source.copy()
+                self._bytes[page].copy_(torch.from_numpy(copy))
+            if check is not None and not check(index, copy.data):
+                return index
+        return len(blocks)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

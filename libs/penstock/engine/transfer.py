@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from penstock.engine.hooks import Check
 from penstock.engine.pool import KvPool
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sequence import Sequence as Live
@@ -24,7 +25,7 @@ class Writer:
         self._scheduler = scheduler
         self._one = one
         self._open = True
-        self._copies: set[asyncio.Future[None]] = set()
+        self._copies: set[asyncio.Future[int]] = set()
         self._written = 0
 
     @property
@@ -44,7 +45,7 @@ class Writer:
     def _usable(self) -> bool:
         return self._open and not self._one.stripped
 
-    async def write(self, first_block: int, blocks: Sequence[memoryview]) -> int:
+    async def write(self, first_block: int, blocks: Sequence[memoryview], check: Check | None = None) -> int:
         """See PageWriter.write."""
         if any(block.nbytes != self.block_bytes for block in blocks):
             raise ValueError(f"a block of this engine has {self.block_bytes} bytes")
@@ -54,9 +55,12 @@ class Writer:
             raise ValueError(f"block {first_block} leaves a gap after {len(self._one.pages)} blocks")
         count = self._make_room(first_block, len(blocks))
         if count:
-            await self._copy(self._one.pages[first_block : first_block + count], blocks[:count])
+            good = await self._copy(self._one.pages[first_block : first_block + count], blocks[:count], check)
             if first_block <= self._written:
-                self._written = max(self._written, first_block + count)
+                self._written = max(self._written, first_block + good)
+            if good < count:  # the next page holds what was refused
+                self._written = min(self._written, first_block + good)
+            count = good
         return count if self._usable else 0
 
     def _make_room(self, first_block: int, wanted: int) -> int:
@@ -69,22 +73,21 @@ class Writer:
             scheduler.grow(one, grow)
         return max(0, min(last, len(one.pages)) - first_block)
 
-    async def _copy(self, pages: Sequence[int], blocks: Sequence[memoryview]) -> None:
+    async def _copy(self, pages: Sequence[int], blocks: Sequence[memoryview], check: Check | None) -> int:
         if len(blocks) * self.block_bytes <= _INLINE_BYTES:
-            self._pool.write(pages, blocks)
-            return
+            return self._pool.write(pages, blocks, check)
         owner = f"copy to {self._one.owner}"
         self._scheduler.pool.hold(owner, pages)
-        copy = asyncio.get_running_loop().run_in_executor(None, self._pool.write, pages, blocks)
+        copy = asyncio.get_running_loop().run_in_executor(None, self._pool.write, pages, blocks, check)
         self._copies.add(copy)
 
-        def done(_: asyncio.Future[None]) -> None:
+        def done(_: asyncio.Future[int]) -> None:
             self._copies.discard(copy)
             self._scheduler.pool.release(owner, pages)
             self._released()
 
         copy.add_done_callback(done)
-        await asyncio.shield(copy)
+        return await asyncio.shield(copy)
 
     def close(self) -> None:
         """Later writes touch nothing."""

@@ -10,8 +10,9 @@ arrives late names a holding that is over, and is refused.
 The hard case is a client that still *writes* when its reservation is over: it maps the memory, nothing can stop
 its pen. Three things together make that harmless. A slot whose writer did not say "done" (its reservation ran
 out, or its session ended) rests for `cooling_s` before somebody else gets it. The client looks at the slot's
-epoch before each block it writes, so a late writer has at most one memcpy under way. And readers verify the
-checksum of what they read, so what slips through both is a quarantined block and a recompute, never a wrong token.
+epoch before each block it writes, so a late writer has at most one memcpy under way. And workers verify the
+checksum of the copy that they made, not of the slot, so what slips through both, even a writer that stalled for longer
+than `cooling_s`, is a quarantined block and a recompute, never a wrong token.
 """
 
 from __future__ import annotations

@@ -294,6 +294,36 @@ async def test_late_write_touches_nothing(config, kit):
         assert_idle(engine)
 
 
+class Doubter:
+    """A source with a harmed block, whose check tells."""
+
+    def __init__(self, blocks, harmed, again):
+        self.right, self.harmed, self.again = blocks, harmed, again
+        self.counts = []
+
+    async def load(self, pages):
+        wrong = list(self.right)
+        wrong[self.harmed] = bytes(len(wrong[0]))
+        for blocks in [self.right, wrong] if self.again else [wrong]:
+            views = [memoryview(block) for block in blocks]
+            self.counts.append(await pages.write(0, views, lambda index, copy: copy == self.right[index]))
+        return len(self.right) * pages.block_size
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at first", "over good ones"])
+async def test_a_copy_that_is_refused_ends_what_is_loaded(config, kit, again):
+    request = kit.request("a", 100, kit.seeded(8))
+    async with Engine.open(config) as engine:
+        expected, sink = await filled(engine, kit, request)
+        blocks = blocks_of(sink)[:5]
+        source = Doubter(blocks, 3, again)
+        result = await kit.read(engine, request, source)
+        assert source.counts == ([5, 3] if again else [3])
+        kit.assert_same(expected, result)
+        assert result.last.computed_tokens == 100 - 3 * 16
+        assert_idle(engine)
+
+
 async def test_sink_that_holds_pages_keeps_them(config, kit):
     request = kit.request("a", 70, kit.seeded(8))
     async with Engine.open(config) as engine:
@@ -424,10 +454,10 @@ async def test_large_copy_outlives_its_reader_but_not_its_pages(tmp_path, kit):
         started, go = threading.Event(), threading.Event()
         write = pages_of.write
 
-        def slow(pages, blocks):
+        def slow(pages, blocks, check):
             started.set()
             go.wait()
-            write(pages, blocks)
+            return write(pages, blocks, check)
 
         pages_of.write = slow
         source = kit.Source(blocks_of(sink)[:20])
