@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 
+from penstock.kv.device.memory import Device
 from penstock.kv.identity import MAX_KEYS, KvSpec
 from penstock.kv.link import ClientStats, Link, StoreFault
 from penstock.kv.loans import Loans
@@ -62,14 +63,15 @@ class StoreClient:
         return found
 
     def lease(
-        self, keys: Sequence[bytes], origin: Origin = NOBODY, *, checked: bool = True
+        self, keys: Sequence[bytes], origin: Origin = NOBODY, *, checked: bool = True, on_device: bool = False
     ) -> AbstractAsyncContextManager[Leased]:
         """Pins and checks the leading stored blocks, in one round trip. A block that fails its check ends the prefix.
 
         Leaving the block gives the pins back without waiting. Without `checked` the reader checks each copy that it
-        makes with `Leased.check`, which is faster: the bytes are read once.
+        makes with `Leased.check`, which is faster: the bytes are read once. With `on_device` the leading blocks are
+        left on the client's device as far as they are there, see `Leased.on_device`; the others follow in `blocks`.
         """
-        return self._reading.lease(keys, origin, checked)
+        return self._reading.lease(keys, origin, checked, on_device)
 
     async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin = NOBODY) -> list[str]:
         """Copies the leading stored blocks to `into`, a buffer for each key, and checks the copies.
@@ -102,16 +104,22 @@ class StoreClient:
 
 @asynccontextmanager
 async def open_store(
-    channel: grpc.aio.Channel | None, client: str, spec: KvSpec, host_id: str, *, timeout_s: float = 2.0
+    channel: grpc.aio.Channel | None,
+    client: str,
+    spec: KvSpec,
+    host_id: str,
+    *,
+    timeout_s: float = 2.0,
+    device: Device | None = None,
 ) -> AsyncIterator[StoreClient]:
     """A client of the store behind `channel`, for blocks of `spec`; without a channel it is never connected.
 
     `client` is a name for the store's log. When the store has the same `host_id` its memory is mapped, else bytes
     are streamed. No call takes longer than `timeout_s`. Opens also when there is no store yet: it is looked for in
-    the background, and again after it was lost.
+    the background, and again after it was lost. With a `device`, blocks of a store on the same one are read there.
     """
     with ThreadPoolExecutor(_THREADS, "penstock-kv") as threads:
-        link = Link(channel, client, spec, host_id, timeout_s, threads)
+        link = Link(channel, client, spec, host_id, timeout_s, threads, device)
         loans = Loans(link)
         tasks = [asyncio.create_task(link.stay_attached()), asyncio.create_task(loans.tidy())]  # awaited below
         try:

@@ -20,6 +20,8 @@ import structlog
 
 from penstock.kv import bulk
 from penstock.kv.arena import ArenaMap, Layout, MapError
+from penstock.kv.device.mapped import DeviceMap
+from penstock.kv.device.memory import Device, DeviceFault
 from penstock.kv.identity import KvSpec
 from penstock.rpc.context import outgoing
 from penstock.rpc.convert import spec_to_message
@@ -66,6 +68,8 @@ class ClientStats:
     """Sessions opened."""
     mapped: int = 0
     """Sessions with the store's memory mapped."""
+    on_device: int = 0
+    """Blocks read on the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +81,8 @@ class Session:
     call: Any
     over: bool = False
     users: int = 0
+    on_device: DeviceMap | None = None
+    """The store's memory on the client's device."""
 
     def end(self) -> None:
         """Cancels the stream. The memory is unmapped when nobody uses it any more."""
@@ -96,9 +102,14 @@ class Session:
             self._unmap()
 
     def _unmap(self) -> None:
-        if self.over and self.users == 0 and self.memory is not None:
+        if not self.over or self.users:
+            return
+        if self.memory is not None:
             self.memory.close()
             self.memory = None
+        if self.on_device is not None:
+            self.on_device.close()
+            self.on_device = None
 
 
 class Link:
@@ -112,6 +123,7 @@ class Link:
         host_id: str,
         timeout_s: float,
         threads: ThreadPoolExecutor,
+        device: Device | None = None,
     ) -> None:
         self.stats = ClientStats()
         self.reason = "no store is configured" if channel is None else "not attached yet"
@@ -124,6 +136,7 @@ class Link:
         self._read = bulk.read_method(channel) if channel is not None else None
         self._client = client
         self._host_id = host_id
+        self._device = device
         self._timeout_s = timeout_s
         self._threads = threads
         self._attempted = asyncio.Event()
@@ -226,7 +239,8 @@ class Link:
 
     async def _one_session(self) -> tuple[str, bool]:
         """Returns why the session ended, and whether there was one."""
-        request = kvstore_pb2.AttachRequest(client=self._client, spec=spec_to_message(self.spec))
+        device = self._device.info.uuid if self._device is not None else ""
+        request = kvstore_pb2.AttachRequest(client=self._client, spec=spec_to_message(self.spec), device=device)
         call = self.rpc.Attach(request)
         session: Session | None = None
         try:
@@ -258,7 +272,7 @@ class Link:
         self.stats.attached += 1
         self.stats.mapped += memory is not None
         self.log.info("attached to the store", mapped=memory is not None)
-        return Session(first.session_id, memory, call)
+        return Session(first.session_id, memory, call, on_device=self._map_device(first))
 
     def _map(self, first: kvstore_pb2.AttachResponse) -> ArenaMap | None:
         if first.host_id != self._host_id or not first.arena_path:
@@ -268,6 +282,15 @@ class Link:
             return ArenaMap(first.arena_path, first.arena_bytes, first.arena_id, layout)
         except MapError as error:
             self.log.warning("streaming from the store of this host", reason=str(error))
+            return None
+
+    def _map_device(self, first: kvstore_pb2.AttachResponse) -> DeviceMap | None:
+        if self._device is None or first.host_id != self._host_id or not first.HasField("device"):
+            return None
+        try:
+            return DeviceMap(self._device, first.device, self.spec.block_bytes)
+        except (DeviceFault, MapError, ValueError) as error:
+            self.log.warning("not reading on the device of the store", reason=str(error))
             return None
 
     def close(self) -> None:

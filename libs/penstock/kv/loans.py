@@ -17,6 +17,7 @@ class Loans:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._leases: list[tuple[Session, int]] = []
+        self._device_leases: list[tuple[Session, int]] = []
         self._unwritten: list[tuple[Session, kvstore_pb2.CommitBlock]] = []
         self._wake = asyncio.Event()
         self._strays: set[asyncio.Task[Any]] = set()
@@ -42,6 +43,9 @@ class Loans:
         """Soon gives the pins back."""
         if response.lease_id:
             self._leases.append((session, response.lease_id))
+        if response.device.lease_id:
+            self._device_leases.append((session, response.device.lease_id))
+        if response.lease_id or response.device.lease_id:
             self._wake.set()
 
     def end_reservations(
@@ -59,20 +63,27 @@ class Loans:
             await self._wake.wait()
             self._wake.clear()
             leases, self._leases = self._leases, []
+            device_leases, self._device_leases = self._device_leases, []
             unwritten, self._unwritten = self._unwritten, []
             session = self._link.session
             if session is None:
                 continue  # the store took everything back with the session
-            lease_ids = [lease_id for owner, lease_id in leases if owner is session]
+            release = kvstore_pb2.ReleaseRequest(
+                session_id=session.session_id,
+                lease_ids=[lease_id for owner, lease_id in leases if owner is session],
+                device_lease_ids=[lease_id for owner, lease_id in device_leases if owner is session],
+            )
             blocks = [block for owner, block in unwritten if owner is session]
             with suppress(StoreFault):
-                await self._give_back(session, lease_ids, blocks)
+                await self._give_back(session, release, blocks)
 
-    async def _give_back(self, session: Session, lease_ids: list[int], blocks: list[kvstore_pb2.CommitBlock]) -> None:
+    async def _give_back(
+        self, session: Session, release: kvstore_pb2.ReleaseRequest, blocks: list[kvstore_pb2.CommitBlock]
+    ) -> None:
         link = self._link
-        if lease_ids:
-            request = kvstore_pb2.ReleaseRequest(session_id=session.session_id, lease_ids=lease_ids)
-            released = (await link.call(session, link.rpc.Release, request)).released
+        if release.lease_ids or release.device_lease_ids:
+            answer = await link.call(session, link.rpc.Release, release)
+            released = [*answer.released, *answer.device_released]
             link.stats.lapsed += len(released) - sum(released)
         if blocks:
             commit = kvstore_pb2.CommitRequest(session_id=session.session_id, blocks=blocks)

@@ -18,6 +18,7 @@ from penstock.kv import bulk
 from penstock.kv.arena import ArenaMap
 from penstock.kv.checksum import CHECKSUM_BYTES, checksum
 from penstock.kv.copying import copy_and_sum
+from penstock.kv.device.mapped import OnDevice
 from penstock.kv.identity import MAX_KEYS
 from penstock.kv.link import Link, Session, StoreFault
 from penstock.kv.loans import Loans
@@ -57,13 +58,15 @@ class Leased:
 
     blocks: list[memoryview] = field(default_factory=list)
     tiers: list[str] = field(default_factory=list)
-    """Where each block was: "gpu", "host", "nvme" or "remote"."""
+    """Where each of `blocks` was: "gpu", "host", "nvme" or "remote"."""
     _refs: _Refs = field(default_factory=_Refs)
     _memory: ArenaMap | None = None
     _good: int = 0
     """Leading blocks that passed."""
     _bad: int | None = None
     """The first that did not."""
+    on_device: OnDevice = field(default_factory=OnDevice)
+    """The blocks before `blocks`, when they are read on the device. `check` is for the others only."""
 
     def still_valid(self) -> bool:
         """False: a pin has lapsed and a slot changed hands, discard what was copied.
@@ -71,6 +74,8 @@ class Leased:
         Exact, not a guess by the clock: the slots' epochs lie in the mapped memory. Received buffers stay valid.
         """
         memory, refs = self._memory, self._refs
+        if not self.on_device.still_valid():
+            return False
         return memory is None or all(map(memory.holds, refs.offsets[: len(self.blocks)], refs.epochs))
 
     def check(self, index: int, copy: bytes | bytearray | memoryview) -> bool:
@@ -93,7 +98,9 @@ class Reading:
         self._loans = loans
 
     @asynccontextmanager
-    async def lease(self, keys: Sequence[bytes], origin: Origin, checked: bool) -> AsyncIterator[Leased]:
+    async def lease(
+        self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False
+    ) -> AsyncIterator[Leased]:
         """See StoreClient.lease."""
         session = self._link.need()
         if not keys:
@@ -103,9 +110,12 @@ class Reading:
             leased, response = Leased(), kvstore_pb2.LeaseResponse()
             try:
                 async with self._link.limit(session) as until:
-                    response = await self._pin(session, keys, origin)
+                    response = await self._pin(session, keys, origin, on_device and session.on_device is not None)
+                    there = self._on_device(session, keys, response)
+                    keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
                     leased = await self._load(session, keys, refs, until)
+                    leased.on_device = there
                     if checked and leased.blocks:
                         await self._check_all(session, keys, leased)
                 yield leased
@@ -113,6 +123,8 @@ class Reading:
                     await self._bad_block(session, keys, leased._refs, leased._bad)
             finally:
                 self._count(leased._good)
+                self._link.stats.on_device += len(leased.on_device.views)
+                leased.on_device.views.clear()
                 for view in leased.blocks:
                     with suppress(BufferError):  # somebody kept a view of it
                         view.release()
@@ -143,17 +155,26 @@ class Reading:
         self._link.stats.fetched += good
         self._link.stats.bytes_in += good * self._link.spec.block_bytes
 
-    async def _pin(self, session: Session, keys: Sequence[bytes], origin: Origin) -> kvstore_pb2.LeaseResponse:
+    async def _pin(
+        self, session: Session, keys: Sequence[bytes], origin: Origin, on_device: bool = False
+    ) -> kvstore_pb2.LeaseResponse:
         request = kvstore_pb2.LeaseRequest(
             session_id=session.session_id,
             keys=keys[:MAX_KEYS],
             conversation=origin.conversation,
             sources=origin.sources,
+            on_device=on_device,
         )
         response: kvstore_pb2.LeaseResponse = await self._loans.gain(
             session, self._link.rpc.Lease, request, self._loans.end_lease
         )
         return response
+
+    def _on_device(self, session: Session, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse) -> OnDevice:
+        try:
+            return OnDevice.of(session.on_device, response.device, len(keys))
+        except ValueError as error:
+            raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
 
     def _refs(self, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse) -> _Refs:
         if not response.lease_id:

@@ -205,6 +205,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request: kvstore_pb2.AttachRequest, context: Context
     ) -> AsyncIterator[kvstore_pb2.AttachResponse]:
         check_name("client", request.client)
+        check_name("device", request.device)
         spec = spec_from_message(request.spec)
         check_spec(spec)
         session_id = self._keeper.attach(request.client, spec, peer=request.peer)

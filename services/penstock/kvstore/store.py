@@ -76,6 +76,8 @@ class BlockStore:
         self._sessions: dict[str, Session] = {}
         self._house = Session("", "house")
         self._held = 0
+        self._leaving: set[int] = set()
+        """Epochs of victims that are held."""
         self._leases: dict[int, Lease] = {}
         self._lease_ids = itertools.count(1)
         self._tick = 0
@@ -229,22 +231,35 @@ class BlockStore:
             self._offer(block)
 
     def hold_victim(self, now: float) -> Block | None:
-        """Pins the block that would be evicted next, until `drop` or `discard`; None when none may go."""
+        """Pins the block that would be evicted next, until `spare` or `discard`; None when none may go.
+
+        Its parent may go from now on, as if it had left already. So the victims of several calls are those of as
+        many evictions.
+        """
         self.expire(now)
         victim = self._policy.victim()
         if victim is not None:
             self._held += 1
             self._pin_one(victim)
+            self._leaving.add(victim.epoch)
+            self._drop_child(victim.parent)
         return victim
 
-    def discard(self, block: Block, now: float) -> bool:
-        """Evicts a block from `hold`. False: somebody needs it, it was dropped instead, and stays."""
-        if block.pins > 1 or block.key in self._children or self._blocks.get(block.key) is not block:
-            self.drop(block, now)
+    def spare(self, victim: Block, now: float) -> None:
+        """The victim stays. Spare children before their parents."""
+        if victim.epoch in self._leaving:
+            self._leaving.remove(victim.epoch)
+            self._add_child(victim.parent)
+        self.drop(victim, now)
+
+    def discard(self, victim: Block, now: float) -> bool:
+        """Evicts the victim. False: somebody needs it by now, it was spared."""
+        if victim.pins > 1 or victim.key in self._children or victim.epoch not in self._leaving:
+            self.spare(victim, now)
             return False
         self._held -= 1
-        block.pins = 0
-        self._evict(block)
+        victim.pins = 0
+        self._evict(victim)
         return True
 
     def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
@@ -470,7 +485,10 @@ class BlockStore:
     def _unlist(self, block: Block) -> None:
         del self._blocks[block.key]
         self._policy.removed(block)
-        self._drop_child(block.parent)
+        if block.epoch in self._leaving:
+            self._leaving.remove(block.epoch)
+        else:
+            self._drop_child(block.parent)
         self._watcher.removed(block)
 
     def _free_slot(self, block: Block) -> None:

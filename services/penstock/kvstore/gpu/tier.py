@@ -348,7 +348,7 @@ class GpuTier:
             gone = 0
             for victim in victims:
                 if victim.key in stays:
-                    form.table.drop(victim, self._keeper.now())
+                    form.table.spare(victim, self._keeper.now())
                 else:
                     gone += form.table.discard(victim, self._keeper.now())
         return gone
