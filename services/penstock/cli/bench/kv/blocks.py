@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from penstock.cli.bench.kv.processes import HOST
 from penstock.kv.client import BlockPut, StoreClient, open_store
 from penstock.kv.identity import KvSpec
 from penstock.rpc.channels import open_channels
+from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 ROOT = bytes(32)
 _TIMEOUT_S = 60.0
@@ -37,3 +39,11 @@ async def client_of(address: str, block_bytes: int, host: str = HOST) -> AsyncIt
         async with open_store(channels.to(address), "bench", spec(block_bytes), host, timeout_s=_TIMEOUT_S) as client:
             assert client.connected, client.reason
             yield client
+
+
+async def stats_of(address: str) -> kvstore_pb2.StatsResponse:
+    """The figures of a store."""
+    async with open_channels() as channels:
+        stub: Any = kvstore_pb2_grpc.KvStoreStub(channels.to(address))
+        stats: kvstore_pb2.StatsResponse = await stub.Stats(kvstore_pb2.StatsRequest())
+        return stats

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from penstock.cli.bench.harness import Figure, Report, figure, interleave
 from penstock.cli.bench.kv.bulk import open_bulk
 from penstock.cli.bench.kv.calls import CLIENTS, Calls, open_callers
+from penstock.cli.bench.kv.disk import open_busy_gets, open_disk_reads
 from penstock.cli.bench.kv.growth import FEW, MANY, Costs, open_filled
 from penstock.cli.bench.kv.limits import Limits, open_limits
 
@@ -29,6 +30,7 @@ async def measure(quick: bool) -> Report:
         figures += await _large(limits, rounds)
         figures += await _small(limits, rounds)
         figures += await _calls(peer, rounds, 200 if quick else 1000)
+    figures += await _disk(rounds)
     figures += await _growth(rounds, 5 if quick else 20)
     return Report("kv", figures)
 
@@ -110,6 +112,26 @@ async def _calls(peer: str, rounds: int, calls: int) -> list[Figure]:
         figure("empty_rpcs_per_s", rates(empty), "1/s", f"for scale, {CLIENTS} clients"),
         microseconds("lookup_p99_us", [c.p99 for c in lookup]),
         microseconds("empty_rpc_p99_us", [c.p99 for c in empty]),
+    ]
+
+
+async def _disk(rounds: int) -> list[Figure]:
+    async with open_disk_reads() as reads:
+        file = reads.file
+        got = await interleave(
+            {"file read": file.read, "nvme get": reads.get, "file write": file.write, "one by one": file.read_singly},
+            rounds,
+        )
+    async with open_busy_gets(gets=8) as gets:
+        times = await interleave({"idle": gets.idle, "busy": gets.busy}, rounds)
+    return [
+        ratio("nvme_read_vs_file", got["nvme get"], got["file read"], "sequential read, 4 at a time", 0.7),
+        ratio("nvme_read_vs_file_one_by_one", got["nvme get"], got["one by one"], "sequential read, one at a time"),
+        _cost("nvme_write_get_slowdown", times["busy"], times["idle"], "host-tier gets without writes", 1.2),
+        _rate("file_read_gbs", got["file read"]),
+        _rate("file_write_gbs", got["file write"]),
+        _rate("nvme_get_gbs", got["nvme get"]),
+        _rate("nvme_write_while_getting_gbs", gets.write_rates[1:]),
     ]
 
 
