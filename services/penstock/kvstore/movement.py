@@ -8,11 +8,11 @@ of which no more is known have turned out to be used again often enough.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.kvstore.blocks import Block
+from penstock.kvstore.blocks import SEVERAL, Block
 from penstock.kvstore.conversations import Outlook, State
 
 THRESHOLD = 0.05
@@ -20,7 +20,7 @@ THRESHOLD = 0.05
 _MEMORY = 4096
 _PRIOR = 64, 32
 """Before anything is known: as if of 64 fresh blocks 32 had been used again."""
-_MOST_KEYS = 500_000
+_MOST_CONVERSATIONS = 100_000
 
 
 class Worth(IntEnum):
@@ -115,23 +115,33 @@ class Candidates:
         return taken
 
 
-class Chains:
-    """What each conversation asked for last. At most `most` keys in all: the longest silent are forgotten."""
+class Ends:
+    """The last block of what each conversation used or wrote last. At most `most`: the longest silent are forgotten."""
 
-    def __init__(self, most: int = _MOST_KEYS) -> None:
+    def __init__(self, most: int = _MOST_CONVERSATIONS) -> None:
         self._most = most
-        self._count = 0
-        self._chains: OrderedDict[str, list[bytes]] = OrderedDict()
+        self._ends: OrderedDict[str, bytes] = OrderedDict()
 
-    def asked(self, conversation: str, keys: Iterable[bytes]) -> None:
-        """It will ask for these, and more, when it comes back."""
-        if conversation:
-            self._count -= len(self._chains.pop(conversation, ()))
-            chain = self._chains[conversation] = list(keys)
-            self._count += len(chain)
-            while self._count > self._most:
-                self._count -= len(self._chains.popitem(last=False)[1])
+    def at(self, conversation: str, key: bytes) -> None:
+        """It used or wrote this block last."""
+        if conversation and conversation != SEVERAL:
+            self._ends[conversation] = key
+            self._ends.move_to_end(conversation)
+            if len(self._ends) > self._most:
+                self._ends.popitem(last=False)
 
-    def of(self, conversation: str) -> list[bytes]:
-        """What to have in memory when it comes back."""
-        return self._chains.get(conversation, [])
+    def gone(self, block: Block) -> None:
+        """The block is nowhere any more: what is left of its conversation ends before it."""
+        if self._ends.get(block.conversation) == block.key:
+            self._ends[block.conversation] = block.parent
+
+    def chain(self, conversation: str, find: Callable[[bytes], Block | None]) -> list[bytes]:
+        """What it will ask for when it comes back, from the first block on, as far as `find` still knows all of it."""
+        chain: list[bytes] = []
+        block = find(self._ends.get(conversation, b""))
+        while block is not None:
+            chain.append(block.key)
+            if block.first_token == 0:
+                return chain[::-1]
+            block = find(block.parent)
+        return []

@@ -18,7 +18,7 @@ from penstock.kv.arena import Arena
 from penstock.kvstore.blocks import Block, Lease
 from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.conversations import Conversations
-from penstock.kvstore.movement import Candidates, Chains, Reuse, Worth, worth
+from penstock.kvstore.movement import Candidates, Ends, Reuse, Worth, worth
 from penstock.kvstore.nvme.space import Damaged
 from penstock.kvstore.nvme.tier import NvmeTier
 from penstock.kvstore.store import BlockStore
@@ -41,7 +41,7 @@ class Mover:
         self._conversations = conversations
         self._now = now
         self._reuse = Reuse()
-        self._chains = Chains()
+        self._ends = Ends()
         self._candidates = Candidates(self._judge)
         self._store: BlockStore | None = None
         self._bringer: Bringer | None = None
@@ -72,6 +72,7 @@ class Mover:
 
     def stored(self, block: Block) -> None:
         """A block came into the host tier."""
+        self._ends.at(block.conversation, block.key)
         if not self._tier.holds(block.key):
             self._candidates.add(block)
             self._wake.set()
@@ -81,13 +82,15 @@ class Mover:
         self._candidates.discard(block.key)
         if not self._tier.holds(block.key):
             self._reuse.learn(block.uses > 0)
+            self._ends.gone(block)
 
     def holder(self, slot: int, epoch: int) -> None:
         """What changes hands is pinned when it matters here."""
 
     def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Blocks were used."""
-        self._chains.asked(lease.conversation, keys)
+        if lease.blocks:
+            self._ends.at(lease.conversation, lease.blocks[-1].key)
         for _ in lease.brought:
             self._reuse.learn(True)
         if self._candidates.waiting:
@@ -116,7 +119,7 @@ class Mover:
         while True:
             await self._wait()
             for conversation in self._conversations.due(self._now(), _AHEAD_S):
-                await self._prefetch(self._chains.of(conversation))
+                await self._prefetch(self._ends.chain(conversation, self._find))
             if self._candidates and self._tier.spec is not None:
                 await self._write_some()
 
@@ -162,6 +165,9 @@ class Mover:
                 store.drop(block, self._now())
                 if block.key in store and not self._tier.holds(block.key):
                     self._candidates.add(block)
+
+    def _find(self, key: bytes) -> Block | None:
+        return (self._store.find(key) if self._store is not None else None) or self._tier.find(key)
 
     async def _prefetch(self, keys: Sequence[bytes]) -> None:
         store, bringer = self._store, self._bringer

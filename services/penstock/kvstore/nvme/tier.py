@@ -201,6 +201,10 @@ class NvmeTier:
             self.budget.spend(self._traffic.bytes_written - before)
         return (self._traffic.bytes_written - before) // space.slabs.shape.slot_bytes
 
+    def find(self, key: bytes) -> Block | None:
+        """A block that is on the disk; to be read, not changed."""
+        return self._space.table.find(key) if self._space is not None else None
+
     # -- promises
 
     def promise(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
