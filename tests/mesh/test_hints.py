@@ -104,6 +104,23 @@ async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
     await until(lambda: state() is State.ENDED, "it was said to be over")
 
 
+async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_asks(meshes, tiny, tmp_path) -> None:
+    disk = {"nvme_dir": tmp_path, "nvme_bytes": 64 << 20}
+    tokens = prompt("back soon", 20 * BLOCK)
+    async with meshes(MeshOptions(model=tiny, kv_host_bytes=SLOTS_BYTES, store=disk)) as mesh:
+        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+            await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
+            keeper, keys = mesh.kvstore.keeper, mesh_keys(mesh, tokens)
+            await until(lambda: keeper.disk.tier.has(keys) == 20, "the blocks are on the disk")
+            await flood(mesh, client)
+            assert keeper.store.lookup(keys) == 0
+            async with httpx2.AsyncClient() as http:
+                await http.post(f"{mesh.url}/v1/sessions/hint", json={"returns_in": "1s"}, headers=SESSION)
+            await until(lambda: keeper.store.lookup(keys) == 20, "the blocks are in memory")
+            answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
+            assert answer.usage.model_extra["penstock"]["cached_tokens"]["host"] == 19 * BLOCK
+
+
 async def test_blocks_know_their_conversation_and_what_they_cost(mesh, client) -> None:
     tokens = prompt("known", 600)
     await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
