@@ -61,6 +61,7 @@ class Disk:
     async def close(self) -> None:
         """Writes what has earned it, for a bounded time, and lets go of the directory. When `run` has ended."""
         try:
+            await self.tier.follow()
             await self.mover.flush(self._flush_s)
         finally:
             await self.tier.close()

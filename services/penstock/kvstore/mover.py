@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -28,6 +29,9 @@ _AHEAD_S = 2.0
 _BRING_S = 10.0
 _LONGEST_WAIT_S = 5.0
 _NO_PLACE_S = 1.0
+_PART = 16
+_MOST_USES = 256
+"""Leases that the disk tier was not told of yet; of more the oldest are forgotten."""
 
 
 class Mover:
@@ -43,6 +47,7 @@ class Mover:
         self._reuse = Reuse()
         self._ends = Ends()
         self._candidates = Candidates(self._judge)
+        self._used: deque[tuple[str, list[bytes]]] = deque(maxlen=_MOST_USES)
         self._store: BlockStore | None = None
         self._bringer: Bringer | None = None
         self._wake = asyncio.Event()
@@ -91,12 +96,13 @@ class Mover:
         """Blocks were used."""
         if lease.blocks:
             self._ends.at(lease.conversation, lease.blocks[-1].key)
+        self._used.append((lease.conversation, [block.key for block in lease.blocks]))
         for _ in lease.brought:
             self._reuse.learn(True)
         if self._candidates.waiting:
             for block in lease.blocks:
                 self._candidates.again(block)
-            self._wake.set()
+        self._wake.set()
 
     def promised(self, keys: Sequence[bytes]) -> None:
         """Somebody was promised that blocks are kept: those in memory go to the disk first."""
@@ -118,6 +124,7 @@ class Mover:
         """Moves blocks until cancelled."""
         while True:
             await self._wait()
+            await self._tell_uses()
             for conversation in self._conversations.due(self._now(), _AHEAD_S):
                 await self._prefetch(self._ends.chain(conversation, self._find))
             if self._candidates and self._tier.spec is not None:
@@ -129,12 +136,19 @@ class Mover:
         if self._candidates:
             size = self._tier.slot_bytes * self._tier.run_blocks
             pause = min(pause, self._tier.writes_wait_s(size) if self._tier.spec is not None else _LONGEST_WAIT_S)
-        if pause <= 0:
+        if pause <= 0 or self._used:
             return
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(None if pause == math.inf else min(pause, _LONGEST_WAIT_S)):
                 await self._wake.wait()
+
+    async def _tell_uses(self) -> None:
+        """What is used in memory stays on the disk, too. Behind the leases' backs: they don't wait for it."""
+        while self._used:
+            conversation, keys = self._used.popleft()
+            self._tier.touch(keys, conversation)
+            await asyncio.sleep(0)
 
     async def _write_some(self) -> None:
         """One piece, then a pause as long as the piece took; after those who wait for the disk."""
@@ -143,8 +157,13 @@ class Mover:
         if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
             return
         begin = self._now()
-        written = await self._write(self._candidates.take(self._tier.run_blocks))
+        written = await self._write(self._candidates.take(self._piece()))
         await asyncio.sleep(self._now() - begin if written else _NO_PLACE_S)
+
+    def _piece(self) -> int:
+        """Blocks to copy at once: they are pinned meanwhile, and a small memory needs its slots."""
+        assert self._store is not None
+        return max(1, min(self._tier.run_blocks, self._store.stats().slots // _PART))
 
     async def _write(self, blocks: Sequence[Block]) -> int:
         """Writes what is still there of `blocks`; returns how many were written."""

@@ -177,12 +177,12 @@ async def fetch(store: StoreClient, names: Sequence[bytes], block_bytes: int = B
     return [bytes(buffer) for buffer in buffers[: len(tiers)]]
 
 
-async def read(store: StoreClient, names: Sequence[bytes]) -> list[bytes]:
-    """Copies of the stored prefix."""
+async def read(store: StoreClient, names: Sequence[bytes], tier: str = "host") -> list[bytes]:
+    """Copies of the stored prefix, all of which should come from `tier`."""
     async with store.lease(names) as leased:
         copies = [bytes(view) for view in leased.blocks]
         assert leased.still_valid()
-        assert leased.tiers == ["host"] * len(copies)
+        assert leased.tiers == [tier] * len(copies)
         return copies
 
 
@@ -195,8 +195,9 @@ def refusal(error: BaseException) -> tuple[str, str]:
 class StoreProcess:
     """A store in a process of its own."""
 
-    def __init__(self, host_bytes: int = 1 << 20) -> None:
-        self._host_bytes = host_bytes
+    def __init__(self, host_bytes: int = 1 << 20, *more: str) -> None:
+        """`more` are further arguments of its command line."""
+        self._host_bytes, self._more = host_bytes, more
         self._start("127.0.0.1:0")
 
     def _start(self, address: str) -> None:
@@ -212,7 +213,7 @@ class StoreProcess:
         ]
         with theirs:
             self.process = subprocess.Popen(
-                [*command, "--host-id", HOST, "--cooling-s", "0.05"],
+                [*command, "--host-id", HOST, "--cooling-s", "0.05", *self._more],
                 env={**os.environ, SUPERVISOR_FD: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
                 stderr=subprocess.DEVNULL,

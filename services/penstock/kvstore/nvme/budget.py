@@ -29,17 +29,21 @@ class WriteBudget:
 
     def wait_s(self, size: int, now: float, wall: float) -> float:
         """0: `size` bytes may be written now. Else how long to wait at least. `wall` is the time since 1970."""
-        day = int(wall // DAY_S)
-        if day != self.day:
-            self.day, self.spent = day, 0
+        self._turn(wall)
         if self.spent + size > self.per_day:
-            return (day + 1) * DAY_S - wall
+            return (self.day + 1) * DAY_S - wall
         burst = max(self.per_s * _BURST_S, float(size))
         self._level = min(burst, self._level + max(0.0, now - self._at) * self.per_s)
         self._at = now
         return max(0.0, (size - self._level) / self.per_s)
 
-    def spend(self, size: int) -> None:
+    def spend(self, size: int, wall: float) -> None:
         """`size` bytes were written."""
+        self._turn(wall)
         self._level -= size
         self.spent += size
+
+    def _turn(self, wall: float) -> None:
+        day = int(wall // DAY_S)
+        if day != self.day:
+            self.day, self.spent = day, 0

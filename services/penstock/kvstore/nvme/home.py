@@ -33,7 +33,7 @@ from penstock.kvstore.nvme.slabs import Shape
 from penstock.runtime.config import ConfigError
 
 SLAB_BYTES = 256 << 20
-_MOST_SLABS = 256
+_LEAST_SLABS, _MOST_SLABS = 4, 256
 _MOST_MANIFEST = 64 << 10
 _MANIFEST = "manifest.json"
 _SPACE = re.compile(r"[0-9a-f]{32}")
@@ -44,7 +44,8 @@ _OURS = re.compile(r"manifest\.json(\.new)?|slab-\d{6}\.blocks")
 def cut(block_bytes: int, total: int) -> Shape:
     """Slabs of one size that fill `total` bytes nearly: some 256 MiB each, and not more files than may be open."""
     one = Shape(block_bytes, 1).slot_bytes
-    slabs = max(1, min(_MOST_SLABS, -(-total // SLAB_BYTES)))
+    several = min(_LEAST_SLABS, total >> 20)  # so that one spec does not take all of a small disk at once
+    slabs = max(1, several, min(_MOST_SLABS, -(-total // SLAB_BYTES)))
     return Shape(block_bytes, max(1, total // one // slabs))
 
 

@@ -49,11 +49,12 @@ def scan(slabs: Slabs, slots: int, advance: Advance) -> Found:
     for done, number in enumerate(numbers):
         first = number * shape.slab_slots
         try:
-            whole = slabs.open(number) // shape.slot_bytes
+            size = slabs.open(number)
         except OSError:
             found.dropped[Drop.TORN] += 1
             continue
-        if whole:  # else it was made, and nothing was set aside for it yet
+        whole = size // shape.slot_bytes
+        if size:  # else it was made, and nothing was set aside for it yet
             found.dropped[Drop.TORN] += max(0, shape.slab_slots - whole)
         for slot in range(first, min(slots, first + min(whole, shape.slab_slots))):
             if slot % _STEP == 0:

@@ -260,12 +260,12 @@ class Space:
                 part = [pairs[index] for index in run]
                 writing = self._writer.submit(self._write, part)
                 interrupted = await _finished(writing)
-                if not writing.cancelled():
-                    writing.result()
+                if not writing.cancelled() and writing.exception() is None:
                     self._commit(part)
                     left = left[len(part) :]
                 if interrupted:
                     raise asyncio.CancelledError
+                writing.result()
         finally:
             for _, slot, _ in left:
                 self.table.commit_own(Written(slot.key, slot.epoch, b""), self._now())

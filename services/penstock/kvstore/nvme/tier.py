@@ -198,12 +198,18 @@ class NvmeTier:
             elif pairs:
                 self._worked("writing", self._writes)
         finally:
-            self.budget.spend(self._traffic.bytes_written - before)
+            self.budget.spend(self._traffic.bytes_written - before, self._wall())
         return (self._traffic.bytes_written - before) // space.slabs.shape.slot_bytes
 
     def find(self, key: bytes) -> Block | None:
         """A block that is on the disk; to be read, not changed."""
         return self._space.table.find(key) if self._space is not None else None
+
+    def touch(self, keys: Iterable[bytes], conversation: str) -> None:
+        """These blocks were used, in whatever tier."""
+        if self._space is not None:
+            for key in keys:
+                self._space.table.touch(key, conversation, self._now())
 
     # -- promises
 
@@ -252,14 +258,14 @@ class NvmeTier:
                 async with asyncio.timeout(_SAVE_S if self._wanted == self._spec else _RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
-            if self._wanted != self._spec:
-                await self.follow()
+            await self.follow()
             await self._save()
 
     async def follow(self) -> None:
-        """Changes to the wanted space now."""
+        """Changes to the wanted space, when that is another one."""
         spec = self._wanted
-        assert spec is not None
+        if spec is None or spec == self._spec:
+            return
         await self._leave()
         try:
             space = await self._enter(spec)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, keys, puts, spec
+from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, puts, spec
 
 from penstock.kv.arena import Arena, Layout
 from penstock.kv.checksum import checksum
@@ -172,8 +172,7 @@ async def bench(
     try:
         await tier.open()
         tier.use(block_spec)
-        if tier.spec is None:
-            await tier.follow()
+        await tier.follow()
         yield Bench(tier, arena, host, clock)
     finally:
         arena.close()
@@ -208,6 +207,3 @@ def shuffled(names: Sequence[bytes], seed: int) -> list[bytes]:
     result = list(names)
     random.Random(seed).shuffle(result)
     return result
-
-
-__all__ = ["BLOCK_BYTES", "SLOT", "keys", "puts", "spec"]
