@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.services.kvstore.helpers import HOST, Raw, client_of, eventually, keys, puts, raw, settings
@@ -13,6 +18,7 @@ from penstock.kv.client import Origin, StoreClient
 from penstock.kv.device.twin import TwinDevice, TwinSwitch
 from penstock.kv.identity import KvSpec
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.gpu.opening import OpenDevice
 from penstock.kvstore.gpu.tier import GpuStats, GpuTier
 from penstock.kvstore.service import KvStore, open_kvstore
 
@@ -80,13 +86,45 @@ class Bench:
             return copies, leased.tiers
 
 
+class Reader:
+    """A process that reads on the device, see reader.py."""
+
+    def __init__(self, address: str, names: Sequence[bytes], kind: str, block_spec: KvSpec) -> None:
+        argument = json.dumps([address, HOST, asdict(block_spec), [name.hex() for name in names], kind])
+        program = Path(__file__).with_name("reader.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), argument], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    async def seen(self) -> list[str]:
+        """The sha256 of each block that it found there."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        while line := await asyncio.to_thread(stdout.readline):
+            if line.startswith(b"["):
+                hashes: list[str] = json.loads(line)
+                return hashes
+        raise AssertionError("the reader failed")
+
+    def kill(self) -> None:
+        """Leaves it no time to give anything back."""
+        self._process.kill()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
 @asynccontextmanager
 async def bench(
-    *, switch: TwinSwitch | None = None, block_spec: KvSpec | None = None, **other: Any
+    *,
+    switch: TwinSwitch | None = None,
+    open_device: OpenDevice | None = None,
+    block_spec: KvSpec | None = None,
+    **other: Any,
 ) -> AsyncIterator[Bench]:
     switch, config = switch or TwinSwitch(), gpu_settings(**other)
     async with (
-        open_kvstore(config, lambda index: TwinDevice(index, switch)) as store,
+        open_kvstore(config, open_device or (lambda index: TwinDevice(index, switch))) as store,
         raw(store.address) as one,
         client_of(store.address, block_spec, HOST) as client,
     ):

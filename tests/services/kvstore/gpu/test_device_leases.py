@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 
 import pytest
 import torch
-from tests.services.kvstore.gpu.helpers import TWIN, Bench, bench
+from tests.services.kvstore.gpu.helpers import TWIN, Bench, Reader, bench
 from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, eventually, keys, puts, spec
 
 from penstock.kv.client import Origin, StoreClient, open_store
@@ -193,50 +187,16 @@ async def test_a_wrong_block_on_the_device_can_be_taken_out_of_service() -> None
         assert (it.gpu.has(keys(2)), it.host(keys(2))) == (1, 2)
 
 
-_READER = """
-import asyncio, json, sys
-from penstock.kv.client import open_store
-from penstock.kv.device.twin import TwinDevice
-from penstock.kv.identity import KvSpec
-from penstock.rpc.channels import open_channels
-
-async def main():
-    address, host, fields, names = json.loads(sys.argv[1])
-    async with open_channels() as channels:
-        async with open_store(channels.to(address), "child", KvSpec(**fields), host, device=TwinDevice()) as client:
-            async with client.lease([bytes.fromhex(name) for name in names], on_device=True) as leased:
-                import numpy
-                print(json.dumps([bytes(numpy.from_dlpack(v)[:16]).hex() for v in leased.on_device.views]), flush=True)
-                await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-def start_reader(address: str) -> subprocess.Popen[bytes]:
-    argument = json.dumps([address, HOST, asdict(spec()), [key.hex() for key in keys(3)]])
-    return subprocess.Popen(
-        [sys.executable, "-c", _READER, argument], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ
-    )
-
-
 async def test_a_killed_client_gives_everything_back() -> None:
     """And it read, in a process of its own, what lies on the device."""
     async with bench(lease_s=600) as it:
         await it.promoted(3)
-        child = start_reader(it.store.address)
-        assert child.stdout is not None
+        reader = Reader(it.store.address, keys(3), "twin", spec())
         try:
-            line = b""
-            while not line.startswith(b"["):
-                line = await asyncio.to_thread(child.stdout.readline)
-                assert line, "it failed"
-            assert json.loads(line) == [block[:16].hex() for block in data(3)]
+            assert await reader.seen() == [hashlib.sha256(block).hexdigest() for block in data(3)]
             assert (it.stats.leases, it.stats.used_bytes) == (1, 3 * BLOCK_BYTES)
         finally:
-            child.send_signal(signal.SIGKILL)
-            child.wait(10)
-            child.stdout.close()
+            reader.kill()
         await eventually(lambda: it.stats.leases == 0)
         await eventually(lambda: it.store.stats().sessions == 1)
 
