@@ -20,8 +20,8 @@ def steps(directory, device, dtype):
     """Logits of a prompt of 200 tokens in chunks of 64, and of three that are verified behind it."""
     runner = Runner(inspect(directory), dtype, device, 40, 16, 1024)
     tokens = torch.randint(0, 256, (203,), generator=torch.Generator().manual_seed(5)).tolist()
-    seen, forward = [], runner.decoder.forward
-    runner.decoder.forward = lambda batch, pool: seen.append(forward(batch, pool)) or seen[-1]
+    seen, compute = [], runner.logits
+    runner.logits = lambda order: seen.append(compute(order)) or seen[-1]
     params = SamplingParams(max_tokens=1, temperature=0.0)
     for start in range(0, 200, 64):
         choice = Choice(params, frozenset(), tokens[:200], 200, (), {})

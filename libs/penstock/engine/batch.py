@@ -50,6 +50,12 @@ class Run:
         return self.start + self.rows
 
     @property
+    def ids(self) -> Sequence[int]:
+        """The tokens of its rows."""
+        known = self.choice.tokens[self.start : self.start + self.count]
+        return [*known, *self.choice.drafts] if self.choice.drafts else known
+
+    @property
     def samples(self) -> int:
         """How many of its last rows are sampled: none while known tokens are left for later steps."""
         done = self.start + self.count == len(self.choice.tokens)
@@ -101,11 +107,12 @@ class Batch:
 class BatchBuilder:
     """Builds batches for one pool; keeps the gather indices of the last step, which rarely change.
 
-    `windows` are those of the model's layers, see ModelConfig.windows.
+    `windows` are those of the model's layers, see ModelConfig.windows; `dtype` is that of its queries.
     """
 
-    def __init__(self, pool: KvPool, device: torch.device, windows: Sequence[int | None]) -> None:
+    def __init__(self, pool: KvPool, device: torch.device, windows: Sequence[int | None], dtype: torch.dtype) -> None:
         self._pool = pool
+        self._dtype = dtype
         self._device = device
         self._windows = tuple(dict.fromkeys(windows))
         layer = torch.arange(pool.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
@@ -117,9 +124,9 @@ class BatchBuilder:
 
     def build(self, runs: Sequence[Run]) -> Batch:
         """`runs` in the order that `arrange` gave them."""
-        ids = [token for run in runs for token in _tokens(run)]
+        ids = [token for run in runs for token in run.ids]
         positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
-        sampled = _sampled_rows(runs)
+        sampled = sampled_rows(runs)
         self._used = {}
         groups = self._groups(runs, [run.rows for run in runs])
         everything = len(sampled) == len(ids)
@@ -218,9 +225,7 @@ class BatchBuilder:
         seen = column <= own
         if window is not None:
             seen &= column > own - window
-        return torch.zeros(seen.shape, dtype=self._pool.data.dtype, device=self._device).masked_fill_(
-            ~seen, float("-inf")
-        ), False
+        return torch.zeros(seen.shape, dtype=self._dtype, device=self._device).masked_fill_(~seen, float("-inf")), False
 
 
 def arrange(runs: Sequence[Run]) -> list[Run]:
@@ -236,12 +241,8 @@ def _alike(one: Run, other: Run, rows: int) -> bool:
     return rows <= 16 and len(other.pages) <= 2 * len(one.pages) + 2
 
 
-def _tokens(run: Run) -> Sequence[int]:
-    known = run.choice.tokens[run.start : run.start + run.count]
-    return [*known, *run.choice.drafts] if run.choice.drafts else known
-
-
-def _sampled_rows(runs: Sequence[Run]) -> list[int]:
+def sampled_rows(runs: Sequence[Run]) -> list[int]:
+    """Numbers of the rows whose next token is wanted, when the runs' rows are laid end to end."""
     rows: list[int] = []
     end = 0
     for run in runs:

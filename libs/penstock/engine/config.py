@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,7 @@ class EngineConfig:
 
     model: Path
     dtype: str = "float32"
+    """How weights are kept: float32, bfloat16, or int8 with a scale per column, whose KV is bfloat16."""
     device: str = "cpu"
     block_size: int = 16
     """Tokens per page."""
@@ -30,6 +31,8 @@ class EngineConfig:
     Models with longrope have two: above their original context all texts, short ones too, get the rotation for long
     contexts, and the KV has another fingerprint. None is the original context.
     """
+    kernels: bool = True
+    """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     threads: int | None = None
     """torch threads of the step; None leaves torch's default."""
     draft_tokens: int = 4

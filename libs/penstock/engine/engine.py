@@ -388,6 +388,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         _pages(config),
         config.block_size,
         _context(config, checkpoint),
+        config.kernels,
     )
     spec = KvSpec(
         model=fingerprint(checkpoint),

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint import Checkpoint, ModelConfig
 from penstock.engine.batch import BatchBuilder, Run, arrange
+from penstock.engine.kernels.cpu.build import NotBuilt
+from penstock.engine.kernels.cpu.machine import Machine
+from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
+from penstock.engine.kernels.cpu.pack import dequantised
+from penstock.engine.kernels.cpu.thin import ThinDecoder
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.loading import load_weights
+from penstock.engine.models.loading import Keep, as_it_is, load_weights
 from penstock.engine.pool import KvPool
 from penstock.engine.sampler import Choice, Chosen, Sampler
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+"""As loaded; int8 is rounded from there."""
+_CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+_log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -23,14 +33,28 @@ class Runner:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: str, device: str, pages: int, block_size: int, max_positions: int
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: str,
+        pages: int,
+        block_size: int,
+        max_positions: int,
+        kernels: bool = True,
     ) -> None:
-        kind, place = _DTYPES[dtype], torch.device(device)
-        weights = load_weights(checkpoint, kind, place)
-        self.decoder = Decoder(checkpoint.config, weights, max_positions)
-        self.pool = KvPool(checkpoint.config, pages, block_size, kind, place)
-        self.sampler = Sampler(checkpoint.config.vocab_size, place)
-        self._builder = BatchBuilder(self.pool, place, checkpoint.config.windows)
+        """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them."""
+        config, place = checkpoint.config, torch.device(device)
+        machine = _machine(config, place) if kernels else None
+        plain = machine is None and dtype != "int8"
+        weights = load_weights(checkpoint, _WEIGHTS[dtype], place, _keep(dtype, machine))
+        compute = _WEIGHTS[dtype] if plain else torch.float32
+        self.decoder = Decoder(config, weights, max_positions, compute)
+        self.pool = KvPool(config, pages, block_size, _CACHE[dtype], place)
+        self.sampler = Sampler(config.vocab_size, place)
+        self._builder = BatchBuilder(self.pool, place, config.windows, compute)
+        self._thin = None
+        if machine is not None and ThinDecoder.fits(config):
+            self._thin = ThinDecoder(machine, config, weights, self.decoder.tables[0], self.pool)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
@@ -42,8 +66,7 @@ class Runner:
         for run in runs:
             self._clear_tail(run)
         order = arrange(runs)
-        batch = self._builder.build(order)
-        logits = self.decoder.forward(batch, self.pool)
+        logits = self.logits(order)
         rows = [choice for run in order for choice in _choices(run)]
         sampled = self.sampler.sample(logits, rows) if rows else []
         answers: dict[int, list[Chosen]] = {}
@@ -53,12 +76,36 @@ class Runner:
             first += run.samples
         return [answers[id(run)] for run in runs]
 
+    def logits(self, order: Sequence[Run]) -> Tensor:
+        """float32 [samples, vocab] of runs in the order of `arrange`; leaves their keys and values in the pool."""
+        if self._thin is not None and sum(run.rows for run in order) <= THIN_ROWS:
+            return self._thin.forward(order)
+        return self.decoder.forward(self._builder.build(order), self.pool)
+
     def _clear_tail(self, run: Run) -> None:
         """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is
         still a NaN, and the page may leave as a sequence's tail."""
         begun, filled = divmod(run.end, self.pool.block_size)
         if filled and begun * self.pool.block_size >= run.start:
             self.pool.clear(run.pages[begun])
+
+
+def _machine(config: ModelConfig, place: torch.device) -> Machine | None:
+    if place.type != "cpu" or config.experts is not None:
+        return None
+    try:
+        return Machine(torch.get_num_threads())
+    except NotBuilt as reason:
+        _log.warning("no C++ kernels, torch computes everything: %s", reason)
+        return None
+
+
+def _keep(dtype: str, machine: Machine | None) -> Keep:
+    if machine is not None:
+        return lambda matrix, bias: (PackedMatrix(machine, matrix, bias, dtype), None)
+    if dtype == "int8":
+        return lambda matrix, bias: (dequantised(matrix), None if bias is None else bias.float())
+    return as_it_is
 
 
 def _choices(run: Run) -> list[Choice]:

@@ -29,7 +29,7 @@ class WorkerConfig:
     host_id: str = ""
     """Members with one host id share memory; empty: this machine's."""
     dtype: str = "float32"
-    """float32 or bfloat16."""
+    """float32, bfloat16 or int8 (weights; its KV is bfloat16)."""
     threads: int = 0
     """Threads of one model step; 0: all cores."""
     max_model_len: int = 0

@@ -46,7 +46,7 @@ class MeshOptions:
     kv_gpu_bytes: Size = 0
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     dtype: str = "float32"
-    """float32 or bfloat16."""
+    """float32, bfloat16 or int8."""
     threads: int = 0
     """Threads of one worker's model step; 0 shares the cores out among the workers."""
     log_level: str = "warning"
@@ -62,8 +62,8 @@ class MeshOptions:
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError("dtype", self.dtype, "must be float32 or bfloat16")
+        if self.dtype not in ("float32", "bfloat16", "int8"):
+            raise ConfigError("dtype", self.dtype, "must be float32, bfloat16 or int8")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError("log-level", self.log_level, "must be debug, info, warning or error")
 

@@ -77,7 +77,7 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
         context[str(number)] = kept[:, :, :end]
         members.append(run)
     order = arrange(members)
-    builder = BatchBuilder(pool, CPU, WINDOWS)
+    builder = BatchBuilder(pool, CPU, WINDOWS, torch.float32)
     for _ in range(2):  # the second time, indices come from the first
         batch = builder.build(order)
         assert batch.positions.tolist() == [at for run in order for at in range(run.start, run.end)]

@@ -106,14 +106,14 @@ def greedy_of(model, prompt, count):
 class Recorder:
     """A runner whose logits can be looked at."""
 
-    def __init__(self, directory):
-        self.runner = Runner(inspect(directory), "float32", "cpu", 200, 16, 1024)
-        self._forward = self.runner.decoder.forward
-        self.runner.decoder.forward = self._record
+    def __init__(self, directory, kernels=True):
+        self.runner = Runner(inspect(directory), "float32", "cpu", 200, 16, 1024, kernels)
+        self._compute = self.runner.logits
+        self.runner.logits = self._record
         self._next_page = 1
 
-    def _record(self, batch, pool):
-        self.logits = self._forward(batch, pool)
+    def _record(self, order):
+        self.logits = self._compute(order)
         return self.logits
 
     def pages(self, tokens):
@@ -136,10 +136,11 @@ def test_all_logits_of_a_whole_prompt(case):
     torch.testing.assert_close(recorder.logits, logits_of(model, prompt), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("chunk", [7, 16, 250])
-def test_chunked_prompts_alone_and_together(case, chunk):
+@pytest.mark.parametrize(("chunk", "kernels"), [(3, True), (7, True), (16, False), (250, True)])
+def test_chunked_prompts_alone_and_together(case, chunk, kernels):
+    """Steps of few rows and of many, and with torch alone."""
     directory, model = case
-    recorder = Recorder(directory)
+    recorder = Recorder(directory, kernels)
     prompts = [prompt_of(length) for length in LENGTHS]
     pages = [recorder.pages(len(prompt)) for prompt in prompts]
     expected = [logits_of(model, prompt)[-1] for prompt in prompts]

@@ -8,14 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.engine.layers.linear import Matrix, linear
+
 
 @dataclass(slots=True)
 class Dense:
     """Gate and up side by side; matrices are [in, out]."""
 
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Matrix
     down_bias: Tensor | None
 
 
@@ -78,11 +80,6 @@ def naive_routed(x: Tensor, block: Routed, activation: str) -> Tensor:
             said += (inner @ block.down[expert]).float() * float(shares[expert]) / total
         rows.append(said.to(x.dtype))
     return torch.stack(rows)
-
-
-def linear(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """`matrix` is [in, out]."""
-    return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
 
 
 def _gated(gate_up: Tensor, activation: str) -> Tensor:

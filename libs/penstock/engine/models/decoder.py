@@ -16,7 +16,8 @@ from torch import Tensor
 from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Batch, Group
 from penstock.engine.layers.attention import attend
-from penstock.engine.layers.feedforward import Dense, Routed, feed_forward, linear
+from penstock.engine.layers.feedforward import Dense, Routed, feed_forward
+from penstock.engine.layers.linear import Matrix, columns, linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 from penstock.engine.pool import KvPool
@@ -29,14 +30,14 @@ Turn = tuple[Tensor, Tensor]
 class LayerWeights:
     """Matrices are [in, out] and contiguous, which for a few rows is twice as fast on a CPU as [out, in].
     Projections with a common input are side by side: query, key, value; gate, up. Norms are what to multiply by:
-    a weight, or 1 + weight in float32, as the family has it."""
+    a weight, or 1 + weight in float32, as the family has it. Packed matrices hold their biases."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[heads + kv_heads, head_dim]: the norm's weight of each head, queries first."""
-    out: Tensor
+    out: Matrix
     out_bias: Tensor | None
     attention_post_norm: Tensor | None
     mlp_norm: Tensor
@@ -50,39 +51,46 @@ class Weights:
     """[vocab, hidden], scaled where the family does that."""
     layers: list[LayerWeights]
     norm: Tensor
-    head: Tensor
+    head: Matrix
     """[hidden, vocab]; a copy of the embedding, not scaled, when the two are tied."""
 
 
 class Decoder:
     """Computes logits for the sampled rows of a batch and leaves every row's keys and values in the pool.
 
-    Stateless between calls. `max_positions` bounds the rotation tables.
+    Stateless between calls. `max_positions` bounds the rotation tables, `dtype` is what activations have: that of the
+    weights, or float32 when these are packed.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int, dtype: torch.dtype) -> None:
         self.config = config
         self._weights = weights
         self._q_width = config.n_heads * config.head_dim
         self._kv_width = config.n_kv_heads * config.head_dim
-        dtype, device = weights.embedding.dtype, weights.embedding.device
+        device = weights.embedding.device
+        self._dtype = dtype
         self._eps = torch.tensor(config.rms_eps, dtype=torch.float32, device=device)
         local = config.local_rope
         self._tables: list[Turn] = []
         for rope in (config.rope,) if local is None else (config.rope, local):
-            cosine, sine = rope_tables(rope, config.rotary_dim, max_positions, dtype)
+            cosine, sine = rope_tables(rope, config.rotary_dim, max_positions, self._dtype)
             self._tables.append((cosine.to(device).unsqueeze(1), sine.to(device).unsqueeze(1)))
         self._table_of = [0 if local is None or window is None else 1 for window in config.windows]
 
+    @property
+    def tables(self) -> list[Turn]:
+        """The rotation tables, [positions, 1, rotary_dim]: of all layers, or of those without a window and the rest."""
+        return self._tables
+
     def forward(self, batch: Batch, pool: KvPool) -> Tensor:
         """float32 [S, vocab]."""
-        x = F.embedding(batch.ids, self._weights.embedding)
+        x = F.embedding(batch.ids, self._weights.embedding).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
         for number, layer in enumerate(self._weights.layers[:-1]):
             x = self._layer(number, layer, x, turns[self._table_of[number]], batch, pool)
         x = self._last_layer(x, turns[self._table_of[-1]], batch, pool)
         x = self._norm(x, self._weights.norm)
-        logits = torch.mm(x, self._weights.head).float()
+        logits = linear(x, self._weights.head).float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -109,13 +117,13 @@ class Decoder:
         heads, normed = self.config.n_heads, self._norm(x, layer.input_norm)
         q_bias, kv_bias = _halves(layer.qkv_bias, self._q_width)
         q_norm, k_norm = _halves(layer.qk_norm, heads)
-        fused = linear(normed, layer.qkv[:, self._q_width :], kv_bias)
+        fused = linear(normed, columns(layer.qkv, self._q_width, self._q_width + 2 * self._kv_width), kv_bias)
         keys = self._turn(fused[:, : self._kv_width], k_norm, turn)
         self._store(number, keys, fused[:, self._kv_width :], batch, pool)
         chosen = batch.sampled
         if not batch.n_sampled:
             return x[:0]
-        query = linear(normed.index_select(0, chosen), layer.qkv[:, : self._q_width], q_bias)
+        query = linear(normed.index_select(0, chosen), columns(layer.qkv, 0, self._q_width), q_bias)
         query = self._turn(query, q_norm, _rows(turn, chosen))
         return self._finish(number, layer, x.index_select(0, chosen), query, batch.last_groups, pool)
 
@@ -128,8 +136,8 @@ class Decoder:
 
     def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: KvPool) -> None:
         key_slots, value_slots = batch.slots[number]
-        pool.slots.index_copy_(0, key_slots, keys.reshape(-1, self._kv_width))
-        pool.slots.index_copy_(0, value_slots, values)
+        pool.slots.index_copy_(0, key_slots, keys.reshape(-1, self._kv_width).to(pool.slots.dtype))
+        pool.slots.index_copy_(0, value_slots, values.to(pool.slots.dtype))
 
     def _finish(
         self, number: int, layer: LayerWeights, x: Tensor, query: Tensor, groups: list[Group], pool: KvPool
@@ -147,6 +155,7 @@ class Decoder:
         own = own.reshape(group.batch, group.rows, config.n_heads, config.head_dim)
         context = group.contexts[config.windows[number]]
         keys, values = pool.gather(context.index[number], group.batch, context.tokens)
+        keys, values = keys.to(own.dtype), values.to(own.dtype)
         return attend(own, keys, values, context.mask, context.causal, config.attention_scale, config.attention_softcap)
 
 

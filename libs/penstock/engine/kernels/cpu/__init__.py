@@ -1,0 +1,1 @@
+"""The decoder for a few rows, in C++. `build.library` compiles it, `thin.ThinDecoder` drives it."""

@@ -1,0 +1,134 @@
+// Sixteen floats at a time, in as many registers as this build's processors need for them.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace penstock {
+
+constexpr int kLanes = 16;
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#elif defined(__AVX__)
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+constexpr int kParts = kLanes / kWidth;
+
+typedef float FloatPart __attribute__((vector_size(kWidth * 4)));
+typedef int32_t IntPart __attribute__((vector_size(kWidth * 4)));
+typedef uint32_t WordPart __attribute__((vector_size(kWidth * 4)));
+typedef uint16_t HalfPart __attribute__((vector_size(kWidth * 2)));
+
+// kWidth bytes as integers. The compiler's own conversion goes byte by byte where a part of a register holds them.
+inline IntPart widened(const int8_t *at) {
+#if defined(__AVX512F__)
+  return (IntPart)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+#elif defined(__AVX2__)
+  return (IntPart)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(at)));
+#else
+  IntPart wide;
+  for (int lane = 0; lane < kWidth; ++lane) wide[lane] = at[lane];
+  return wide;
+#endif
+}
+
+#define EACH for (int i = 0; i < kParts; ++i)
+
+struct Floats {
+  FloatPart part[kParts];
+
+  static inline Floats all(float value) {
+    Floats v;
+    EACH v.part[i] = FloatPart{} + value;
+    return v;
+  }
+  static inline Floats load(const float *at) {
+    Floats v;
+    EACH std::memcpy(&v.part[i], at + i * kWidth, sizeof v.part[i]);
+    return v;
+  }
+  static inline Floats load(const int8_t *at) {
+    Floats v;
+    EACH {
+      v.part[i] = __builtin_convertvector(widened(at + i * kWidth), FloatPart);
+    }
+    return v;
+  }
+  static inline Floats load(const uint16_t *at) {  // bfloat16
+    Floats v;
+    EACH {
+      HalfPart halves;
+      std::memcpy(&halves, at + i * kWidth, sizeof halves);
+      v.part[i] = (FloatPart)(__builtin_convertvector(halves, WordPart) << 16);
+    }
+    return v;
+  }
+  inline void store(float *at) const { EACH std::memcpy(at + i * kWidth, &part[i], sizeof part[i]); }
+
+  inline Floats &operator+=(const Floats &o) { EACH part[i] += o.part[i]; return *this; }
+  inline Floats &operator*=(const Floats &o) { EACH part[i] *= o.part[i]; return *this; }
+  inline Floats &operator*=(float o) { EACH part[i] *= o; return *this; }
+  // this += a * b, fused where the processor can
+  inline void add(const Floats &a, float b) { EACH part[i] += a.part[i] * b; }
+  inline void add(const Floats &a, const Floats &b) { EACH part[i] += a.part[i] * b.part[i]; }
+
+  inline float total() const {
+    float flat[kLanes];
+    store(flat);
+    for (int half = kLanes / 2; half; half /= 2)
+      for (int i = 0; i < half; ++i) flat[i] += flat[i + half];
+    return flat[0];
+  }
+};
+
+inline Floats operator+(Floats a, const Floats &b) { return a += b; }
+inline Floats operator*(Floats a, const Floats &b) { return a *= b; }
+inline Floats operator*(Floats a, float b) { return a *= b; }
+
+// Two consecutive bfloat16 of each of 16 columns: a 32-bit lane holds both.
+inline void split(const char *at, Floats &even, Floats &odd) {
+  EACH {
+    WordPart both;
+    std::memcpy(&both, at + i * kWidth * 4, sizeof both);
+    even.part[i] = (FloatPart)(both << 16);
+    odd.part[i] = (FloatPart)(both & 0xffff0000u);
+  }
+}
+
+// e^x for x <= 0: 2^n * e^r with |r| <= ln(2) / 2 and a polynomial for e^r; 2e-7 of relative error down to -87.
+inline Floats exponential(const Floats &given) {
+  Floats result;
+  EACH {
+    const FloatPart low = FloatPart{} - 87.0f;
+    const FloatPart x = given.part[i] < low ? low : given.part[i];
+    const IntPart n = __builtin_convertvector(x * 1.44269504f - 0.5f, IntPart);  // rounds to nearest, as x <= 0
+    const FloatPart whole = __builtin_convertvector(n, FloatPart);
+    const FloatPart r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    FloatPart p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    result.part[i] = p * (FloatPart)((n + 127) << 23);
+  }
+  return result;
+}
+
+// x / (1 + e^-x)
+inline Floats silu(const Floats &x) {
+  Floats negative, result;
+  EACH negative.part[i] = x.part[i] < 0 ? x.part[i] : -x.part[i];  // -|x|: one side of 0 is enough
+  const Floats e = exponential(negative);
+  EACH result.part[i] = x.part[i] * (x.part[i] < 0 ? e.part[i] : FloatPart{} + 1.0f) / (e.part[i] + 1.0f);
+  return result;
+}
+
+#undef EACH
+
+}  // namespace penstock

@@ -1,0 +1,69 @@
+// What Python and the C++ files agree on. Plain C, so that no version of torch is compiled in.
+#pragma once
+#include <cstdint>
+
+namespace penstock {
+
+// How the numbers of a packed matrix are kept. See pack.py for the layouts.
+enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
+
+struct Linear {
+  int32_t kind;
+  int32_t in;           // even
+  int32_t out;          // a multiple of 16; columns beyond the model's own are zero
+  int32_t unused;
+  const void *data;
+  const float *scale;   // [out], of INT8
+  const float *bias;    // [out] or null
+};
+
+struct Layer {
+  const float *input_norm;  // [hidden]
+  const float *qk_norm;     // [heads + kv_heads, head_dim] or null
+  const float *mlp_norm;    // [hidden]
+  Linear qkv, output, gate_up, down;  // gate_up: all columns of gate, then those of up
+  int32_t window;           // tokens that a row looks at, itself included; 0: all
+  int32_t unused;
+};
+
+struct Model {
+  int32_t layers, hidden, heads, kv_heads, head_dim, intermediate;
+  float eps;
+  float scale;          // of products of queries and keys
+  int32_t kv_kind;      // F32 or BF16
+  int32_t block_size;   // tokens of a page
+  int32_t vocab;        // the head's columns that are wanted
+  const float *cosine;  // [positions, head_dim], see layers/rope.py
+  const float *sine;    // with the sign of the first half turned
+  const float *norm;    // [hidden]
+  const Layer *layer;   // [layers]
+  Linear head;
+  void *pool;           // [pages, layers, 2, block_size, kv_heads, head_dim]
+};
+
+// A few rows of some sequences; the rows of one sequence are neighbours and stand at consecutive positions.
+struct Step {
+  int32_t rows, sequences, samples, unused;
+  const int32_t *first;      // [sequences + 1] row numbers
+  const int32_t *position;   // [rows]
+  const int32_t *table;      // page numbers, one sequence's after the other's
+  const int32_t *table_at;   // [sequences]
+  const int32_t *sampled;    // [samples] row numbers
+  float *x;                  // [rows, hidden]: embeddings; overwritten
+  float *logits;             // [samples, vocab]
+};
+
+// The threads of one engine; the caller is one of them.
+struct Team;
+Team *team_new(int threads);
+void team_free(Team *team);
+int team_size(const Team *team);
+using Job = void (*)(void *context, int member);
+void team_run(Team *team, Job job, void *context);  // returns when every member has returned
+void team_meet(Team *team, int member);             // a barrier inside a job
+
+void forward(Team *team, const Model &model, const Step &step);
+void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out);
+void unpack(Team *team, const Linear &matrix, int from, int to, float *out);  // panels, as floats
+
+}  // namespace penstock

@@ -1,0 +1,118 @@
+"""Steps of a few rows, computed by thin.cpp: the same decoder as models/decoder.py, in one pass over packed weights.
+
+In a decode step on a CPU, reading the weights is the work. torch spends as much again on a hundred small calls and on
+gathering keys and values; here one call does the step, reads each weight once, and looks at the pages where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import ModelConfig
+from penstock.engine.batch import Run, sampled_rows
+from penstock.engine.kernels.cpu.machine import LayerArgs, LinearArgs, Machine, ModelArgs, StepArgs
+from penstock.engine.kernels.cpu.matrix import PackedMatrix
+from penstock.engine.kernels.cpu.pack import LANES
+from penstock.engine.layers.feedforward import Dense
+from penstock.engine.layers.linear import Matrix
+from penstock.engine.models.decoder import LayerWeights, Weights
+from penstock.engine.pool import KvPool
+
+_CACHE = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class ThinDecoder:
+    """Steps of few rows of one model over one pool."""
+
+    def __init__(
+        self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], pool: KvPool
+    ) -> None:
+        """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
+        self._machine = machine
+        self._embedding = weights.embedding
+        self._vocab = weights.embedding.shape[0]
+        self._keep: list[Any] = [weights, pool]
+        layers = (LayerArgs * config.n_layers)(
+            *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
+        )
+        cosine, sine = (self._floats(table.flatten(1)) for table in tables)
+        self._model = ModelArgs(
+            layers=config.n_layers,
+            hidden=config.hidden_size,
+            heads=config.n_heads,
+            kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            eps=config.rms_eps,
+            scale=config.attention_scale,
+            kv_kind=_CACHE[pool.data.dtype],
+            block_size=pool.block_size,
+            vocab=self._vocab,
+            cosine=cosine,
+            sine=sine,
+            norm=self._floats(weights.norm),
+            layer=layers,
+            head=_args(weights.head),
+            pool=pool.data.data_ptr(),
+        )
+        self._keep.append(layers)
+
+    @staticmethod
+    def fits(config: ModelConfig) -> bool:
+        """Whether thin.cpp computes such models: Llama, Mistral, Qwen and Phi in sizes that are whole vectors."""
+        sizes = (config.head_dim, config.hidden_size, config.intermediate_size)
+        return (
+            all(size % LANES == 0 for size in sizes)
+            and config.rotary_dim == config.head_dim
+            and config.activation == "silu"
+            and config.experts is None
+            and not config.post_norms
+            and config.local_rope is None
+            and config.attention_softcap is None
+            and config.logit_softcap is None
+        )
+
+    def forward(self, runs: Sequence[Run]) -> Tensor:
+        """float32 [samples, vocab]; leaves every row's keys and values in the pool."""
+        ids = [token for run in runs for token in run.ids]
+        positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
+        first = np.cumsum([0, *(run.rows for run in runs)])
+        table_at = np.cumsum([0, *(len(run.pages) for run in runs[:-1])])
+        tables = [page for run in runs for page in run.pages]
+        sampled = sampled_rows(runs)
+        x = self._embedding.index_select(0, torch.tensor(ids)).float()
+        logits = torch.empty(len(sampled), self._vocab)
+        arrays = [np.asarray(values, dtype=np.int32) for values in (first, positions, tables, table_at, sampled)]
+        step = StepArgs(
+            len(ids), len(runs), len(sampled), 0, *(a.ctypes.data for a in arrays), x.data_ptr(), logits.data_ptr()
+        )
+        self._machine.forward(self._model, step)
+        return logits
+
+    def _layer(self, layer: LayerWeights, window: int) -> LayerArgs:
+        assert isinstance(layer.mlp, Dense)
+        return LayerArgs(
+            input_norm=self._floats(layer.input_norm),
+            qk_norm=None if layer.qk_norm is None else self._floats(layer.qk_norm),
+            mlp_norm=self._floats(layer.mlp_norm),
+            qkv=_args(layer.qkv),
+            output=_args(layer.out),
+            gate_up=_args(layer.mlp.gate_up),
+            down=_args(layer.mlp.down),
+            window=window,
+        )
+
+    def _floats(self, values: Tensor) -> int:
+        kept = values.float().contiguous()
+        self._keep.append(kept)
+        return kept.data_ptr()
+
+
+def _args(matrix: Matrix) -> LinearArgs:
+    assert isinstance(matrix, PackedMatrix), "thin steps need packed weights"
+    return matrix.args

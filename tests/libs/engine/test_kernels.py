@@ -1,0 +1,117 @@
+"""The C++ pieces against their twins in torch, in every build that this processor runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.kernels.cpu import build
+from penstock.engine.kernels.cpu.machine import Machine
+from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
+from penstock.engine.kernels.cpu.pack import dequantised, pack, quantised, unpack
+
+KINDS = ("float32", "bfloat16", "int8")
+
+
+@pytest.fixture(scope="module", params=build.instruction_sets())
+def machine(request) -> Machine:
+    return Machine(2, request.param)
+
+
+def kept(matrix: torch.Tensor, kind: str) -> torch.Tensor:
+    """The numbers that a packed matrix stands for."""
+    if kind == "int8":
+        return dequantised(matrix)
+    return matrix.to(torch.bfloat16 if kind == "bfloat16" else torch.float32).float()
+
+
+@given(pairs=st.integers(1, 40), columns=st.integers(1, 70), kind=st.sampled_from(KINDS), seed=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_unpacking_gives_the_matrix_back(pairs, columns, kind, seed):
+    matrix = torch.randn(2 * pairs, columns, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(unpack(pack(matrix, kind), columns).float(), kept(matrix, kind))
+
+
+def test_an_odd_number_of_inputs_is_refused():
+    with pytest.raises(ValueError, match="3 inputs"):
+        pack(torch.zeros(3, 4), "float32")
+
+
+def test_int8_is_within_half_a_step_of_the_weight():
+    matrix = torch.randn(64, 30) * torch.logspace(-3, 3, 30)
+    numbers, scale = quantised(matrix)
+    assert bool(((numbers.float() * scale - matrix).abs() <= scale * 0.5001).all())
+    assert int(numbers.abs().max()) == 127
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("inputs", "columns"), [(2, 1), (64, 16), (66, 47), (256, 300), (34, 130)])
+def test_products_are_those_of_torch(machine, kind, inputs, columns):
+    random = torch.Generator().manual_seed(inputs)
+    matrix, bias = torch.randn(inputs, columns, generator=random), torch.randn(columns, generator=random)
+    packed = PackedMatrix(machine, matrix, bias, kind)
+    for rows in (1, 2, 3, 4, 5, 7, THIN_ROWS, THIN_ROWS + 1, 70):
+        x = torch.randn(rows, inputs, generator=random)
+        expected = x.double() @ kept(matrix, kind).double() + bias
+        torch.testing.assert_close(packed.product(x).double(), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(machine, kind):
+    packed = PackedMatrix(machine, torch.randn(128, 200), None, kind)
+    x = torch.randn(THIN_ROWS, 128)
+    together = packed.product(x)
+    for rows in (1, 2, 3, 5, 8, 31):
+        assert torch.equal(packed.product(x[:rows]), together[:rows])
+        assert torch.equal(packed.product(x[-rows:]), together[-rows:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_on_the_number_of_threads(kind):
+    matrix, x = torch.randn(64, 333), torch.randn(4, 64)
+    one, three = (PackedMatrix(Machine(threads), matrix, None, kind).product(x) for threads in (1, 3))
+    assert torch.equal(one, three)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_a_matrix_are_those_columns_of_the_product(machine, kind):
+    packed = PackedMatrix(machine, torch.randn(32, 100), torch.randn(100), kind)
+    x = torch.randn(3, 32)
+    assert torch.equal(packed.columns(16, 60).product(x), packed.product(x)[:, 16:60])
+    with pytest.raises(ValueError, match="multiple of 16"):
+        packed.columns(8, 60)
+
+
+def test_rows_of_another_kind_are_refused(machine):
+    packed = PackedMatrix(machine, torch.randn(32, 16), None, "float32")
+    for wrong in (torch.zeros(2, 30), torch.zeros(2, 32, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="rows of 32 float32"):
+            packed.product(wrong)
+
+
+def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.NotBuilt, match="no C\\+\\+ compiler"):
+        build.cached(tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho cannot do that >&2; exit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(build.NotBuilt, match="cannot do that"):
+        build.cached(tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_it_is_compiled_once():
+    first = build.cached(build.cache_directory())
+    before = first.stat().st_mtime_ns
+    assert build.cached(build.cache_directory()) == first
+    assert first.stat().st_mtime_ns == before

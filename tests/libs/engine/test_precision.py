@@ -1,0 +1,83 @@
+"""What bfloat16 and int8 change, on the embedded model, and that a batch changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.checkpoint import inspect
+from penstock.engine.batch import Run
+from penstock.engine.request import SamplingParams
+from penstock.engine.runner import Runner
+from penstock.engine.sampler import Choice
+from penstock.models import NAMES, embedded
+
+POSITIONS = 2000
+BOUNDS = {"bfloat16": (0.985, 0.02), "int8": (0.98, 0.03)}
+"""Share of positions with the same most probable token, and mean distance of a logit, against float32."""
+
+
+def runner(dtype: str, kernels: bool = True) -> Runner:
+    return Runner(inspect(embedded(NAMES[0])), dtype, "cpu", 400, 16, 4096, kernels)
+
+
+def text(length: int, seed: int) -> list[int]:
+    """Some words, each of them again later, as in the sessions that the model knows."""
+    random = torch.Generator().manual_seed(seed)
+    words = torch.randint(300, 4000, (length // 4,), generator=random)
+    order = torch.randint(0, len(words), (length,), generator=random)
+    return words[order].tolist()
+
+
+def run(tokens: list[int], start: int, count: int, first_page: int) -> Run:
+    """The rows [start, start + count) of `tokens`, each of them sampled."""
+    choice = Choice(SamplingParams(max_tokens=1, temperature=0.0), frozenset(), tokens[: start + 1], start + 1, (), {})
+    choice.drafts = tuple(tokens[start + 1 : start + count])
+    pages = list(range(first_page, first_page - (-len(tokens) // 16)))
+    return Run(choice, start, 1, pages, (str(first_page), 0))
+
+
+@torch.inference_mode()
+def all_logits(model: Runner, step: int) -> torch.Tensor:
+    """[POSITIONS, vocab], computed `step` rows at a time."""
+    rows = []
+    for number in range(POSITIONS // 500):
+        tokens = text(500, number)
+        rows += [
+            model.logits([run(tokens, start, min(step, 500 - start), 1 + 40 * number)]) for start in range(0, 500, step)
+        ]
+    return torch.cat(rows)
+
+
+@pytest.fixture(scope="module")
+def exact() -> torch.Tensor:
+    return all_logits(runner("float32", kernels=False), 250)
+
+
+@pytest.mark.parametrize("step", [25, 250])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
+    agreement, distance = BOUNDS[dtype]
+    found = all_logits(runner(dtype), step)
+    assert float((found.argmax(-1) == exact.argmax(-1)).float().mean()) >= agreement
+    assert float((found - exact).abs().mean()) <= distance
+
+
+def test_float32_is_the_same_with_and_without_kernels(exact):
+    torch.testing.assert_close(all_logits(runner("float32"), 25), exact, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@torch.inference_mode()
+def test_thin_steps_do_not_depend_on_the_batch(dtype):
+    alone, together = runner(dtype), runner(dtype)
+    texts = [text(length, length) for length in (40, 17, 90, 64)]
+    found = [[] for _ in texts]
+    for start in range(0, 90, 5):
+        runs = [(at, run(tokens, start, 5, 1 + 10 * at)) for at, tokens in enumerate(texts) if start + 5 <= len(tokens)]
+        logits = together.logits([one for _, one in runs]).split(5)
+        for (at, _), rows in zip(runs, logits, strict=True):
+            found[at].append(rows)
+    for at, tokens in enumerate(texts):
+        rows = [alone.logits([run(tokens, start, 5, 1 + 10 * at)]) for start in range(0, len(tokens) - 4, 5)]
+        assert torch.equal(torch.cat(rows), torch.cat(found[at]))
