@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.kvstore.blocks import State, Wanted
+from penstock.kvstore.retention import Grant
 
 
 @dataclass(eq=False)
@@ -30,12 +31,54 @@ class NaiveLease:
 
 
 @dataclass
+class NaiveRetention:
+    """A list of promises, read from the start for each question."""
+
+    most: int
+    tenant_most: int
+    longest: float
+    promises: list[tuple[bytes, bytes, float, float]] = field(default_factory=list)
+    """Key, tenant, seconds, end."""
+
+    def live(self, now: float) -> list[tuple[bytes, bytes, float, float]]:
+        self.promises = [one for one in self.promises if one[3] > now]
+        return self.promises
+
+    def grant(self, tenant: bytes, wanted: list[bytes], seconds: float, now: float) -> Grant:
+        seconds = min(seconds, self.longest)
+        granted = 0
+        for key in wanted if seconds > 0 else []:
+            live = self.live(now)
+            old = next((one for one in live if one[0] == key), None)
+            if old is not None and old[1] != tenant:
+                break
+            of_tenant = sum(one[1] == tenant for one in live)
+            if old is None and (len(live) == self.most or of_tenant == self.tenant_most):
+                break
+            self.promises = [one for one in live if one is not old]
+            longest = max(seconds, old[2]) if old else seconds
+            self.promises.append((key, tenant, longest, max(now + seconds, old[3] if old else 0.0)))
+            granted += 1
+        return Grant(seconds, granted) if granted else Grant()
+
+    def refresh(self, used: list[bytes], now: float) -> None:
+        self.promises = [
+            (key, tenant, seconds, max(end, now + seconds) if key in used else end)
+            for key, tenant, seconds, end in self.live(now)
+        ]
+
+    def until(self, key: bytes, now: float) -> float:
+        return next((end for one, _, _, end in self.live(now) if one == key), 0.0)
+
+
+@dataclass
 class NaiveStore:
     slots: int
     reserve_s: float
     cooling_s: float
     lru: bool = True
     """Whether the longest unused block has to go first; otherwise any may that may go at all."""
+    promises: NaiveRetention = field(default_factory=lambda: NaiveRetention(0, 0, 0.0))
     holdings: list[Holding] = field(default_factory=list)
     leases: dict[int, NaiveLease] = field(default_factory=dict)
     cooling: list[float] = field(default_factory=list)
@@ -68,6 +111,7 @@ class NaiveStore:
         stored = self.find(want.key, "stored")
         if stored is not None:
             stored.used = self.tick
+            self.promises.refresh([want.key], now)
             return State.EXISTS
         if self.find(want.key, "reserved") is not None:
             return State.EXISTS
@@ -76,8 +120,13 @@ class NaiveStore:
             if not candidates:
                 return State.FULL
             victim = next(one for one in candidates if one.key == evicted[0])
-            if self.lru:
-                assert victim.used == min(one.used for one in candidates), "evicted something that was used later"
+            free = [one for one in candidates if not self.promises.until(one.key, now)]
+            if not free:
+                ends = [self.promises.until(one.key, now) for one in candidates]
+                assert self.promises.until(victim.key, now) == min(ends), "evicted what was promised for longer"
+            elif self.lru:
+                assert victim.used == min(one.used for one in free), "evicted something that was used later"
+            assert victim in free or not free, "evicted what was promised, without need"
             evicted.pop(0)
             self.drop(victim, now, cool=False)
         self.holdings.append(Holding(want.key, want.parent, session, epoch, now + self.reserve_s, self.tick))

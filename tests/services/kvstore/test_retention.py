@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -11,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, read, refusal, settings
+from tests.services.kvstore.naive import NaiveRetention
 
 from penstock.kv.client import Origin
 from penstock.kvstore.blocks import Block, Wanted, Written
@@ -27,45 +27,11 @@ TENANTS = [b"a" * 16, b"b" * 16, b"c" * 16]
 ALICE, BOB = TENANTS[:2]
 
 
-@dataclass
-class Naive:
-    """Lists, read from the start for each question."""
-
-    promises: list[tuple[bytes, bytes, float, float]] = field(default_factory=list)
-    """Key, tenant, seconds, end."""
-
-    def live(self, now: float) -> list[tuple[bytes, bytes, float, float]]:
-        self.promises = [one for one in self.promises if one[3] > now]
-        return self.promises
-
-    def grant(self, tenant: bytes, wanted: list[bytes], seconds: float, now: float) -> Grant:
-        seconds = min(seconds, LONGEST)
-        granted = 0
-        for key in wanted if seconds > 0 else []:
-            live = self.live(now)
-            old = next((one for one in live if one[0] == key), None)
-            if old is not None and old[1] != tenant:
-                break
-            if old is None and (len(live) == MOST or sum(one[1] == tenant for one in live) == TENANT_MOST):
-                break
-            self.promises = [one for one in live if one is not old]
-            longest = max(seconds, old[2]) if old else seconds
-            self.promises.append((key, tenant, longest, max(now + seconds, old[3] if old else 0.0)))
-            granted += 1
-        return Grant(seconds, granted) if granted else Grant()
-
-    def refresh(self, used: list[bytes], now: float) -> None:
-        self.promises = [
-            (key, tenant, seconds, max(end, now + seconds) if key in used else end)
-            for key, tenant, seconds, end in self.live(now)
-        ]
-
-
 class RetentionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = Retention(MOST, TENANT_MOST, LONGEST)
-        self.naive = Naive()
+        self.naive = NaiveRetention(MOST, TENANT_MOST, LONGEST)
         self.now = 5.0
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 30.0]))

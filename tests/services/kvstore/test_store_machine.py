@@ -7,16 +7,19 @@ import hashlib
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
-from tests.services.kvstore.naive import NaiveStore
+from tests.services.kvstore.naive import NaiveRetention, NaiveStore
 
 from penstock.kv.policies import make_policy
 from penstock.kvstore.blocks import Block, Wanted, Written
 from penstock.kvstore.retaining import Retaining
+from penstock.kvstore.retention import Retention
 from penstock.kvstore.store import BlockStore
 
 SLOTS = 5
 BLOCK_BYTES = 64
 RESERVE_S, COOLING_S = 4.0, 2.0
+PROMISES = 3, 2, 6.0
+TENANTS = b"a" * 16, b"b" * 16
 ROOT = bytes(32)
 
 
@@ -76,9 +79,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.policy = Retaining(make_policy(self.policy_name, lambda: self.now), lambda: self.now)
         self.store = BlockStore(
-            *(SLOTS, BLOCK_BYTES, self.owners), policy=lambda: self.policy, reserve_s=RESERVE_S, cooling_s=COOLING_S
+            *(SLOTS, BLOCK_BYTES, self.owners),
+            policy=lambda: self.policy,
+            retention=Retention(*PROMISES),
+            reserve_s=RESERVE_S,
+            cooling_s=COOLING_S,
         )
-        self.naive = NaiveStore(SLOTS, RESERVE_S, COOLING_S, lru=self.policy_name == "lru")
+        lru = self.policy_name == "lru"
+        self.naive = NaiveStore(SLOTS, RESERVE_S, COOLING_S, lru=lru, promises=NaiveRetention(*PROMISES))
         self.count = 0
 
     def _begin(self) -> None:
@@ -165,7 +173,15 @@ class StoreMachine(RuleBasedStateMachine):
         if lease is None:
             return multiple()
         self.naive.lease(session, lease.lease_id, keys, self.now + seconds)
+        self.naive.promises.refresh([one.key for one in expected], self.now)
         return session, lease.lease_id
+
+    @rule(session=sessions, last=st.integers(0, len(TREE) - 1), tenant=st.sampled_from(TENANTS), ttl=st.integers(0, 9))
+    def retain(self, session: str, last: int, tenant: bytes, ttl: int) -> None:
+        if session in self.naive.sessions:
+            self._begin()
+            expected = self.naive.promises.grant(tenant, chain(last), ttl, self.now)
+            assert self.store.retain(session, chain(last), ttl, tenant, self.now) == expected
 
     @rule(lease=leases)
     def release(self, lease: tuple[str, int]) -> None:
@@ -212,6 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.detached == states.count("detached")
         assert stats.cooling == len(self.naive.cooling)
         assert stats.leases == len(self.naive.leases)
+        assert stats.retained == len(self.naive.promises.live(self.now)) <= PROMISES[0]
         assert stats.used_bytes == len(states) * BLOCK_BYTES
         assert set(self.store.keys()) == self.owners.listed
         assert self.owners.listed == {one.key for one in self.naive.holdings if one.state == "stored"}
