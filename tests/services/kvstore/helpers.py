@@ -99,8 +99,9 @@ class Raw:
     attached: kvstore_pb2.AttachResponse = field(default_factory=kvstore_pb2.AttachResponse)
     memory: ArenaMap | None = None
 
-    async def attach(self, block_spec: KvSpec | None = None, client: str = "raw") -> str:
-        call = self.stub.Attach(kvstore_pb2.AttachRequest(client=client, spec=spec_to_message(block_spec or spec())))
+    async def attach(self, block_spec: KvSpec | None = None, client: str = "raw", device: str = "") -> str:
+        message = spec_to_message(block_spec or spec())
+        call = self.stub.Attach(kvstore_pb2.AttachRequest(client=client, spec=message, device=device))
         self.calls.append(call)
         self.attached = await call.read()
         return self.attached.session_id

@@ -15,7 +15,6 @@ from penstock.kv.client import Origin, StoreClient, open_store
 from penstock.kv.device.memory import DeviceView
 from penstock.kv.device.twin import TwinDevice
 from penstock.rpc.channels import open_channels
-from penstock.rpc.convert import spec_to_message
 from penstock.v1 import kvstore_pb2
 
 
@@ -177,9 +176,7 @@ async def test_the_store_does_not_lease_on_the_device_to_those_who_said_nothing_
 async def test_a_wrong_block_on_the_device_can_be_taken_out_of_service() -> None:
     async with bench() as it:
         await it.promoted(2)
-        call = it.one.stub.Attach(kvstore_pb2.AttachRequest(client="x", spec=spec_to_message(spec()), device=TWIN))
-        it.one.calls.append(call)
-        session = (await call.read()).session_id
+        session = await it.one.attach(device=TWIN)
         answer = await it.one.stub.Lease(kvstore_pb2.LeaseRequest(session_id=session, keys=keys(2), on_device=True))
         bad = kvstore_pb2.QuarantineRequest(session_id=session, key=keys(2)[1], epoch=answer.device.epochs[1])
         assert (await it.one.stub.Quarantine(bad)).removed

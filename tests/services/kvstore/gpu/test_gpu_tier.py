@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.services.kvstore.gpu.helpers import bench
-from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, client_of, eventually, keys, puts, settings, spec
+from tests.services.kvstore.gpu.helpers import TWIN, bench
+from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, ROOT, client_of, eventually, keys, puts, settings, spec
 
+from penstock.kv.client import BlockPut
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.device.memory import NoDevice
 from penstock.kv.device.twin import TwinDevice
+from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.kvstore.service import open_kvstore
 from penstock.runtime.config import ConfigError
 from penstock.v1 import common_pb2, kvstore_pb2
@@ -237,12 +239,31 @@ async def test_stopping_waits_for_the_copy_under_way() -> None:
 
 
 async def test_tenants_do_not_meet_on_the_device() -> None:
-    """Keys hold the tenant's namespace; the device finds by whole keys only."""
+    """The same tokens: the tenant that stored them hits, in host memory and on the device; the other one misses."""
+
+    def names(tenant: str) -> list[bytes]:
+        root = root_key(spec(), namespace(b"server key", tenant))
+        return block_keys(root, list(range(64)), 16)
+
     async with bench(blocks=16) as it:
-        await it.only_on_device(4, "tenant-a")
-        assert await it.client.lookup(keys(4, "tenant-b")) == 0
-        assert await it.read(keys(4, "tenant-b")) == ([], [])
-        assert await it.read(keys(4, "tenant-a")) == (data(4, "tenant-a"), ["gpu"] * 4)
+        session = await it.one.attach(device=TWIN)
+        mine, theirs = names("alice"), names("bob")
+        parents = [ROOT, *mine]
+        blocks = [
+            BlockPut(key, parents[at], at * 16, put.data)
+            for at, (key, put) in enumerate(zip(mine, puts(4), strict=True))
+        ]
+        await it.client.put(blocks)
+        await it.read(mine, "alice's")
+        await eventually(lambda: it.gpu.has(mine) == 4)
+        await it.flood()
+        assert (await it.client.lookup(mine), await it.client.lookup(theirs)) == (4, 0)
+        for name, found in [(theirs, 0), (mine, 4)]:
+            request = kvstore_pb2.LeaseRequest(session_id=session, keys=name, on_device=True)
+            answer = await it.one.stub.Lease(request)
+            assert (len(answer.device.offsets), len(answer.offsets)) == (found, 0)
+        assert await it.read(theirs) == ([], [])
+        assert await it.read(mine) == (data(4), ["gpu"] * 4)
 
 
 async def test_another_model_finds_nothing_and_no_old_bytes() -> None:
