@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.kv.arena import ArenaMap
 from penstock.kv.checksum import checksum
@@ -35,6 +37,20 @@ Mine = list[tuple[BlockPut, kvstore_pb2.Reservation]]
 """Blocks with the room that they got."""
 
 
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Blocks that are reserved, and not yet committed."""
+
+    keys: list[bytes]
+    rooms: Sequence[kvstore_pb2.Reservation]
+    mine: Mine
+
+    @property
+    def full(self) -> bool:
+        """There was no room for all: what comes after would be without its parents."""
+        return any(room.state == kvstore_pb2.Reservation.STATE_FULL for room in self.rooms)
+
+
 class Writing:
     """The writing half of a client."""
 
@@ -48,15 +64,48 @@ class Writing:
         for block in blocks:
             if block.data.nbytes != size:
                 raise ValueError(f"a block has {block.data.nbytes} bytes, the spec says {size}")
-        stored, batch = 0, max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // size))
+        batch = max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // size))
+        batches = [blocks[start : start + batch] for start in range(0, len(blocks), batch)]
         with session.using():
-            for start in range(0, len(blocks), batch):
-                async with self._link.limit(session):
-                    stored += await self._put(session, blocks[start : start + batch], origin)
-        return stored
+            return await self._put(session, batches, origin) if batches else 0
 
-    async def _put(self, session: Session, blocks: Sequence[BlockPut], origin: Origin) -> int:
-        link, stats = self._link, self._link.stats
+    async def _put(self, session: Session, batches: list[Sequence[BlockPut]], origin: Origin) -> int:
+        """While one batch is written, the next is reserved and the one before is committed."""
+        unfinished: list[_Batch] = []
+        rest = iter(batches)
+        reserving = asyncio.ensure_future(self._reserve(session, next(rest), origin, unfinished))
+        committing: asyncio.Future[int] | None = None
+        stored = 0
+        try:
+            more = True
+            while more:
+                async with self._link.limit(session):
+                    batch = await reserving
+                    upcoming = None if batch.full else next(rest, None)
+                    more = upcoming is not None
+                    if upcoming is not None:
+                        reserving = asyncio.ensure_future(self._reserve(session, upcoming, origin, unfinished))
+                    commit = await self._fill(session, batch.mine)
+                    stored += await committing if committing is not None else 0
+                    committing = asyncio.ensure_future(self._commit(session, batch, commit, unfinished))
+            async with self._link.limit(session):
+                stored += await committing if committing is not None else 0
+            return stored
+        except BaseException:
+            calls: list[asyncio.Future[Any]] = [reserving]
+            if committing is not None:
+                calls.append(committing)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            for batch in unfinished:
+                self._loans.end_reservations(session, batch.keys, batch.rooms)
+            raise
+
+    async def _reserve(
+        self, session: Session, blocks: Sequence[BlockPut], origin: Origin, unfinished: list[_Batch]
+    ) -> _Batch:
+        link = self._link
         request = kvstore_pb2.ReserveRequest(
             session_id=session.session_id,
             length=link.spec.block_bytes,
@@ -83,30 +132,37 @@ class Writing:
             for block, room in zip(blocks, response.blocks, strict=True)
             if room.state == kvstore_pb2.Reservation.STATE_WRITE
         ]
-        if not mine:
-            return 0
-        try:
-            committed = await self._fill(session, mine)
-        except BaseException:
-            self._loans.end_reservations(session, keys, response.blocks)
-            raise
+        batch = _Batch(keys, response.blocks, mine)
+        unfinished.append(batch)
+        return batch
+
+    async def _commit(
+        self, session: Session, batch: _Batch, commit: Callable[[], Awaitable[int]], unfinished: list[_Batch]
+    ) -> int:
+        committed = await commit() if batch.mine else 0
+        unfinished.remove(batch)
+        stats = self._link.stats
         stats.put += committed
-        stats.late_commits += len(mine) - committed
-        stats.bytes_out += committed * link.spec.block_bytes
+        stats.late_commits += len(batch.mine) - committed
+        stats.bytes_out += committed * self._link.spec.block_bytes
         return committed
 
-    async def _fill(self, session: Session, mine: Mine) -> int:
+    async def _fill(self, session: Session, mine: Mine) -> Callable[[], Awaitable[int]]:
+        """Writes blocks, or gets them ready to be sent; returns what makes them findable."""
         link, memory = self._link, session.memory
         size = len(mine) * link.spec.block_bytes
         if memory is None:
             written = await link.work(size, lambda stop: _checksums(mine, stop))
-            return await self._send(session, mine, written)
+            return lambda: self._send(session, mine, written)
         try:
             written = await link.work(size, lambda stop: _copy(memory, mine, stop))
         except ValueError as error:
             raise link.fault(f"the store's answer does not fit its memory: {error}") from error
+        return lambda: self._finish(session, written)
+
+    async def _finish(self, session: Session, written: list[kvstore_pb2.CommitBlock]) -> int:
         request = kvstore_pb2.CommitRequest(session_id=session.session_id, blocks=written)
-        return sum((await link.call(session, link.rpc.Commit, request)).committed)
+        return sum((await self._link.call(session, self._link.rpc.Commit, request)).committed)
 
     async def _send(self, session: Session, mine: Mine, written: list[kvstore_pb2.CommitBlock]) -> int:
         async def messages() -> AsyncIterator[kvstore_pb2.BlockChunks]:

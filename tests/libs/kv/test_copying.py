@@ -21,7 +21,7 @@ def test_a_copy_equals_its_source(size: int, kind: type) -> None:
     assert target == b"\0" + source + b"\0"
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, 512 << 10, (512 << 10) + 1, (3 << 20) + 77])
+@pytest.mark.parametrize("size", [0, 1, 4096, 4 << 20, (4 << 20) + 1, (5 << 20) + 77])
 @pytest.mark.parametrize("at_once", [copy_and_sum, sum_and_copy])
 def test_copying_and_summing_at_once_is_one_after_the_other(size: int, at_once: Callable[..., bytes]) -> None:
     source, target = bytearray(os.urandom(size)), bytearray(size)
@@ -31,7 +31,7 @@ def test_copying_and_summing_at_once_is_one_after_the_other(size: int, at_once: 
         at_once(memoryview(target), memoryview(source + b"x"))
 
 
-@pytest.mark.parametrize("size", [4096, 3 << 20])
+@pytest.mark.parametrize("size", [4096, 5 << 20])
 def test_each_sums_what_nobody_else_can_change(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process writes into the shared side right after the copy: a reader tells from its copy, a writer vouches
     for its own bytes."""

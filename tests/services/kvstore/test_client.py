@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -24,8 +25,10 @@ from tests.services.kvstore.helpers import (
     spec,
 )
 
+from penstock.kv import writing
 from penstock.kv.arena import Arena
 from penstock.kv.client import BlockPut, StoreClient, StoreFault, open_store
+from penstock.kv.copying import sum_and_copy
 from penstock.kvstore.service import open_kvstore
 
 BIG = (5 << 19) + 64
@@ -207,6 +210,58 @@ async def test_a_caller_that_leaves_while_it_asks_keeps_nothing() -> None:
         stats = store.stats()
         assert (stats.used_bytes, stats.cooling) == (stats.blocks * BLOCK_BYTES, 0)
         assert (stats.expired_leases, stats.expired_reservations) == (0, 0)
+
+
+@both_ways
+async def test_a_put_of_many_batches_stores_all_of_them(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_BATCH_BLOCKS", 3)
+    blocks = puts(20)
+    async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
+        assert await client.put(blocks[4:6]) == 2
+        assert await client.put(blocks) == 18
+        assert await read(client, keys(20)) == [bytes(block.data) for block in blocks]
+        assert (client.stats.put, client.stats.late_commits, store.stats().reserved) == (20, 0, 0)
+    async with open_kvstore(settings(16)) as store, client_of(store.address, host=host) as client:
+        assert await client.put(blocks) == 16, "as many as there is room for"
+        assert await client.lookup(keys(20)) == 16
+
+
+@both_ways
+async def test_a_put_of_many_batches_that_is_left_keeps_nothing(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whatever point: one batch may be reserved, one written and one committed at that time."""
+    monkeypatch.setattr(writing, "_BATCH_BLOCKS", 3)
+    async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
+        for turns in range(60):
+            task = asyncio.ensure_future(client.put(puts(12, f"t{turns}")))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        await eventually(lambda: not store.stats().reserved)
+        stats = store.stats()
+        assert (stats.used_bytes, stats.cooling) == (stats.blocks * BLOCK_BYTES, 0)
+        assert stats.expired_reservations == 0
+
+
+async def test_a_batch_that_fails_takes_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_BATCH_BLOCKS", 3)
+    copies = itertools.count()
+
+    def fails(target: memoryview, source: memoryview) -> bytes:
+        if next(copies) == 7:
+            raise ValueError("not a slot")
+        return sum_and_copy(target, source)
+
+    monkeypatch.setattr(writing, "sum_and_copy", fails)
+    blocks = puts(20)
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        with pytest.raises(StoreFault, match="not a slot"):
+            await client.put(blocks)
+        await eventually(lambda: not store.stats().reserved)
+        found = await client.lookup(keys(20))
+        assert found in (3, 6), "the batches before it, but for one whose commit was under way"
+        assert await client.put(blocks) == 20 - found
+        assert await read(client, keys(20)) == [bytes(block.data) for block in blocks]
 
 
 async def test_without_a_store_every_call_fails_at_once() -> None:
