@@ -130,6 +130,29 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     )
 
 
+async def fast_way(mesh: Mesh) -> None:
+    """Returns when the stores of a mesh know each other, and the router believes that the way between them is fast:
+    a tiny model computes quicker than anything moves."""
+    known = [store.puller.neighbours for store in mesh.kvstores]
+    await until(lambda: all(one.others for one in known), "the stores know each other")
+    for worker in mesh.workers:
+        worker.links.far.rate = 1e12
+    await until(
+        lambda: all(seat.remote.value == 1e12 for seat in _seats(mesh)), "the router thinks that the way is fast"
+    )
+
+
+def on_host(mesh: Mesh, host: str) -> None:
+    """Sends decoding to the workers of one host."""
+    for seat in _seats(mesh):
+        if seat.member.role.value != "prefill":
+            seat.draining = seat.member.host_id != host
+
+
+def _seats(mesh: Mesh) -> list[Any]:
+    return [seat for seat in mesh.router.planner.registry if seat.member.role is not None]
+
+
 class Adversary(draft_pb2_grpc.DraftServicer):
     """Proposes special tokens, tokens that do not exist, and far too many."""
 

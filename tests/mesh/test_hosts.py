@@ -11,7 +11,7 @@ from tests.services.kvstore.relay import relay_to
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshOptions
 
-from .support import BLOCK, ask, mesh_keys, prompt, settled, until
+from .support import BLOCK, ask, fast_way, mesh_keys, on_host, prompt, settled, until
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)
@@ -19,29 +19,11 @@ SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)
 
 @asynccontextmanager
 async def two_hosts(meshes, tiny, **other):
-    """A mesh whose router thinks the way between the hosts fast: a tiny model computes quicker than anything moves."""
+    """A mesh on two hosts with a way between them that is fast."""
     options = MeshOptions(model=tiny, hosts=2, decode=2, router={"pull_s": 0.0}, **other)
     async with meshes(options) as mesh:
-        await until(
-            lambda: all(store.puller.neighbours.others for store in mesh.kvstores), "the stores know each other"
-        )
-        for worker in mesh.workers:
-            worker.links.far.rate = 1e12
-        await until(
-            lambda: all(seat.remote.value == 1e12 for seat in seats(mesh)), "the router believes that the way is fast"
-        )
+        await fast_way(mesh)
         yield mesh
-
-
-def seats(mesh):
-    return [seat for seat in mesh.router.planner.registry if seat.member.role is not None]
-
-
-def on_host(mesh, host: str, only: bool) -> None:
-    """Sends decoding to one host alone, or to all."""
-    for seat in seats(mesh):
-        if seat.member.role.value != "prefill":
-            seat.draining = only and seat.member.host_id != host
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -49,12 +31,12 @@ async def test_a_session_that_moves_to_another_host_computes_only_what_is_new(me
     async with two_hosts(meshes, tiny, aggregated=True) as mesh:
         tokens = prompt(f"move/{sampling.temperature}", 200)
         expected = await oracle(tokens, sampling)
-        on_host(mesh, "test", True)
+        on_host(mesh, "test")
         first = await ask(http, mesh, tokens, sampling, session="s")
         assert first.ids == expected.ids
         full = [*tokens, *first.ids]
         await settled(mesh, full[: len(full) // BLOCK * BLOCK - BLOCK])
-        on_host(mesh, "test-1", True)
+        on_host(mesh, "test-1")
         moved = await ask(http, mesh, tokens, sampling, session="s")
         assert moved.ids == expected.ids
         assert moved.usage["penstock"]["cached_tokens"]["remote"] == len(tokens) // BLOCK * BLOCK
@@ -68,7 +50,7 @@ async def test_a_session_that_moves_to_another_host_computes_only_what_is_new(me
 async def test_a_hand_off_to_another_host(meshes, tiny, http, oracle):
     """Prefill on the one, decode on the other: decode's store gets the blocks from that of prefill."""
     async with two_hosts(meshes, tiny) as mesh:
-        on_host(mesh, "test-1", True)
+        on_host(mesh, "test-1")
         for number, sampling in enumerate((GREEDY, SEEDED)):
             tokens = prompt(f"over/{number}", 150)
             answer = await ask(http, mesh, tokens, sampling)
@@ -85,7 +67,7 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
         async with relay_to(near.address) as relay:
             tokens = prompt(f"fault/{fault}", 400)
             expected = await oracle(tokens, GREEDY)
-            on_host(mesh, "test", True)
+            on_host(mesh, "test")
             await ask(http, mesh, tokens, GREEDY)
             await settled(mesh, tokens[: len(tokens) // BLOCK * BLOCK])
             _reach_by(mesh, near.address, relay.address)
@@ -94,7 +76,7 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
             else:
                 relay.cut = relay.stall if fault == "stall" else relay.reset
                 relay.cut_at = 150_000
-            on_host(mesh, "test-1", True)
+            on_host(mesh, "test-1")
             broken = await ask(http, mesh, tokens, GREEDY)
             assert broken.ids == expected.ids
             if fault == "away":
@@ -105,10 +87,10 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
             relay.cut_at, relay.target = None, near.address
             await until(lambda: relay.address not in far.puller.neighbours.shunned, "the source is tried again")
             other = prompt(f"after/{fault}", 100)
-            on_host(mesh, "test", True)
+            on_host(mesh, "test")
             await ask(http, mesh, other, GREEDY)
             await settled(mesh, other[: len(other) // BLOCK * BLOCK])
-            on_host(mesh, "test-1", True)
+            on_host(mesh, "test-1")
             healed = await ask(http, mesh, other, GREEDY)
             assert healed.ids == (await oracle(other, GREEDY)).ids
             assert healed.usage["penstock"]["cached_tokens"]["remote"] == len(other) // BLOCK * BLOCK

@@ -17,7 +17,7 @@ from penstock.kv.identity import block_keys, root_key
 from penstock.testing.mesh import Mesh, MeshOptions
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import BLOCK, prompt, until
+from .support import BLOCK, fast_way, on_host, prompt, until
 
 SERVER_KEY = "5e" * 32
 SESSION = "one key for all"
@@ -178,3 +178,16 @@ async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tin
             async with AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key="key-a") as client:
                 answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
                 assert answer.usage.prompt_tokens_details.cached_tokens == found
+
+
+async def test_another_hosts_store(opened) -> None:
+    """What the one host's store holds is fetched by the other for the tenant that made it, and for nobody else."""
+    async with opened(hosts=2, decode=2, aggregated=True, router={"pull_s": 0.0}) as tenants:
+        await fast_way(tenants.mesh)
+        tokens = prompt("remote", TOKENS)
+        on_host(tenants.mesh, "test")
+        assert await tenants.cached("a", tokens) == {}
+        await tenants.settled("a", tokens)
+        on_host(tenants.mesh, "test-1")
+        assert await tenants.cached("b", tokens) == {}
+        assert await tenants.cached("a", tokens) == {"remote": TOKENS - BLOCK}

@@ -42,6 +42,8 @@ from penstock.runtime.config import format_size
 _AHEAD_BYTES = 32 << 20
 """Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
 _STEP_BYTES = 4 << 20
+_MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU", Tier.NVME: "DISK"}
+"""Names of the tiers in the events for others' routers."""
 _NOTHING = StoreStats(*[0] * 18)
 
 
@@ -148,12 +150,17 @@ class Keeper:
 
     def held(self, key: bytes) -> Held | None:
         """What is stored under `key`, for the events."""
-        block = self._store.find(key) if self._store else None
-        return Held(key, block.parent, block.first_token, "CPU") if block else None
+        tier = self.tier_of(key)
+        places = [self._store.find] if self._store is not None else []
+        for find in (*places, *(one.find for one in self.suppliers)):
+            if tier is not None and (block := find(key)) is not None:
+                return Held(key, block.parent, block.first_token, _MEDIA[tier])
+        return None
 
     def block_size(self) -> int:
         """Tokens per block; 0 before the first client."""
-        return self.spec.block_size if self.spec else 0
+        spec = self.spec or (self.disk.tier.spec if self.disk is not None else None)
+        return spec.block_size if spec else 0
 
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored, in whatever tier; also before the first client."""

@@ -83,6 +83,10 @@ class RemoteBlocks:
         """See Supplier."""
         return ()
 
+    def find(self, key: bytes) -> Block | None:
+        """See Supplier."""
+        return None
+
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
         sources = self.puller.neighbours.usable(self.sources)

@@ -26,6 +26,10 @@ class Supplier(Protocol):
         """All that it has, for those who start to listen; nothing when it is not a tier of this store."""
         ...
 
+    def find(self, key: bytes) -> Block | None:
+        """What it knows of a block that it has; to be read, not changed. None also for all that is elsewhere."""
+        ...
+
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """Fills slots of `room` with the blocks named, in order, verified; returns how many leading ones are stored.
 

@@ -11,7 +11,7 @@ import pytest
 from tests.services.kvstore.helpers import BLOCK_BYTES, Raw, client_of, eventually, keys, puts, raw, refs, settings
 
 from penstock.kv.checksum import checksum
-from penstock.kvstore.blocks import State, Tier, Wanted
+from penstock.kvstore.blocks import Block, State, Tier, Wanted
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.kvstore.suppliers import Room
 from penstock.v1 import common_pb2, kvstore_pb2
@@ -32,6 +32,9 @@ class Shelf:
 
     def has(self, names: Sequence[bytes]) -> int:
         return next((at for at, name in enumerate(names) if name not in self.blocks), len(names))
+
+    def find(self, key: bytes) -> Block | None:
+        return None
 
     def all_keys(self) -> Iterable[bytes]:
         return self.blocks

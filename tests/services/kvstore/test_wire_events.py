@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,8 +12,10 @@ import msgspec
 import pytest
 from tests.services.kvstore.helpers import ROOT, client_of, keys, puts, settings, spec
 
+from penstock.kvstore.blocks import Block, Tier
 from penstock.kvstore.events import Change
 from penstock.kvstore.service import KvStore, open_kvstore
+from penstock.kvstore.suppliers import Room
 from penstock.kvstore.wire.format import Held, payload, removed, stored
 from penstock.kvstore.wire.publisher import Publisher, Replay, Translator
 from penstock.runtime.config import ConfigError
@@ -219,6 +221,51 @@ async def test_older_subscribers_get_arrays() -> None:
         await watcher.until(set(hashes(keys(16))), OldBatch)
         await client.put(puts(1, "b"))
         await watcher.until(set(hashes(keys(15) + keys(1, "b"))), OldBatch)
+
+
+class Shelf:
+    """A tier below memory that says where its blocks belong."""
+
+    tier = Tier.NVME
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, Block] = {}
+
+    def has(self, names: Sequence[bytes]) -> int:
+        return next((at for at, name in enumerate(names) if name not in self.blocks), len(names))
+
+    def all_keys(self) -> Iterable[bytes]:
+        return self.blocks
+
+    def find(self, key: bytes) -> Block | None:
+        return self.blocks.get(key)
+
+    async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+        return 0
+
+
+async def test_blocks_of_slower_tiers_are_told_with_their_place() -> None:
+    async with watched(blocks=16) as (store, watcher), client_of(store.address) as client:
+        await subscribed(watcher, store)
+        shelf = Shelf()
+        store.suppliers.append(shelf)
+        await client.put(puts(16))
+        await watcher.until(set(hashes(keys(16))))
+        for name in keys(16):
+            found = store.keeper.store.find(name)
+            assert found is not None
+            shelf.blocks[name] = found
+        await client.put(puts(4, "b"))  # the last four of the chain have to go from memory, and stay on the shelf
+        await watcher.until(set(hashes(keys(16) + keys(4, "b"))))
+        async with asyncio.timeout(10):
+            while list(watcher.held.values()).count("DISK") < 4:
+                _, sequence, batch = await watcher.next()
+                watcher.apply(sequence, batch)
+        assert {name for name, medium in watcher.held.items() if medium == "DISK"} == set(hashes(keys(16)[12:]))
+        gone = keys(16)[15]
+        del shelf.blocks[gone]
+        store.keeper.moved(gone)
+        await watcher.until(set(hashes(keys(15) + keys(4, "b"))))
 
 
 async def test_another_model_clears_everything() -> None:

@@ -407,6 +407,10 @@ class GpuTier:
         """See Supplier."""
         return self._format.table.keys() if self._format is not None and not self.off else ()
 
+    def find(self, key: bytes) -> Block | None:
+        """See Supplier."""
+        return self._format.table.find(key) if self._format is not None and not self.off else None
+
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
         done = 0
