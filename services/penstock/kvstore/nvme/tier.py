@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -258,8 +259,8 @@ class NvmeTier:
                 async with asyncio.timeout(_SAVE_S if self._wanted == self._spec else _RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
-            await self.follow()
-            await self._save()
+            await _whole(self.follow())
+            await _whole(self._save())
 
     async def follow(self) -> None:
         """Changes to the wanted space, when that is another one."""
@@ -372,3 +373,14 @@ class NvmeTier:
             written_today=self.budget.spent,
             refused=self._refused,
         )
+
+
+async def _whole(job: Coroutine[Any, Any, None]) -> None:
+    """Runs a job of files to its end, also when cancelled meanwhile: half done it would leave them open."""
+    task = asyncio.ensure_future(job)
+    try:
+        await asyncio.shield(task)
+    finally:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
