@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
-SEVERAL = "*"
-"""Stands for the conversations of a block that more than one conversation uses."""
-
 
 class Tier(IntEnum):
     """Where a block is, the nearest first. The numbers are those of the wire."""
@@ -45,7 +42,9 @@ class Block:
     uses: int = 0
     """Leases of it, and attempts to store it again, since it was stored. Those close together count as one."""
     used_at: float = 0.0
-    """When the last of these uses began, in seconds of the table's clock."""
+    """When it was last used, in seconds of the table's clock."""
+    counted_at: float = 0.0
+    """When the last use that counts began."""
     turn: int = 0
     """Blocks among its ancestors that had been used again when the next one was stored: turns before its own."""
     retained_until: float = 0.0

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from penstock.kv.policies import Outlook
-from penstock.kvstore.blocks import SEVERAL, Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
+from penstock.kv.policies import SEVERAL, Outlook
+from penstock.kvstore.blocks import Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
 from penstock.kvstore.deadlines import Deadlines
 from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.retention import Grant, Retention
@@ -316,11 +316,11 @@ class BlockStore:
         block.pins += 1
 
     def _use(self, block: Block, conversation: str, now: float) -> None:
-        block.used = self._tick
-        if now - block.used_at >= TOGETHER_S:
-            self._policy.used(block)
+        block.used, block.used_at = self._tick, now
+        if now - block.counted_at >= TOGETHER_S:
             block.uses += 1
-            block.used_at = now
+            block.counted_at = now
+        self._policy.used(block)
         if block.retained_until:
             self._retention.refresh([block.key], now)
             block.retained_until = self._retention.until(block.key)
@@ -416,7 +416,7 @@ class BlockStore:
             return True
         del session.reserved[block.key], self._reserved[block.key]
         block.checksum = written.checksum
-        block.used, block.used_at = self._tick, now
+        block.used, block.used_at, block.counted_at = self._tick, now, now
         block.retained_until = self._retention.until(block.key)
         self._blocks[block.key] = block
         self._policy.stored(block)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+SEVERAL = "*"
+"""Stands for the conversations of a block that more than one conversation uses."""
+
 
 class Candidate(Protocol):
     """A block, as far as policies read it. All blocks of one table have the same number of bytes and tokens."""
@@ -17,13 +20,13 @@ class Candidate(Protocol):
     uses: int
     """Separate uses since it was stored; a policy may add those that it remembers from before an eviction."""
     used_at: float
-    """When the last separate use began, in seconds of the clock."""
+    """When it was last used, in seconds of the clock."""
     turn: int
     """Turns of a conversation before the one that stored it, as far as its ancestors show."""
     seconds: float
     """What computing it took; 0: unknown."""
     conversation: str
-    """Whose it is; empty: unknown, or of several."""
+    """Whose it is; empty: unknown; or SEVERAL."""
     retained_until: float
     """Somebody was promised that it stays until then; 0: nobody."""
     note: Any
@@ -56,7 +59,7 @@ class EvictionPolicy(Protocol[BlockT]):
         """`block` left the table, as a victim or otherwise; it is not on offer any more."""
 
     def used(self, block: BlockT) -> None:
-        """A stored block is used again; `uses` and `used_at` still speak of the uses before."""
+        """A stored block was used again; `used_at` says when, `uses` whether it counts as separate."""
 
     def offer(self, block: BlockT) -> None:
         """`block` may go from now on, or was used while it might."""

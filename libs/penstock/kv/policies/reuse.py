@@ -30,8 +30,8 @@ BUCKETS = len(EDGES)
 _WIDTHS = tuple(end - start for start, end in itertools.pairwise(EDGES))
 _PRIOR = 0.2
 """Of being used in one bucket before anything is known: a hazard that falls with age, which ranks as LRU does."""
-_PRIOR_WEIGHT = 4.0
-_POOL_WEIGHT = 32.0
+_PRIOR_WEIGHT = 32.0
+_POOL_WEIGHT = 128.0
 _MEMORY = 4096.0
 """Ended intervals after which a class forgets half of what it knows."""
 
@@ -62,11 +62,11 @@ class ReuseTimes:
         return len(self._open)
 
     def use(self, key: bytes, group: int, now: float) -> None:
-        """A block, of class `group` from now on, is stored or used."""
+        """A block, of class `group` from now on, is stored or used. What is used at once again is the same use."""
         if int.from_bytes(key[-4:], "little") & self._mask:
             return
         before = self._open.pop(key, None)
-        if before is not None:
+        if before is not None and now - before[0] >= EDGES[1]:
             self._end(self._used, before, now)
             self.learned += 1
         self._open[key] = (now, group)

@@ -20,7 +20,7 @@ _SLACK = 64
 class _Place(Generic[BlockT]):
     """Where a block stands; it keeps its place while it may not go."""
 
-    __slots__ = ("block", "frequency", "queue", "since", "ticket")
+    __slots__ = ("block", "frequency", "queue", "since", "ticket", "uses")
 
     def __init__(self, block: BlockT, queue: int, since: int) -> None:
         self.block = block
@@ -28,6 +28,7 @@ class _Place(Generic[BlockT]):
         self.since = since
         """Its order in the queue."""
         self.frequency = 0
+        self.uses = block.uses
         self.ticket = 0
         """Of the heap entry that offers it; 0: not on offer."""
 
@@ -70,7 +71,9 @@ class S3Fifo(Generic[BlockT]):
     def used(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         place: _Place[BlockT] = block.note
-        place.frequency = min(place.frequency + 1, _MOST_FREQUENT)
+        if block.uses > place.uses:
+            place.uses = block.uses
+            place.frequency = min(place.frequency + 1, _MOST_FREQUENT)
 
     def expect(self, conversation: str, outlook: Outlook) -> None:
         """S3-FIFO takes no hints."""
@@ -132,5 +135,5 @@ class S3Fifo(Generic[BlockT]):
 
     def _remember(self, key: bytes) -> None:
         self._ghosts[key] = None
-        while len(self._ghosts) > self._members[_MAIN] + _SLACK:
+        while len(self._ghosts) > (1 - _SMALL_SHARE) * sum(self._members):
             self._ghosts.popitem(last=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App
@@ -41,6 +42,20 @@ def kv(*, json: bool = False, quick: bool = False) -> None:
 
     with telemetry("bench", "error"):
         _run(measure, json, quick, uvloop.new_event_loop)
+
+
+@app.command
+def evict(*, trace: list[Path] | None = None, json: bool = False, quick: bool = False) -> None:
+    """Eviction policies on recorded requests, beside LRU and the offline optimum.
+
+    Parameters
+    ----------
+    trace:
+        A file of recorded requests; may be given more than once. Without it, those in ../shared/traces.
+    """
+    from penstock.cli.bench.evict import default_traces, measure
+
+    _run(lambda quick: measure(trace or default_traces(), quick), json, quick)
 
 
 @app.command(name="all")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress
 from rich.table import Table
 
@@ -60,8 +60,12 @@ class Report:
             }
         )
 
-    def table(self) -> Table:
+    def shown(self) -> RenderableType:
         """For people."""
+        return self.table()
+
+    def table(self) -> Table:
+        """The figures."""
         table = Table(title=f"penstock bench {self.bench}", title_justify="left")
         for column in ("figure", "median", "min", "max", "unit", "against", "goal", "met"):
             number = column in ("median", "min", "max", "goal")
@@ -109,7 +113,7 @@ def show(report: Report, as_json: bool) -> None:
     if as_json:
         print(report.json())
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(report.table())
+        Console(width=None if sys.stdout.isatty() else 120).print(report.shown())
 
 
 def describe_host() -> dict[str, object]:

@@ -50,7 +50,7 @@ class Future:
 
 
 class Clairvoyant:
-    """An EvictionPolicy that knows a trace. `number` says which request runs."""
+    """An EvictionPolicy that knows the future. `number` says which request runs."""
 
     def __init__(self, future: Future, rule: Rule, cost: PrefillCost, number: Callable[[], int]) -> None:
         self._future = future

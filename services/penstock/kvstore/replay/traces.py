@@ -17,7 +17,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -69,23 +69,42 @@ class Trace:
         return any(ask.conversation for ask in self.asks)
 
 
+def overlaid(trace: Trace) -> Trace:
+    """The same conversations, but they begin one shortly after the other, so that many run at once.
+
+    Each keeps its own pace. Their beginnings are spread evenly over the mean length of a conversation. For traces that
+    were recorded one conversation after the other, as agent benchmarks are.
+    """
+    talks: dict[str, list[Ask]] = {}
+    for ask in trace.asks:
+        talks.setdefault(ask.conversation, []).append(ask)
+    length = sum(asks[-1].at - asks[0].at for asks in talks.values()) / len(talks)
+    moved = [
+        replace(ask, at=ask.at - asks[0].at + number * length / len(talks))
+        for number, asks in enumerate(talks.values())
+        for ask in asks
+    ]
+    moved.sort(key=lambda ask: ask.at)
+    return Trace(f"{trace.name}, overlaid", trace.block_tokens, tuple(moved))
+
+
 def load(path: Path) -> Trace:
     """Reads a trace. Raises TraceError."""
     try:
         with _opened(path) as lines:
             rows = [json.loads(line) for line in lines if line.strip()]
     except FileNotFoundError:
-        raise TraceError(f"{path}: no such file") from None
+        raise TraceError("no such file") from None
     except (OSError, ValueError) as error:
         if path.name.endswith((".csv", ".csv.gz")):
-            raise TraceError(f"{path}: a table of lengths: without block ids nothing is known of reuse") from None
-        raise TraceError(f"{path}: not JSON lines: {error}") from None
+            raise TraceError("a table of lengths: without block ids nothing is known of reuse") from None
+        raise TraceError(f"not JSON lines: {error}") from None
     if not rows:
-        raise TraceError(f"{path}: no request in it")
+        raise TraceError("no request in it")
     try:
         block, asks = _from_ids(rows) if "hash_ids" in rows[0] else _from_text(rows)
     except (KeyError, TypeError) as error:
-        raise TraceError(f"{path}: neither hash_ids nor input and output: {error!r}") from None
+        raise TraceError(f"neither hash_ids nor input and output: {error!r}") from None
     asks.sort(key=lambda ask: ask.at)
     first = asks[0].at
     moved = (Ask(ask.at - first, ask.tokens, ask.output, ask.keys, ask.conversation) for ask in asks)
@@ -133,4 +152,4 @@ def _check_chains(path: Path, trace: Trace) -> None:
     for ask in trace.asks:
         for parent, key in pairwise((ROOT, *ask.keys)):
             if parents.setdefault(key, parent) != parent:
-                raise TraceError(f"{path}: a block id follows two different ones, so ids don't name whole prefixes")
+                raise TraceError("a block id follows two different ones, so ids don't name whole prefixes")
