@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
+from penstock.kv.policies import SEVERAL as SEVERAL
+
 
 class Tier(IntEnum):
     """Where a block is, the nearest first. The numbers are those of the wire."""

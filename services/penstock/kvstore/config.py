@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.kv.host import host_id
+from penstock.kv.policies import POLICIES
 from penstock.kv.room import check_host_bytes, check_nvme
 from penstock.kvstore.retention import Retention
 from penstock.kvstore.wire.format import STYLES
@@ -40,6 +41,8 @@ class KvStoreConfig:
     """Longest time that a lease waits for blocks from slower tiers."""
     cooling_s: float = 5.0
     """How long a slot rests when its writer vanished."""
+    eviction: str = "worth"
+    """Which blocks go first when room is needed: worth, s3-fifo or lru."""
     retain_share: float = 0.25
     """Part of each tier that may be promised to clients who ask that their blocks be kept; 0: none."""
     retain_tenant_share: float = 0.125
@@ -104,6 +107,8 @@ class KvStoreConfig:
             raise ConfigError("home_keys", self.home_keys, "at least 1")
         if not 0 <= self.cooling_s <= 3600:
             raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
+        if self.eviction not in POLICIES:
+            raise ConfigError("eviction", self.eviction, f"one of {', '.join(POLICIES)}")
         for name in ("retain_share", "retain_tenant_share"):
             if not 0 <= getattr(self, name) <= 0.9:
                 raise ConfigError(name, getattr(self, name), "0 to 0.9: something must be left for others")

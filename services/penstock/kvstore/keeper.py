@@ -30,7 +30,7 @@ from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.conversations import Conversations, State
 from penstock.kvstore.disk import Disk
 from penstock.kvstore.events import EventHub
-from penstock.kvstore.policy import EvictionPolicy, Lru
+from penstock.kvstore.policy import EvictionPolicy, make_policy
 from penstock.kvstore.retaining import Retaining
 from penstock.kvstore.retention import Grant
 from penstock.kvstore.store import BlockStore, Watcher
@@ -124,7 +124,7 @@ class Keeper:
 
     def policy(self) -> EvictionPolicy:
         """Who goes first, in every tier."""
-        return Retaining(Lru(), self.now)
+        return Retaining(make_policy(self._config.eviction, self.now), self.now)
 
     @property
     def store(self) -> BlockStore:

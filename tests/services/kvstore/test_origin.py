@@ -11,11 +11,12 @@ from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settin
 from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
 
 from penstock.kv.client import Origin
-from penstock.kv.policies import SEVERAL
+from penstock.kv.policies import POLICIES, SEVERAL
 from penstock.kvstore.blocks import Wanted, Written
 from penstock.kvstore.conversations import State
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.store import BlockStore
+from penstock.runtime.config import ConfigError
 from penstock.v1 import kvstore_pb2
 
 NAMESPACE = b"n" * 16
@@ -95,3 +96,12 @@ async def test_a_lease_tells_that_its_conversation_is_active() -> None:
             outlook = store.keeper.conversations.outlook("talk")
         assert outlook is not None
         assert outlook.state is State.ACTIVE
+
+
+async def test_the_eviction_policy_is_a_setting() -> None:
+    for name in POLICIES:
+        async with open_kvstore(settings(eviction=name)) as store, client_of(store.address) as client:
+            assert await client.put(puts(3)) == 3
+            assert store.stats().blocks == 3
+    with pytest.raises(ConfigError, match="eviction = 'fifo': one of worth, s3-fifo, lru"):
+        settings(eviction="fifo")

@@ -15,25 +15,29 @@ Beckmann, Chen, Cidon, "LHD: improving cache hit rate by maximizing hit density"
 
 Intervals that have not ended yet count in all buckets before their own and for half of their own, as in a life table.
 
-Memory is bounded: at most `most` keys are tracked. When they are more, only keys from half of the key space are.
+Only the latest intervals count, whether they have ended or not. Memory is bounded: at most `most` keys are tracked.
+When they are more, only keys from half of the key space are, and so on: a sample.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
+from collections.abc import Sequence
 
 _FIRST_EDGE_S, _GROWTH, _BUCKETS = 0.05, 1.6, 31
 EDGES = (0.0, *(_FIRST_EDGE_S * _GROWTH**step for step in range(_BUCKETS - 1)))
-"""Seconds of age at which the buckets begin; the last one is 18 hours and more, where keys are forgotten."""
+"""Seconds of age at which the buckets begin; the last one begins at 11 hours."""
 BUCKETS = len(EDGES)
 _WIDTHS = tuple(end - start for start, end in itertools.pairwise(EDGES))
 _PRIOR = 0.2
 """Of being used in one bucket before anything is known: a hazard that falls with age, which ranks as LRU does."""
 _PRIOR_WEIGHT = 32.0
 _POOL_WEIGHT = 128.0
-_MEMORY = 4096.0
-"""Ended intervals after which a class forgets half of what it knows."""
+_WINDOW = 2
+"""Intervals that are remembered, in multiples of the keys that are tracked."""
+_OPEN = -1
 
 
 def bucket(age: float) -> int:
@@ -41,20 +45,30 @@ def bucket(age: float) -> int:
     return bisect.bisect_right(EDGES, age) - 1 if age > 0 else 0
 
 
-class ReuseTimes:
-    """See the module's text. The caller says which class is which."""
+class _Interval:
+    """From a use of a key to the next."""
 
-    def __init__(self, groups: int, most: int = 1 << 14) -> None:
+    __slots__ = ("end", "group", "key", "start")
+
+    def __init__(self, key: bytes, group: int, start: float) -> None:
+        self.key = key
+        self.group = group
+        self.start = start
+        self.end = _OPEN
+        """The bucket of age in which it ended."""
+
+
+class ReuseTimes:
+    """See the module's text. `groups` is the number of classes; the caller says which is which."""
+
+    def __init__(self, groups: int, most: int = 1 << 13) -> None:
         self._groups = range(groups)
         self._most = most
         self._mask = 0
-        self._open: dict[bytes, tuple[float, int]] = {}
-        """Start and class, the earliest start first."""
-        self._used = [[0.0] * BUCKETS for _ in self._groups]
-        """Intervals by the bucket in which they ended with a use."""
-        self._lost = [[0.0] * BUCKETS for _ in self._groups]
-        """Those that were given up."""
-        self._ended = [0.0] * groups
+        self._window: deque[_Interval] = deque()
+        self._open: dict[bytes, _Interval] = {}
+        self._used = [[0] * BUCKETS for _ in self._groups]
+        """Ended intervals of the window, by the bucket in which they ended."""
         self.learned = 0
         """Intervals that ended with a use, ever."""
 
@@ -63,35 +77,40 @@ class ReuseTimes:
 
     def use(self, key: bytes, group: int, now: float) -> None:
         """A block, of class `group` from now on, is stored or used. What is used at once again is the same use."""
-        if int.from_bytes(key[-4:], "little") & self._mask:
+        if not self._sampled(key):
             return
-        before = self._open.pop(key, None)
-        if before is not None and now - before[0] >= EDGES[1]:
-            self._end(self._used, before, now)
+        before = self._open.get(key)
+        if before is not None:
+            age = now - before.start
+            if age < EDGES[1]:
+                before.group = group
+                return
+            before.end = bucket(age)
+            self._used[before.group][before.end] += 1
             self.learned += 1
-        self._open[key] = (now, group)
+        self._open[key] = interval = _Interval(key, group, now)
+        self._window.append(interval)
         if len(self._open) > self._most:
-            self._give_up(now)
+            self._thin()
+        elif len(self._window) > _WINDOW * self._most:
+            self._forget(self._window.popleft())
 
-    def _end(self, counts: list[list[float]], interval: tuple[float, int], now: float) -> None:
-        start, group = interval
-        counts[group][bucket(now - start)] += 1
-        self._ended[group] += 1
-        if self._ended[group] > _MEMORY:
-            self._ended[group] /= 2
-            for table in (self._used, self._lost):
-                table[group] = [count / 2 for count in table[group]]
+    def _sampled(self, key: bytes) -> bool:
+        return not int.from_bytes(key[-4:], "little") & self._mask
 
-    def _give_up(self, now: float) -> None:
-        """Makes room: the oldest go when they are very old, else half of all keys are not tracked any more."""
-        oldest = next(iter(self._open))
-        if now - self._open[oldest][0] >= EDGES[-1]:
-            self._end(self._lost, self._open.pop(oldest), now)
-            return
+    def _forget(self, interval: _Interval) -> None:
+        if interval.end == _OPEN:
+            del self._open[interval.key]
+        else:
+            self._used[interval.group][interval.end] -= 1
+
+    def _thin(self) -> None:
+        """Half of the keys are not tracked any more, and what was learned of them is forgotten."""
         self._mask = self._mask << 1 | 1
-        self._open = {
-            key: interval for key, interval in self._open.items() if not int.from_bytes(key[-4:], "little") & self._mask
-        }
+        for interval in self._window:
+            if not self._sampled(interval.key):
+                self._forget(interval)
+        self._window = deque(interval for interval in self._window if self._sampled(interval.key))
 
     # -- what it knows
 
@@ -101,10 +120,10 @@ class ReuseTimes:
 
     def hazards(self, now: float) -> list[list[float]]:
         """Per class and bucket: the probability of a use within the bucket, for a block that gets that old."""
-        still = [[0.0] * BUCKETS for _ in self._groups]
-        for start, group in self._open.values():
-            still[group][bucket(now - start)] += 1
-        tables = [_life_table(*counts) for counts in zip(self._used, self._lost, still, strict=True)]
+        still = [[0] * BUCKETS for _ in self._groups]
+        for interval in self._open.values():
+            still[interval.group][bucket(now - interval.start)] += 1
+        tables = [_life_table(*counts) for counts in zip(self._used, still, strict=True)]
         pooled = _estimate(
             [sum(counts) for counts in zip(*(used for used, _ in tables), strict=True)],
             [sum(counts) for counts in zip(*(risk for _, risk in tables), strict=True)],
@@ -114,19 +133,18 @@ class ReuseTimes:
         return [_estimate(used, risk, pooled, _POOL_WEIGHT) for used, risk in tables]
 
 
-def _estimate(used: list[float], risk: list[float], before: list[float], weight: float) -> list[float]:
+def _estimate(used: Sequence[float], risk: Sequence[float], before: list[float], weight: float) -> list[float]:
     """Shrunk towards what was known before, which counts as `weight` intervals."""
     return [(used[at] + weight * before[at]) / (risk[at] + weight) for at in range(BUCKETS)]
 
 
-def _life_table(used: list[float], lost: list[float], still: list[float]) -> tuple[list[float], list[float]]:
+def _life_table(used: list[int], still: list[int]) -> tuple[list[int], list[float]]:
     """Uses, and how many could have been used, per bucket."""
     risk = [0.0] * BUCKETS
-    older = 0.0
+    older = 0
     for at in reversed(range(BUCKETS)):
-        out = lost[at] + still[at]
-        risk[at] = older + used[at] + out / 2
-        older += used[at] + out
+        risk[at] = older + used[at] + still[at] / 2
+        older += used[at] + still[at]
     return used, risk
 
 

@@ -37,8 +37,8 @@ _ENDED_FACTOR = 1 / 64
 """Of the usual rate."""
 _RETURNS = 0.8
 """How many expected conversations come back."""
-_LEARN_EVERY = 256
-"""Uses between two looks at what was learned."""
+_LEARN_SOONEST, _LEARN_LATEST = 64, 2048
+"""Uses between two looks at what was learned: an eighth of all so far, within these bounds."""
 _REMEMBERED = 1 << 16
 """Keys and conversations that are remembered."""
 _SLACK = 64
@@ -79,10 +79,11 @@ class Worth(Generic[BlockT]):
         self._cost = cost or PrefillCost()
         self._times = ReuseTimes(_GROUPS)
         self._rates: list[list[float]] = []
-        self._learned = 0
+        self._learn_at = 0
         self._shelves: dict[tuple[int, int, int], _Shelf[BlockT]] = {}
         self._by_step: list[list[_Shelf[BlockT]]] = [[] for _ in range(BUCKETS)]
-        self._due = [0.0] * BUCKETS
+        self._due = [0.0] * (BUCKETS - 1)
+        self._soonest = 0.0
         self._order: list[tuple[float, int, _Shelf[BlockT]]] = []
         self._gone: OrderedDict[bytes, int] = OrderedDict()
         self._outlooks: OrderedDict[str, Outlook] = OrderedDict()
@@ -143,7 +144,7 @@ class Worth(Generic[BlockT]):
         """See EvictionPolicy."""
         now = self._clock()
         self._move(now)
-        if self._times.learned - self._learned >= _LEARN_EVERY:
+        if self._times.learned >= self._learn_at:
             self._learn(now)
         while self._order:
             shelf = self._order[0][2]
@@ -224,6 +225,8 @@ class Worth(Generic[BlockT]):
 
     def _move(self, now: float) -> None:
         """Moves blocks on whose time has come. How often a shelf is looked at depends on the width of its bucket."""
+        if now < self._soonest:
+            return
         for step in range(BUCKETS - 1):
             if now < self._due[step]:
                 continue
@@ -237,6 +240,7 @@ class Worth(Generic[BlockT]):
                         self._stale -= 1
                     else:
                         self._put(offer, offer.block, now)
+        self._soonest = min(self._due)
 
     def _tidy(self) -> None:
         """Drops what was taken off the shelves."""
@@ -247,7 +251,8 @@ class Worth(Generic[BlockT]):
 
     def _learn(self, now: float) -> None:
         """Takes over what the tracker has learned: all shelves are worth something else now."""
-        self._learned = self._times.learned
+        learned = self._times.learned
+        self._learn_at = learned + max(_LEARN_SOONEST, min(learned // 8, _LEARN_LATEST))
         self._rates = self._times.rates(now)
         self._order = []
         for shelf in self._shelves.values():

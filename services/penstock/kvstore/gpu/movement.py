@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock.kvstore.blocks import SEVERAL, Block
+from penstock.kv.policies import SEVERAL
+from penstock.kvstore.blocks import Block
 from penstock.kvstore.conversations import Outlook, State
 
 Look = Callable[[str], Outlook | None]

@@ -22,13 +22,11 @@ def replay(trace: Path, *, overlay: bool = False, quick: bool = False) -> int:
     try:
         loaded = load(trace)
     except TraceError as error:
-        print(f"{error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
     if overlay:
         if not loaded.has_conversations:
-            print(
-                f"{trace}: it does not say which requests belong together, so nothing can be overlaid", file=sys.stderr
-            )
+            print("it names no conversations, so nothing can be overlaid", file=sys.stderr)
             return 2
         loaded = overlaid(loaded)
     todo = jobs(loaded, quick)

@@ -12,8 +12,8 @@ from penstock.kvstore.replay.run import Rates, Replay, Saved
 from penstock.kvstore.replay.traces import Trace
 
 OFFLINE, HINTED = "offline", "worth, hints"
-_SHARES = (1 / 128, 1 / 64, 1 / 32, 1 / 22, 1 / 16, 1 / 11, 1 / 8, 1 / 4, 1 / 2)
-_PAIRS = ((1 / 64, 1 / 8), (1 / 32, 1 / 4), (1 / 16, 1 / 2))
+_SHARES = (1 / 64, 1 / 32, 1 / 22, 1 / 16, 1 / 11, 1 / 8, 1 / 4)
+_PAIRS = ((1 / 64, 1 / 16), (1 / 64, 1 / 8), (1 / 32, 1 / 4))
 _QUICK_SHARES = (1 / 32, 1 / 16, 1 / 8)
 _QUICK_PAIRS = ((1 / 32, 1 / 4),)
 
