@@ -13,6 +13,9 @@ from penstock.runtime.config import ConfigError, format_size
 
 _LEAST_BYTES = 1 << 16
 _MIB = 1 << 20
+_PAGE = 4096
+LEAST_BLOCKS = 16
+"""Fewer are no cache: the smallest prompt of any use has as many."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -49,6 +52,14 @@ def check_gpu_bytes(field: str, size: int, device: Callable[[], int] | None = No
     if importlib.util.find_spec("cupy") is None:
         right = "needs cupy: pip install 'penstock[cuda12]' or 'penstock[cuda13]', as the driver has it"
         raise ConfigError(field, format_size(size), right)
+
+
+def check_blocks(field: str, size: int, block_bytes: int) -> None:
+    """Raises ConfigError for a tier that can't hold a few blocks of that size; 0 is no tier."""
+    least = LEAST_BLOCKS * (-(-block_bytes // _PAGE) + 2) * _PAGE  # headers and alignment included
+    if 0 < size < least:
+        what = f"{LEAST_BLOCKS} blocks of this model, with {format_size(block_bytes)} each"
+        raise ConfigError(field, format_size(size), f"at least {format_size(least)}: {what}")
 
 
 def memory_bytes() -> int:

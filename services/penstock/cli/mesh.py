@@ -11,12 +11,14 @@ from pathlib import Path
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.ports import Ports
-from penstock.kv.room import check_gpu_bytes, check_host_bytes, check_nvme
+from penstock.kv.room import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.models import NAMES, embedded
 from penstock.runtime.config import ConfigError, Size, format_size
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 """The order of stopping: nobody loses what it still needs."""
+_BLOCK_SIZE = 16
+"""Tokens: the workers' default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,7 @@ class MeshPlan:
 def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
     model = _model_directory("model", options.model)
+    _check_tiers(options, model)
     http, grpc = _address("port", options.port, ports), _address("grpc_port", options.grpc_port, ports)
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
@@ -166,6 +169,15 @@ def _model_directory(field: str, chosen: str) -> Path:
     except CheckpointError as error:
         raise ConfigError(field, chosen, str(error)) from error
     return directory.resolve()
+
+
+def _check_tiers(options: MeshOptions, model: Path) -> None:
+    """A tier holds a few blocks at least. Raises ConfigError."""
+    shape = inspect(model).config
+    values = 2 * shape.n_layers * shape.n_kv_heads * shape.head_dim * _BLOCK_SIZE
+    block_bytes = values * (4 if options.dtype == "float32" else 2)
+    for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
+        check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), block_bytes)
 
 
 def _address(field: str, port: int, ports: Ports) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kv.room import check_gpu_bytes, check_host_bytes, check_nvme, memory_bytes
+from penstock.kv.room import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme, memory_bytes
 from penstock.runtime.config import ConfigError
 
 GIB = 1 << 30
@@ -56,3 +56,10 @@ def test_a_gpu_tier_without_cupy_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"penstock\[cuda12\]"):
         check_gpu_bytes("gpu", GIB, lambda: 8 * GIB)
+
+
+def test_a_tier_for_less_than_a_few_blocks_is_none() -> None:
+    check_blocks("host", 0, 4096)
+    check_blocks("host", 16 * 3 * 4096, 4096)
+    with pytest.raises(ConfigError, match="host = '196607B': at least 192KiB: 16 blocks of this model, with 4KiB each"):
+        check_blocks("host", 16 * 3 * 4096 - 1, 4096)

@@ -71,6 +71,8 @@ def test_a_wrong_model_directory_is_said_within_a_second(tmp_path: Path) -> None
         (("--kv-host-bytes", "2XB"), "--kv-host-bytes", "512MiB"),
         (("--kv-host-bytes", "900TiB"), "--kv-host-bytes", "of memory; use less"),
         (("--kv-host-bytes", "5"), "--kv-host-bytes", "at least 64KiB"),
+        (("--kv-host-bytes", "64KiB"), "--kv-host-bytes", "16 blocks of this model"),
+        (("--kv-nvme-dir", "{here}/new", "--kv-nvme-bytes", "100KiB"), "--kv-nvme-bytes", "16 blocks of this model"),
         (("--kv-nvme-dir", "{here}"), "--kv-nvme-bytes", "for example 20GiB"),
         (("--kv-nvme-bytes", "2GiB"), "--kv-nvme-dir", "give the directory"),
         (("--kv-nvme-dir", "{here}/new", "--kv-nvme-bytes", "900TiB"), "--kv-nvme-bytes", "there is room for"),
@@ -101,7 +103,7 @@ def test_a_tier_that_can_not_be_is_said_before_anything_starts(
     [
         (("--decode", "0"), "decode"),
         (("--port", "70000"), "port"),
-        (("--dtype", "int8"), "dtype"),
+        (("--dtype", "int3"), "dtype"),
         (("--kv-host-bytes", "lots"), "kv-host-bytes"),
     ],
 )
@@ -158,7 +160,7 @@ def test_everybody_is_told_the_same_addresses() -> None:
 
 
 def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
-    given = {"kv_host_bytes": 1 << 20, "kv_nvme_dir": tmp_path / "kv", "kv_nvme_bytes": 3 << 20}
+    given = {"kv_host_bytes": 8 << 20, "kv_nvme_dir": tmp_path / "kv", "kv_nvme_bytes": 9 << 20}
     with reserved_ports() as ports:
         told = {
             child.name: child.command
@@ -168,7 +170,7 @@ def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
         with_disk = next(
             c.command for c in plan_mesh(MeshOptions(port=0, **given), ports).children if c.name == "kvstore"
         )  # type: ignore[arg-type]
-    assert with_disk[-6:] == ("--host-bytes", "1MiB", "--nvme-dir", str(tmp_path / "kv"), "--nvme-bytes", "3MiB")
+    assert with_disk[-6:] == ("--host-bytes", "8MiB", "--nvme-dir", str(tmp_path / "kv"), "--nvme-bytes", "9MiB")
     assert told["kvstore"][-2:] == ("--host-bytes", "1GiB")
 
 
