@@ -154,6 +154,9 @@ class StoreMetrics(Metrics):
             "refused_sources",
             "homes_asked",
             "homes_knew",
+            "pool_blocks",
+            "pool_published",
+            "pool_left_out",
             "brought",
             *(
                 f"nvme_{name}"

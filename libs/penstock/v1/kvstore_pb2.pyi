@@ -1175,6 +1175,9 @@ class PullStats(_message.Message):
     HOMES_KNEW_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     OTHERS_FIELD_NUMBER: _builtins.int
+    POOL_BLOCKS_FIELD_NUMBER: _builtins.int
+    POOL_PUBLISHED_FIELD_NUMBER: _builtins.int
+    POOL_LEFT_OUT_FIELD_NUMBER: _builtins.int
     pulled_blocks: _builtins.int
     pulled_bytes: _builtins.int
     """received, whether or not their block was completed"""
@@ -1188,6 +1191,12 @@ class PullStats(_message.Message):
     homes_knew: _builtins.int
     others: _builtins.int
     """stores that may be asked"""
+    pool_blocks: _builtins.int
+    """from a shared pool; not among the above"""
+    pool_published: _builtins.int
+    """put there"""
+    pool_left_out: _builtins.int
+    """not put there for lack of time or room"""
     @_builtins.property
     def faults(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """fetches that ended early, by reason"""
@@ -1205,10 +1214,13 @@ class PullStats(_message.Message):
         homes_knew: _builtins.int = ...,
         faults: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         others: _builtins.int = ...,
+        pool_blocks: _builtins.int = ...,
+        pool_published: _builtins.int = ...,
+        pool_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "homes_asked", b"homes_asked", "homes_knew", b"homes_knew", "others", b"others", "pull_seconds", b"pull_seconds", "pulled_blocks", b"pulled_blocks", "pulled_bytes", b"pulled_bytes", "refused_sources", b"refused_sources", "resumed_bytes", b"resumed_bytes", "resumptions", b"resumptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "homes_asked", b"homes_asked", "homes_knew", b"homes_knew", "others", b"others", "pool_blocks", b"pool_blocks", "pool_left_out", b"pool_left_out", "pool_published", b"pool_published", "pull_seconds", b"pull_seconds", "pulled_blocks", b"pulled_blocks", "pulled_bytes", b"pulled_bytes", "refused_sources", b"refused_sources", "resumed_bytes", b"resumed_bytes", "resumptions", b"resumptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

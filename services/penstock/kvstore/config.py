@@ -67,6 +67,14 @@ class KvStoreConfig:
     """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
     stall_s: float = 1.0
     """Another store that sends nothing for this long is asked anew over a fresh connection."""
+    mooncake_master: str = ""
+    """The master of a Mooncake pool that the stores of several hosts share, host:port; empty: none."""
+    mooncake_host: str = "127.0.0.1"
+    """The address by which the others of the pool reach this host."""
+    mooncake_lend_bytes: Size = 1 << 30
+    """Memory that this store lends to the pool; 0B lends none."""
+    mooncake_any_interface: bool = False
+    """It is known that Mooncake listens on every interface of the host, and its ports are guarded."""
     home_keys: int = 200_000
     """Keys whose holders this store remembers for the others, about 200 bytes of memory each."""
     max_clients: int = 256
@@ -99,6 +107,8 @@ class KvStoreConfig:
         for name in ("lease_s", "reserve_s", "bring_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
+        if self.mooncake_master:
+            _check_address("mooncake_master", self.mooncake_master)
         if self.advertise:
             _check_address("advertise", self.advertise)
         for peer in self.peers:

@@ -11,6 +11,7 @@ from penstock.kv.identity import KvSpec
 from penstock.kv.transport.base import Offered, Transport, TransportFault
 from penstock.kvstore.blocks import Block, State, Tier, Wanted
 from penstock.kvstore.neighbours import Neighbours
+from penstock.kvstore.pool import Pool
 from penstock.kvstore.suppliers import Room
 
 _MOST_SOURCES = 4
@@ -31,10 +32,17 @@ class PullStats:
 class Puller:
     """Makes the suppliers of single leases. One per store."""
 
-    def __init__(self, neighbours: Neighbours, transport: Transport) -> None:
+    def __init__(self, neighbours: Neighbours, transport: Transport, pool: Pool | None = None) -> None:
+        """`pool` is asked for what no neighbour has."""
         self.neighbours = neighbours
         self.transport = transport
+        self.pool = pool
         self.stats = PullStats()
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether there is anybody to ask."""
+        return bool(self.neighbours.others) or self.pool is not None
 
     def supplier(self, spec: KvSpec, sources: Sequence[str], conversation: str = "") -> RemoteBlocks:
         """For a lease whose rest is said to be at `sources`. Addresses that are no stores of this mesh are not used."""
@@ -51,12 +59,15 @@ class Puller:
             "pull_seconds": moved.seconds,
             "resumptions": moved.resumptions,
             **asdict(self.stats),
+            "pool_blocks": self.pool.transport.stats.blocks if self.pool else 0,
+            "pool_published": self.pool.published if self.pool else 0,
+            "pool_left_out": self.pool.left_out if self.pool else 0,
         }
 
     @property
     def faults(self) -> Counter[str]:
         """Fetches that ended early, by reason."""
-        return self.transport.stats.faults
+        return self.transport.stats.faults + (self.pool.transport.stats.faults if self.pool else Counter())
 
 
 @dataclass(eq=False)
@@ -76,8 +87,10 @@ class RemoteBlocks:
         """See Supplier; a guess."""
         if not keys or keys[0] in self._dry:
             return 0
-        named = self.puller.neighbours.usable(self.sources)
-        return len(keys) if named or (self.ask_home and self.puller.neighbours.might_know(keys[0])) else 0
+        neighbours = self.puller.neighbours
+        named = neighbours.usable(self.sources)
+        asked = self.ask_home and neighbours.might_know(keys[0])
+        return len(keys) if named or asked or self.puller.pool else 0
 
     def all_keys(self) -> Iterable[bytes]:
         """See Supplier."""
@@ -90,24 +103,28 @@ class RemoteBlocks:
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
         sources = self.puller.neighbours.usable(self.sources)
-        if not sources and self.ask_home:
+        if not sources and self.ask_home and self.puller.neighbours.might_know(keys[0]):
             self.puller.stats.homes_asked += 1
             sources = await self.puller.neighbours.who_has(keys[0], until)
             self.puller.stats.homes_knew += bool(sources)
         at = 0
         for source in sources[:_MOST_SOURCES]:
-            at += await self._from(source, keys[at:], room, until)
+            at += await self._from(self.puller.transport, source, keys[at:], room, until)
+            if at == len(keys):
+                return at
+        if self.puller.pool is not None:
+            at += await self._from(self.puller.pool.transport, "", keys[at:], room, until)
             if at == len(keys):
                 return at
         self._dry.add(keys[at])
         return at
 
-    async def _from(self, source: str, keys: Sequence[bytes], room: Room, until: float) -> int:
+    async def _from(self, transport: Transport, source: str, keys: Sequence[bytes], room: Room, until: float) -> int:
         landing = _Landing(room, self.conversation)
         try:
-            await self.puller.transport.fetch(source, self.spec, keys, landing, until)
+            await transport.fetch(source, self.spec, keys, landing, until)
         except TransportFault as fault:
-            if fault.reason != "late":
+            if source and fault.reason != "late":
                 self.puller.neighbours.shunned.add(source)
         finally:
             landing.close()

@@ -44,6 +44,7 @@ from penstock.kvstore.messages import (
     written_from_message,
 )
 from penstock.kvstore.neighbours import Neighbours
+from penstock.kvstore.pool import open_pool
 from penstock.kvstore.pulling import Puller
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.publisher import Publisher, Translator, WireOptions, open_publisher
@@ -109,7 +110,7 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
         async with (
             open_gpu(keeper, config, open_device) as gpu,
             open_channels() as channels,
-            _pulling(config) as puller,
+            _pulling(keeper, config) as puller,
             _publishing(keeper, config) as events,
             serve(config.address, partial(_register, keeper, puller, gpu, config), [_NAME], grace=_GRACE_S) as server,
         ):
@@ -162,13 +163,14 @@ def _hear(keeper: Keeper, hint: common_pb2.SessionHint) -> None:
 
 
 @asynccontextmanager
-async def _pulling(config: KvStoreConfig) -> AsyncIterator[Puller]:
+async def _pulling(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Puller]:
     """What gets blocks from other stores."""
     async with (
         open_channels() as channels,
         open_grpc_transport(f"store of {config.host_id}", stall_s=config.stall_s) as transport,
+        open_pool(keeper, config) as pool,
     ):
-        yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport)
+        yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport, pool)
 
 
 async def _announce(keeper: Keeper, neighbours: Neighbours) -> None:
@@ -261,7 +263,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         """Other stores, unless one of them asks: nobody is sent round in a circle."""
         check_sources(request.sources)
         spec = self._keeper.spec
-        if request.peer or spec is None or not self._puller.neighbours.others:
+        if request.peer or spec is None or not self._puller.anywhere:
             return []
         return [self._puller.supplier(spec, request.sources, request.conversation)]
 

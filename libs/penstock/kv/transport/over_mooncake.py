@@ -121,7 +121,8 @@ class MooncakeTransport:
             magic, digest, parent, namespace, first, seconds, length = _HEAD.unpack_from(value)
             if magic != _MAGIC or length != block_bytes:
                 raise TransportFault("nonsense", "a value that is no block")
-            found.append((Offered(key, parent, first, digest, seconds, namespace.rstrip(b"\0")), value[_HEAD.size :]))
+            offered = Offered(key, parent, first, digest, seconds, namespace if any(namespace) else b"")
+            found.append((offered, value[_HEAD.size :]))
         return found
 
     def _land(self, found: list[tuple[Offered, memoryview]], landing: Landing) -> int:

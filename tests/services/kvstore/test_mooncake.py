@@ -14,9 +14,10 @@ from tests.services.kvstore.netns import command, impossible
 
 from penstock.kv.transport import over_mooncake
 from penstock.kv.transport.over_mooncake import MooncakeOptions, listening_everywhere
+from penstock.kvstore import service as service_module
 from penstock.runtime.config import ConfigError
 
-LIBS = Path(over_mooncake.__file__).parents[3]
+LIBS = [str(Path(module.__file__ or "").parents[parts]) for module, parts in ((over_mooncake, 3), (service_module, 2))]
 
 
 def missing() -> str:
@@ -144,6 +145,45 @@ asyncio.run(main())
 """
 )
 
+STORES = (
+    COMMON
+    + """
+from penstock.kv.client import BlockPut, open_store
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.service import open_kvstore
+from penstock.rpc.channels import open_channels
+
+async def main():
+    async with master() as (process, address), open_channels() as channels:
+        def config(host):
+            return KvStoreConfig(
+                host_bytes=16 << 20, host_id=host, mooncake_master=address, mooncake_lend_bytes=16 << 20, bring_s=20.0)
+
+        async with open_kvstore(config("one")) as one, open_kvstore(config("two")) as two:
+            blocks = [random.Random(key).randbytes(SIZE) for key in KEYS]
+            parents = [bytes(32), *KEYS]
+            puts = [BlockPut(KEYS[n], parents[n], n * 16, memoryview(data)) for n, data in enumerate(blocks)]
+            async with open_store(channels.to(one.address), "writer", SPEC, "one", timeout_s=20) as writer:
+                assert await writer.put(puts) == len(KEYS)
+                async with asyncio.timeout(20):
+                    while one.puller.figures()["pool_published"] < len(KEYS):
+                        await asyncio.sleep(0.01)
+            async with open_store(channels.to(two.address), "reader", SPEC, "two", timeout_s=20) as reader:
+                async with reader.lease([*KEYS, bytes(32)]) as leased:
+                    assert [bytes(view) for view in leased.blocks] == blocks
+                    assert leased.tiers == ["remote"] * len(KEYS)
+                async with reader.lease(KEYS) as leased:
+                    assert leased.tiers == ["host"] * len(KEYS)
+            figures = two.puller.figures()
+            assert (figures["pool_blocks"], figures["pool_published"], figures["pulled_blocks"]) == (40, 0, 0)
+            assert two.keeper.store.find(KEYS[5]).parent == KEYS[4]
+            assert one.stats().detached == two.stats().reserved == 0
+    print("all well")
+
+asyncio.run(main())
+"""
+)
+
 EXPOSED = (
     COMMON
     + """
@@ -172,7 +212,7 @@ def inside(name: str, program: str) -> str:
             command("ip", "-n", name, "link", "set", "outside", "up")
         done = subprocess.run(
             ["ip", "netns", "exec", name, sys.executable, "-c", program],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(LIBS), os.environ.get("PYTHONPATH", "")])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*LIBS, os.environ.get("PYTHONPATH", "")])},
             capture_output=True,
             text=True,
             timeout=120,
@@ -185,6 +225,12 @@ def inside(name: str, program: str) -> str:
 @needs_mooncake
 def test_a_pool_of_two_stores_moves_blocks_and_checks_them() -> None:
     said = inside(f"moon{os.getpid()}", POOL)
+    assert "all well" in said, said
+
+
+@needs_mooncake
+def test_two_stores_share_a_pool() -> None:
+    said = inside(f"moon{os.getpid()}", STORES)
     assert "all well" in said, said
 
 
