@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.engine.request import TokenOut
+from penstock.kv.device.memory import DeviceView
 
+Source = memoryview | DeviceView
+"""A block's bytes: in host memory, or on the engine's device."""
 Check = Callable[[int, memoryview], bool]
 """Whether the bytes are those of the block with that index in the call."""
 
@@ -25,10 +28,10 @@ class PageWriter(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    async def write(self, first_block: int, blocks: Sequence[memoryview], check: Check | None = None) -> int:
+    async def write(self, first_block: int, blocks: Sequence[Source], check: Check | None = None) -> int:
         """Copies `blocks` (each `block_bytes` long) to the pages from `first_block` on; the buffers may be reused
-        when the call is over. `check` sees every copy, in order and maybe in a thread; the write ends before the
-        first that it refuses.
+        when the call is over. `check` sees every copy of host memory, in order and maybe in a thread; the write ends
+        before the first that it refuses. Blocks on the device come first, and are not checked.
 
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
         blocks were stored: fewer than given when the pool is short or `check` said no, none when the load has been

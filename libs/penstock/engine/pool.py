@@ -13,13 +13,16 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.hooks import Check
+from penstock.engine.hooks import Check, Source
 
 LAYOUT = "lkbhd-v1"
 """Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
@@ -75,13 +78,16 @@ class KvPool:
             raise ValueError(f"a block has {self.block_bytes} bytes, the destination {destination.nbytes}")
         np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(self.view(page), np.uint8))
 
-    def write(self, pages: Sequence[int], blocks: Sequence[memoryview], check: Check | None = None) -> int:
+    def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None = None) -> int:
         """Copies each block's bytes to its page, up to a copy that `check` refuses; returns how many are good.
 
-        The interpreter lock is free while large ones are copied.
+        The interpreter lock is free while large ones are copied. When it returns, nothing is read any more.
         """
+        on_device = self._write_on_device(pages, blocks)
         for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
-            source = np.frombuffer(block, np.uint8)
+            if index < on_device:
+                continue
+            source = np.frombuffer(cast(memoryview, block), np.uint8)
             if self._host is not None:
                 copy = self._host[page]
                 np.copyto(copy, source)
@@ -91,6 +97,15 @@ class KvPool:
             if check is not None and not check(index, copy.data):
                 return index
         return len(blocks)
+
+    def _write_on_device(self, pages: Sequence[int], blocks: Sequence[Source]) -> int:
+        """Copies the leading blocks that lie on the device, and returns how many when the last byte has been read."""
+        there = list(takewhile(lambda block: not isinstance(block, memoryview), blocks))
+        for page, block in zip(pages, there, strict=False):
+            self._bytes[page].copy_(from_dlpack(block))
+        if there and self.data.is_cuda:
+            torch.cuda.current_stream(self.data.device).synchronize()
+        return len(there)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from penstock.engine.hooks import Check
+from penstock.engine.hooks import Check, Source
 from penstock.engine.pool import KvPool
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sequence import Sequence as Live
@@ -45,7 +45,7 @@ class Writer:
     def _usable(self) -> bool:
         return self._open and not self._one.stripped
 
-    async def write(self, first_block: int, blocks: Sequence[memoryview], check: Check | None = None) -> int:
+    async def write(self, first_block: int, blocks: Sequence[Source], check: Check | None = None) -> int:
         """See PageWriter.write."""
         if any(block.nbytes != self.block_bytes for block in blocks):
             raise ValueError(f"a block of this engine has {self.block_bytes} bytes")
@@ -73,7 +73,7 @@ class Writer:
             scheduler.grow(one, grow)
         return max(0, min(last, len(one.pages)) - first_block)
 
-    async def _copy(self, pages: Sequence[int], blocks: Sequence[memoryview], check: Check | None) -> int:
+    async def _copy(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
         if len(blocks) * self.block_bytes <= _INLINE_BYTES:
             return self._pool.write(pages, blocks, check)
         owner = f"copy to {self._one.owner}"

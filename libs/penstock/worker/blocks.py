@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
-from penstock.engine.hooks import LoadResult, PageRef, PageWriter
-from penstock.kv.client import NOBODY, BlockPut, Origin, StoreClient, StoreFault
+from penstock.engine.hooks import LoadResult, PageRef, PageWriter, Source
+from penstock.kv.client import NOBODY, BlockPut, Leased, Origin, StoreClient, StoreFault
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.links import Links
@@ -62,14 +63,24 @@ class Fetcher:
 
     async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> int:
         begin = time.monotonic()
-        async with self.store.lease(keys, self.origin, checked=False) as leased:
-            written = await pages.write(self.blocks, leased.blocks, leased.check) if leased.blocks else 0
-            tiers, size = leased.tiers[:written], sum(view.nbytes for view in leased.blocks[:written])
+        async with self.store.lease(keys, self.origin, checked=False, on_device=True) as leased:
+            near = leased.on_device.views
+            blocks: list[Source] = [*near, *leased.blocks]
+            check = partial(_check, leased, len(near))
+            written = await pages.write(self.blocks, blocks, check) if blocks else 0
+            if not leased.on_device.still_valid():
+                written = 0  # what came from the device was not checked: nothing else vouches for it
+            tiers = ["gpu"] * len(near) + leased.tiers
+            tiers, size = tiers[:written], sum(view.nbytes for view in blocks[:written])
         self.blocks += written
         self.tiers.update({tier: tiers.count(tier) * self.block_size for tier in set(tiers)})
         self.metrics.fetched.inc(written)
         self.links.fetched(tiers, size, time.monotonic() - begin)
         return written
+
+
+def _check(leased: Leased, on_device: int, index: int, copy: memoryview) -> bool:
+    return leased.check(index - on_device, copy)
 
 
 class StoredPrefix:

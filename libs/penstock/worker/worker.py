@@ -29,6 +29,7 @@ from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
 from penstock.worker.cost import PrefillCost
+from penstock.worker.device import device_of
 from penstock.worker.links import Links
 from penstock.worker.retaining import Mark, Retainer
 
@@ -164,14 +165,18 @@ async def open_worker(
     **engine_settings: Any,
 ) -> AsyncIterator[ServedWorker]:
     """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
-    async with open_channels() as channels, Engine.open(config.engine(**engine_settings), drafter=drafter) as engine:
+    settings = config.engine(**engine_settings)
+    device = device_of(settings.device)
+    async with open_channels() as channels, Engine.open(settings, drafter=drafter) as engine:
         metrics = WorkerMetrics(lambda: _figures(engine))
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"{service}-{os.getpid()}"
         two_steps = 2 * config.max_batch_tokens // config.block_size
         waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
         async with (
-            open_store(store_channel, name, engine.spec, config.host, timeout_s=config.store_timeout_s) as store,
+            open_store(
+                store_channel, name, engine.spec, config.host, timeout_s=config.store_timeout_s, device=device
+            ) as store,
             open_publisher(store, metrics, waiting_pages) as publisher,
         ):
             worker = Worker(config, engine, store, publisher, channels, metrics)

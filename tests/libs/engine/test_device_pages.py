@@ -1,0 +1,40 @@
+"""An engine on the store's device copies blocks from there into its pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tests.libs.kv.device_contract import noise
+
+from penstock.checkpoint import inspect
+from penstock.engine.pool import KvPool
+from penstock.kv.device.memory import Device
+from penstock.kv.device.twin import TwinDevice
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+
+
+def copies_both_kinds(device: Device, place: str, directory: Path) -> None:
+    """Blocks on the device and, behind them, blocks in host memory."""
+    config = inspect(write_checkpoint(directory / "model", TinyModel())).config
+    pool = KvPool(config, 8, 16, torch.bfloat16, torch.device(place))
+    size = pool.block_bytes
+    arena = device.allocate(4 * size)
+    arena.upload([(0, noise(1, size)), (2 * size, noise(2, size))]).wait()
+    blocks = [arena.view(0, size), arena.view(2 * size, size), noise(3, size), noise(4, size)]
+    seen: list[int] = []
+
+    def check(index: int, copy: memoryview) -> bool:
+        seen.append(index)
+        return copy == noise(3, size)
+
+    assert pool.write([5, 1, 3, 4], blocks, check) == 3
+    assert [pool.view(page) for page in (5, 1, 3)] == [noise(number, size) for number in (1, 2, 3)]
+    assert seen == [2, 3], "those on the device have nobody to check them here"
+    assert pool.write([2], blocks[1:2], check) == 1
+    assert pool.view(2) == noise(2, size)
+    arena.close()
+
+
+def test_pages_from_a_twin(tmp_path: Path) -> None:
+    copies_both_kinds(TwinDevice(), "cpu", tmp_path)
