@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 import grpc
 import structlog
 
-from penstock.kvstore.events import Subscriber
+from penstock.kvstore.events import EventHub
 from penstock.kvstore.homes import Directory, by_home, home
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-_PIECE = 2048
-"""Keys told or looked at in one step."""
+_PIECE = 512
+"""Keys looked at in one step, and so told in one message: a few milliseconds of work."""
 _TELL_S = 2.0
 _ASK_S = 0.1
 """A home that does not answer within this is not worth waiting for: computing goes on meanwhile."""
@@ -98,7 +98,7 @@ class Neighbours:
 
     async def who_has(self, key: bytes, until: float) -> list[str]:
         """Asks the key's home; empty when it does not know or does not answer."""
-        where = home(key, [*self.others, self.own])
+        where = home(key, self._members())
         found: Sequence[str] = []
         if where == self.own:
             found = self.directory.holders(key, self.others)
@@ -124,39 +124,51 @@ class Neighbours:
 
     # -- what this one has
 
-    async def follow(self, subscriber: Subscriber) -> None:
-        """Tells the homes what comes and goes here, until the subscriber ends."""
-        while (change := await subscriber.next()) is not None:
-            if self.others:
-                await self._tell(change.stored, change.removed)
-
-    async def rehome(self, keys: Callable[[], Iterable[bytes]]) -> None:
-        """Whenever a store joins or leaves, tells the new homes of what has moved; until cancelled."""
-        after = [self.own]
-        while True:
-            before, after = after, [*self.others, self.own]
-            rest = iter(list(keys()))
-            while piece := list(islice(rest, _PIECE)):
-                await self._tell([key for key in piece if home(key, before) != home(key, after)], ())
-                await asyncio.sleep(0)
+    async def announce(self, hub: EventHub, keys: Callable[[], Iterable[bytes]]) -> None:
+        """Once there are others, tells the homes what comes and goes here, until cancelled or the hub closes."""
+        while not self.others:
             await self._changed.wait()
             self._changed.clear()
+        with hub.subscribe() as subscriber:
+            rehoming = asyncio.create_task(self._rehome(keys))  # ends with this one
+            try:
+                while (change := await subscriber.next()) is not None:
+                    await self._tell(change.stored, change.removed)
+            finally:
+                rehoming.cancel()
 
-    async def _tell(self, stored: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        members = [*self.others, self.own]
-        come, gone = by_home(stored, members), by_home(removed, members)
-        for where in {*come, *gone} - {self.own}:
-            if where not in self.shunned:
-                await self._announce(where, come.get(where, []), gone.get(where, []))
+    async def _rehome(self, keys: Callable[[], Iterable[bytes]]) -> None:
+        """Whenever a store joins or leaves, tells the new homes of what has moved."""
+        after = self._members()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            before, after = after, self._members()
+            for piece in _pieces(list(keys())):
+                await self._tell([key for key in piece if home(key, before) != home(key, after)], ())
+                await asyncio.sleep(0)
+
+    async def _tell(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        for come, gone in zip_longest(_pieces(stored), _pieces(removed), fillvalue=()):
+            members = self._members()
+            stored_at, removed_at = by_home(come, members), by_home(gone, members)
+            for where in {*stored_at, *removed_at} - {self.own}:
+                if where not in self.shunned:
+                    await self._announce(where, stored_at.get(where, []), removed_at.get(where, []))
 
     async def _announce(self, where: str, stored: list[bytes], removed: list[bytes]) -> None:
         stub = kvstore_pb2_grpc.KvStoreStub(self._channels.to(where))
-        for start in range(0, max(len(stored), len(removed)), _PIECE):
-            piece = slice(start, start + _PIECE)
-            request = kvstore_pb2.AnnounceRequest(address=self.own, stored=stored[piece], removed=removed[piece])
-            try:
-                await stub.Announce(request, timeout=_TELL_S)
-            except grpc.aio.AioRpcError as error:
-                self.shunned.add(where)
-                self._log.info("a home could not be told", home=where, reason=error.details())
-                return
+        request = kvstore_pb2.AnnounceRequest(address=self.own, stored=stored, removed=removed)
+        try:
+            await stub.Announce(request, timeout=_TELL_S)
+        except grpc.aio.AioRpcError as error:
+            self.shunned.add(where)
+            self._log.info("a home could not be told", home=where, reason=error.details())
+
+    def _members(self) -> list[str]:
+        return [*self.others, self.own]
+
+
+def _pieces(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(keys), _PIECE):
+        yield keys[start : start + _PIECE]

@@ -117,7 +117,7 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
             address = f"{config.address.rpartition(':')[0]}:{server.port}"
             neighbours = puller.neighbours
             neighbours.own = config.advertise or address
-            jobs = [keeper.run(), neighbours.rehome(keeper.all_keys), _announce(keeper, neighbours)]
+            jobs = [keeper.run(), neighbours.announce(keeper.hub, keeper.all_keys)]
             if config.router is not None:
                 channel = channels.to(config.router)
                 heard = partial(_hear, keeper)
@@ -171,11 +171,6 @@ async def _pulling(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pulle
         open_pool(keeper, config) as pool,
     ):
         yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport, pool)
-
-
-async def _announce(keeper: Keeper, neighbours: Neighbours) -> None:
-    with keeper.hub.subscribe() as subscriber:
-        await neighbours.follow(subscriber)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

@@ -324,3 +324,28 @@ def test_strangers_are_not_believed() -> None:
     neighbours.heard("a:1", keys(1), [])
     assert len(neighbours.directory) == 1
     assert neighbours.usable(["evil:1", "a:1", "a:1"]) == ["a:1"]
+
+
+async def test_a_store_that_joins_is_told_of_the_keys_that_it_is_now_the_home_of() -> None:
+    async with AsyncExitStack() as stack:
+        stores: list[KvStore] = []
+        for number in range(3):
+            stores.append(await stack.enter_async_context(open_kvstore(settings(128, host_id=f"h{number}"))))
+        names, addresses = keys(120), [store.address for store in stores]
+
+        def told(number: int, members: list[str]) -> bool:
+            """Whether a store knows exactly its share of what the first holds."""
+            share = {name for name in names if home(name, members) == addresses[number]}
+            directory = stores[number].puller.neighbours.directory
+            return {name for name in names if directory.holders(name, set(addresses))} >= share
+
+        writer = await stack.enter_async_context(client_of(stores[0].address, host="h0"))
+        await writer.put(puts(120))
+        for store in stores[:2]:
+            store.puller.neighbours.set_joined(addresses[:2])
+        await eventually(lambda: told(1, addresses[:2]))
+        for store in stores:
+            store.puller.neighbours.set_joined(addresses)
+        await eventually(lambda: told(2, addresses))
+        share = sum(home(name, addresses) == addresses[2] for name in names)
+        assert len(stores[2].puller.neighbours.directory) == share, "and of no others"
