@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from tests.services.kvstore.helpers import raw, refusal, settings
+from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settings
 
+from penstock.kv.client import Origin
 from penstock.kv.policies import Outlook
 from penstock.kvstore.conversations import State
 from penstock.kvstore.service import open_kvstore
@@ -56,3 +57,21 @@ async def test_a_hint_that_can_not_be_is_refused(wrong: common_pb2.SessionHint, 
         code, text = refusal(caught.value)
         assert (code, said in text) == ("INVALID_ARGUMENT", True)
         assert len(store.keeper.conversations) == 0
+
+
+async def test_what_is_expected_back_outlives_what_has_ended() -> None:
+    """The blocks of the conversation that waits are the older ones."""
+    waits, ended, new = puts(20, "waits"), puts(20, "ended"), puts(40, "new")
+    async with (
+        open_kvstore(settings(64)) as store,
+        client_of(store.address) as client,
+        raw(store.address) as other,
+    ):
+        for blocks, name in ((waits, "waits"), (ended, "ended")):
+            await client.put(blocks, Origin(name))
+        said = [hint("waits", TOOL, 5.0), hint("ended", ENDED)]
+        await other.stub.Hint(common_pb2.HintRequest(hints=said))
+        await client.put(new, Origin("new"))
+        assert await client.lookup([block.key for block in waits]) == 20
+        assert await client.lookup([block.key for block in ended]) == 4
+        assert await client.lookup([block.key for block in new]) == 40

@@ -43,10 +43,9 @@ async def test_from_the_disk_ahead_of_time(tmp_path: Path, how: str) -> None:
         if how == "a hint":
             tool.returns_in_s = 1.0
         else:
-            for _ in range(2):  # its tools take no time, it is learned
-                await other.stub.Hint(common_pb2.HintRequest(hints=[tool]))
-                active = common_pb2.SessionHint(conversation="talk", state=common_pb2.SESSION_STATE_ACTIVE)
-                await other.stub.Hint(common_pb2.HintRequest(hints=[active]))
+            for state in (common_pb2.SESSION_STATE_TOOL, common_pb2.SESSION_STATE_ACTIVE):  # others' tools take no time
+                said = common_pb2.SessionHint(conversation="another", state=state)
+                await other.stub.Hint(common_pb2.HintRequest(hints=[said]))
         assert host.lookup(names) == 0
         await other.stub.Hint(common_pb2.HintRequest(hints=[tool]))
         await eventually(lambda: host.lookup(names) == 12)
