@@ -26,7 +26,8 @@ class KvStoreConfig:
     host_bytes: Size = 1 << 30
     """Size of the shared memory, as 512MiB or 2GiB. It fills as blocks arrive."""
     gpu_bytes: Size = 0
-    """Device memory for the blocks that are used most, as 8GiB; 0: none. Needs penstock[cuda12] or penstock[cuda13]."""
+    """Device memory for blocks that will be used again, as 8GiB; 0: none. It is taken at the start, and all of
+    `host_bytes` with it: copies need that memory pinned. Needs penstock[cuda12] or penstock[cuda13]."""
     gpu_device: int = 0
     """Which CUDA device, as this process counts them."""
     router: str | None = None
