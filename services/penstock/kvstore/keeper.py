@@ -230,7 +230,7 @@ class Keeper:
 
     def tier_of(self, key: bytes) -> Tier | None:
         """The nearest tier of this store that has a block."""
-        tiers = [one.tier for one in self.suppliers if one.tier is not Tier.REMOTE and one.has([key])]
+        tiers = [one.tier for one in self.suppliers if one.tier is not Tier.REMOTE and one.find(key) is not None]
         if self._store is not None and key in self._store:
             tiers.append(Tier.HOST)
         return min(tiers, default=None)

@@ -34,7 +34,8 @@ class Shelf:
         return next((at for at, name in enumerate(names) if name not in self.blocks), len(names))
 
     def find(self, key: bytes) -> Block | None:
-        return None
+        put = self.blocks.get(key)
+        return Block(key, put.parent, put.first_token, 0, 0, "shelf") if put is not None else None
 
     def all_keys(self) -> Iterable[bytes]:
         return self.blocks

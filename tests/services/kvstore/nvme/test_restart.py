@@ -25,6 +25,7 @@ from tests.services.kvstore.nvme.disks import SLOT, FaultyFiles, contents, setti
 from penstock.kv.client import BlockPut, StoreClient, StoreFault
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.kv.origin import Origin
+from penstock.kvstore.blocks import Tier
 from penstock.kvstore.conversations import State
 from penstock.kvstore.nvme import tier as tier_module
 from penstock.kvstore.service import KvStore, open_kvstore
@@ -215,6 +216,31 @@ async def test_a_full_disk_is_seen_and_serving_goes_on(tmp_path: Path, monkeypat
         files.write_error = 0
         await eventually(lambda: disk(store).blocks == 20)
         assert disk(store).writing == 1
+
+
+async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listeners are told where blocks are, not whether the disk is tried at this moment."""
+    files = FaultyFiles()
+    monkeypatch.setattr(tier_module, "Files", lambda: files)
+    async with open_kvstore(settings(tmp_path, 16)) as store, client_of(store.address) as client:
+        await connected(client)
+        await client.put(puts(16))
+        await eventually(lambda: disk(store).blocks == 16)
+        await client.put(puts(8, "b"))
+        await eventually(lambda: disk(store).blocks == 24)
+        files.read_error = errno.EIO
+        async with client.lease(keys(16)) as leased:
+            assert len(leased.blocks) == 8
+        assert disk(store).reading == 0
+        await client.put(puts(16, "c"))
+        assert store.keeper.tier_of(keys(1, "b")[0]) is Tier.NVME
+        with store.keeper.hub.subscribe() as listener:
+            known: dict[bytes, Tier] = {}
+            while len(known) < 39:
+                change = await listener.next()
+                assert change is not None
+                known.update(dict.fromkeys(change.stored, change.tier))
+        assert list(known.values()).count(Tier.NVME) == 23, "all but the one that could not be read"
 
 
 async def test_another_model_meets_none_of_the_old_blocks_and_they_outlive_it(tmp_path: Path) -> None:

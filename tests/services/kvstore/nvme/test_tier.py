@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import shutil
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -229,6 +230,23 @@ async def test_no_space_for_a_slab(tmp_path: Path) -> None:
         files.allocate_error = 0
         bed.clock[0] += 1
         assert await bed.write(puts(2)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=400k,mode=700", "tmpfs", str(tmp_path)]
+    if (await asyncio.to_thread(subprocess.run, command, capture_output=True)).returncode:
+        pytest.skip("can't mount")
+    try:
+        async with bench(tmp_path, slots=20, direct=True) as bed:
+            assert await bed.write(puts(20)) == 20
+        async with bench(tmp_path, block_spec=spec(model="33" * 32), slots=400, direct=True) as bed:
+            assert await bed.write(puts(20)) == 0, "one slab of 400 slots does not fit"
+            assert bed.tier.stats().writing == 0
+        async with bench(tmp_path, slots=20, direct=True) as bed:
+            assert await bed.bring(keys(20)) == list(contents(20).values())
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", str(tmp_path)], check=True)
 
 
 async def test_a_sector_that_can_not_be_read_costs_its_block_only(tmp_path: Path) -> None:
