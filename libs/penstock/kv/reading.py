@@ -65,6 +65,8 @@ class Leased:
     """Leading blocks that passed."""
     _bad: int | None = None
     """The first that did not."""
+    more: bool = False
+    """The time ended while more was on its way to the store: asking again for the rest brings it."""
     on_device: OnDevice = field(default_factory=OnDevice)
     """The blocks before `blocks`, when they are read on the device. `check` is for the others only."""
 
@@ -115,7 +117,7 @@ class Reading:
                     keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
                     leased = await self._load(session, keys, refs, until)
-                    leased.on_device = there
+                    leased.on_device, leased.more = there, response.more
                     if checked and leased.blocks:
                         await self._check_all(session, keys, leased)
                 yield leased

@@ -255,6 +255,7 @@ class LeaseResponse(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _builtins.int
     ABOUT_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.int
     """0 when nothing was found"""
@@ -262,6 +263,8 @@ class LeaseResponse(_message.Message):
     """of each block"""
     checksums: _builtins.bytes
     """xxh3-128 of each block's bytes, 16 bytes each"""
+    more: _builtins.bool
+    """the time ended while more was on its way: ask again for the rest, if it is worth it"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -293,11 +296,12 @@ class LeaseResponse(_message.Message):
         checksums: _builtins.bytes = ...,
         about: _abc.Iterable[Global___ReserveBlock] | None = ...,
         namespaces: _abc.Iterable[_builtins.bytes] | None = ...,
+        more: _builtins.bool = ...,
         device: Global___DeviceLease | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "checksums", b"checksums", "device", b"device", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "namespaces", b"namespaces", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "checksums", b"checksums", "device", b"device", "epochs", b"epochs", "lease_id", b"lease_id", "length", b"length", "more", b"more", "namespaces", b"namespaces", "offsets", b"offsets", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

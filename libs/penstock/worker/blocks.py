@@ -40,6 +40,8 @@ class Fetcher:
     block_size: int
     origin: Origin = NOBODY
     links: Links = field(default_factory=Links)
+    cost: Callable[[int], float] = lambda first_token: 0.0
+    """Seconds to compute the block that begins with this token; 0: unknown."""
     blocks: int = 0
     """Leading blocks that are in the pages."""
     tiers: Counter[str] = field(default_factory=Counter)
@@ -51,17 +53,23 @@ class Fetcher:
                 self.metrics.store_faults.labels("away").inc()
                 return False
             wanted = self.keys[self.blocks : min(count, self.blocks + _LEASE_BLOCKS)]
+            begin, before = time.monotonic(), self.blocks
             try:
-                got = await self._some(wanted, pages)
+                more = await self._some(wanted, pages)
             except StoreFault as fault:
                 self.metrics.store_faults.labels("fetch").inc()
                 _LOG.warning("fetch became a recompute", reason=str(fault))
                 return False
-            if got < len(wanted):
+            if self.blocks < before + len(wanted) and not (more and self._worth_it(before, time.monotonic() - begin)):
                 return False
         return True
 
-    async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> int:
+    def _worth_it(self, before: int, seconds: float) -> bool:
+        """Whether the blocks from `before` on came in less time than they take to compute."""
+        return seconds < sum(self.cost(block * self.block_size) for block in range(before, self.blocks))
+
+    async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> bool:
+        """Loads the leading blocks that the store gives; whether it has more on the way."""
         begin = time.monotonic()
         async with self.store.lease(keys, self.origin, checked=False, on_device=True) as leased:
             near = leased.on_device.views
@@ -76,7 +84,7 @@ class Fetcher:
         self.tiers.update({tier: tiers.count(tier) * self.block_size for tier in set(tiers)})
         self.metrics.fetched.inc(written)
         self.links.fetched(tiers, size, time.monotonic() - begin)
-        return written
+        return leased.more and written == len(blocks)
 
 
 def _check(leased: Leased, on_device: int, index: int, copy: memoryview) -> bool:

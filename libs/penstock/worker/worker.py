@@ -86,7 +86,7 @@ class Worker:
         size = self.engine.spec.block_size
         keys = block_keys(message.cache_root, tokens, size)
         origin = Origin(message.session, message.namespace, tuple(message.sources))
-        fetcher = Fetcher(self.store, self.metrics, keys, size, origin, self.links)
+        fetcher = Fetcher(self.store, self.metrics, keys, size, origin, self.links, self._block_seconds)
         sink = BlockSink(self.publisher, message.cache_root, keys, size, origin, self._block_seconds)
         marks = [Mark(wish.ttl_s, wish.blocks or None) for wish in message.retain]
         retainer = Retainer(self.store, self.metrics, marks, message.namespace)

@@ -103,6 +103,8 @@ class Lease:
     conversation: str = ""
     brought: dict[int, Tier] = field(default_factory=dict)
     """Where the blocks were, by index, that were not in host memory when they were asked for."""
+    more: bool = False
+    """The time ended while more was on its way."""
 
 
 @dataclass(slots=True, eq=False)

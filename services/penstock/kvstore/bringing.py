@@ -2,15 +2,14 @@
 
 A flight brings the missing blocks of one lease; another lease that misses one of them waits for the same flight.
 A block is pinned, for every lease that waits for it, in the same step in which it becomes findable, so that nothing
-can evict it in between. A flight ends when nobody waits for it any more: at the waiters' time limit, or because
-their clients hung up. What has landed by then stays.
+can evict it in between. A flight ends when nobody waits for it any more: because their clients hung up, or, a moment
+after the waiters' time limit, because none of them has come back for the rest. What has landed by then stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,6 +18,12 @@ from penstock.kv.arena import Arena
 from penstock.kvstore.blocks import Lease, Tier
 from penstock.kvstore.store import BlockStore
 from penstock.kvstore.suppliers import Room, Supplier
+
+_LINGER_S = 0.25
+"""A flight that has brought something waits this long for its waiters to ask for the rest: ending it throws away what
+is on its way, and on a slow link that is much."""
+_LONGEST_S = 60.0
+"""Of a flight, however many leases wait for it one after the other."""
 
 
 @dataclass(eq=False)
@@ -31,6 +36,8 @@ class _Flight:
     waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
     kept: bool = False
     """Goes on when nobody waits."""
+    useful: bool = False
+    """Something has landed."""
     task: asyncio.Task[None] | None = None
 
 
@@ -58,10 +65,13 @@ class Bringer:
 
     async def fill(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
         """Extends `lease` towards all of `keys`. Returns when it is complete, no more can come, or at `until`."""
-        with suppress(TimeoutError):
+        begin = len(lease.blocks)
+        try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - self._now()):
                 while await self._step(lease, keys, suppliers, until):
                     pass
+        except TimeoutError:
+            lease.more = begin < len(lease.blocks) < len(keys)
 
     async def prefetch(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
         """Brings blocks that nobody waits for yet. Cancelling it ends that, but for those who wait by then."""
@@ -76,9 +86,7 @@ class Bringer:
             pass
         finally:
             flight.kept = False
-            if not flight.waiting:
-                self._forget(flight)
-                flight.task.cancel()
+            self._leave(flight)
 
     async def _step(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> bool:
         """Waits for one flight; whether it helped and more is missing."""
@@ -88,25 +96,32 @@ class Bringer:
         flight = self._flights.get(keys[at]) or self._start(keys[at:], suppliers, until)
         if flight is None:
             return False
-        await self._wait(flight, lease, keys)
+        await self._wait(flight, lease, keys, until)
         self._store.extend(lease, keys, Tier.HOST, self._now())
         return len(lease.blocks) > at
 
-    async def _wait(self, flight: _Flight, lease: Lease, keys: Sequence[bytes]) -> None:
+    async def _wait(self, flight: _Flight, lease: Lease, keys: Sequence[bytes], until: float) -> None:
         assert flight.task is not None
         flight.waiting[lease.lease_id] = lease, keys
         try:
             await asyncio.wait([flight.task])
         finally:
             del flight.waiting[lease.lease_id]
-            if not flight.waiting and not flight.kept:
-                self._forget(flight)
-                flight.task.cancel()
+            if flight.useful and self._now() >= until and not self._closed:
+                asyncio.get_running_loop().call_later(_LINGER_S, self._leave, flight)
+            else:
+                self._leave(flight)
+
+    def _leave(self, flight: _Flight) -> None:
+        """Ends a flight that nobody waits for."""
+        if not flight.waiting and not flight.kept and flight.task is not None:
+            self._forget(flight)
+            flight.task.cancel()
 
     def _start(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> _Flight | None:
         if self._closed or not any(supplier.has(keys[:1]) for supplier in suppliers):
             return None
-        flight = _Flight(keys, until)
+        flight = _Flight(keys, until + _LONGEST_S)
         flight.task = asyncio.create_task(self._fly(flight, suppliers))  # ended by its last waiter, and by `close`
         self._flights.update((key, flight) for key in keys if key not in self._flights)
         self._tasks.add(flight.task)
@@ -134,6 +149,7 @@ class Bringer:
         return 0
 
     def _landed(self, flight: _Flight) -> None:
+        flight.useful = True
         for lease, keys in flight.waiting.values():
             self._store.extend(lease, keys, flight.tier, self._now())
 

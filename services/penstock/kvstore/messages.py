@@ -43,6 +43,7 @@ def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = Fal
     return kvstore_pb2.LeaseResponse(
         lease_id=lease.lease_id,
         length=length,
+        more=lease.more,
         offsets=[layout.offset(block.slot) for block in blocks],
         epochs=[block.epoch for block in blocks],
         tiers=[tier_message(lease.brought.get(index, Tier.HOST)) for index in range(len(blocks))],

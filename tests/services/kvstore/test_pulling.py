@@ -14,7 +14,7 @@ import pytest
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, settings, spec
 from tests.services.kvstore.relay import Relay, relay_to
 
-from penstock.kv.client import StoreClient
+from penstock.kv.client import Origin, StoreClient
 from penstock.kvstore.homes import home
 from penstock.kvstore.neighbours import Neighbours
 from penstock.kvstore.service import KvStore, open_kvstore
@@ -196,7 +196,7 @@ async def test_a_store_that_creeps_costs_bounded_time_and_is_left_alone_for_a_wh
         assert await mesh.lease(keys(4)) == []
         assert time.monotonic() - begin < 3
         mesh.relay.heal()
-        assert mesh.second.stats().reserved == 0
+        await eventually(lambda: mesh.second.stats().reserved == 0)
         await eventually(lambda: mesh.relay.address not in mesh.second.puller.neighbours.shunned)
         assert len(await mesh.lease(keys(4))) == 4, "the next fetch works without a restart"
 
@@ -213,7 +213,7 @@ async def test_a_partition_in_the_middle_leaves_a_right_prefix() -> None:
         assert time.monotonic() - begin < 4
         assert 0 < len(found) < count
         assert found == contents(blocks[: len(found)])
-        assert mesh.second.stats().reserved == 0
+        await eventually(lambda: mesh.second.stats().reserved == 0)
         mesh.relay.heal()
         await eventually(lambda: mesh.relay.address not in mesh.second.puller.neighbours.shunned)
         rest = await mesh.lease(keys(count))
@@ -349,3 +349,23 @@ async def test_a_store_that_joins_is_told_of_the_keys_that_it_is_now_the_home_of
         await eventually(lambda: told(2, addresses))
         share = sum(home(name, addresses) == addresses[2] for name in names)
         assert len(stores[2].puller.neighbours.directory) == share, "and of no others"
+
+
+async def test_what_takes_longer_than_one_lease_may_wait_comes_with_the_next() -> None:
+    size, count = MIB, 24
+    async with two(size, 32, bring_s=0.3) as mesh:
+        blocks = puts(count, block_bytes=size)
+        await mesh.writer.put(blocks)
+        mesh.relay.delay_s = 0.003
+        async with client_of(mesh.second.address, spec(size), timeout_s=10) as client:
+            origin, leases, found, more = Origin(sources=(mesh.relay.address,)), 0, 0, True
+            while more:
+                async with client.lease(keys(count)[found:], origin) as leased:
+                    assert len(leased.blocks) > 0
+                    for view, block in zip(leased.blocks, blocks[found:], strict=False):
+                        assert view == block.data
+                    found, more, leases = found + len(leased.blocks), leased.more, leases + 1
+            assert found == count
+            assert leases > 1
+            async with client.lease(keys(30), origin) as leased:
+                assert (len(leased.blocks), leased.more) == (count, False), "what nobody has is not on its way"

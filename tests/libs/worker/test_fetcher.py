@@ -1,0 +1,56 @@
+"""How far a worker follows its store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.kv.reading import Leased
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker.blocks import Fetcher
+
+
+class SlowStore:
+    """Gives ten blocks at a time, and says that more are on their way until there are none."""
+
+    connected = True
+
+    def __init__(self, blocks: int) -> None:
+        self.left = blocks
+        self.leases = 0
+
+    @asynccontextmanager
+    async def lease(self, keys: Sequence[bytes], origin: Any, **how: Any) -> AsyncIterator[Leased]:
+        self.leases += 1
+        given = min(10, self.left, len(keys))
+        self.left -= given
+        leased = Leased([memoryview(bytes(8))] * given, ["remote"] * given, more=self.left > 0)
+        yield leased
+
+
+class Pages:
+    async def write(self, first: int, blocks: Sequence[Any], check: Any) -> int:
+        return len(blocks)
+
+
+def fetcher(store: SlowStore, cost: Callable[[int], float]) -> Fetcher:
+    return Fetcher(store, WorkerMetrics(dict), [bytes(32)] * 100, 16, cost=cost)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cost", "loaded"), [(10.0, 100), (0.0, 10)], ids=["dear to compute", "of unknown cost"])
+async def test_what_is_on_its_way_is_waited_for_while_that_is_quicker_than_to_compute(cost: float, loaded: int) -> None:
+    store = SlowStore(100)
+    one = fetcher(store, lambda first_token: cost)
+    assert await one.upto(100, Pages()) is (loaded == 100)  # type: ignore[arg-type]
+    assert one.blocks == loaded
+    assert one.tiers == {"remote": loaded * 16}
+
+
+async def test_what_is_not_on_its_way_is_not_waited_for() -> None:
+    store = SlowStore(15)
+    one = fetcher(store, lambda first_token: 10.0)
+    assert not await one.upto(100, Pages())  # type: ignore[arg-type]
+    assert (one.blocks, store.leases) == (15, 2)
