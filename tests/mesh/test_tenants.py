@@ -13,7 +13,10 @@ from openai import AsyncOpenAI
 
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import open_gateway
+from penstock.kv.device.twin import TwinDevice
 from penstock.kv.identity import block_keys, root_key
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.service import open_kvstore
 from penstock.testing.mesh import Mesh, MeshOptions
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
@@ -104,6 +107,27 @@ async def test_nvme(opened, tmp_path) -> None:
     assert all(namespace in written for namespace in namespaces), "a header says whose its block is"
     assert SERVER_KEY.encode() not in written
     assert bytes.fromhex(SERVER_KEY) not in written
+
+
+async def test_gpu(opened) -> None:
+    """Over a twin of a device: the blocks are there and nowhere else."""
+    tokens = prompt("gpu", TOKENS)
+    config = KvStoreConfig(host_bytes=3 << 20, gpu_bytes=2 << 20, host_id="test")
+    async with open_kvstore(config, TwinDevice) as store, opened(kvstore=store.address) as tenants:
+        keys = tenants.keys("a", tokens)
+        for _ in range(2):
+            await tenants.cached("a", tokens)
+            await until(lambda: store.keeper.store.lookup(keys) == len(keys), "the store holds the blocks")
+        await until(lambda: store.gpu.has(keys) >= len(keys) - 1, "what was fetched is on the device")
+        number = 0
+        while keys[0] in store.keeper.store:
+            number += 1
+            flood = prompt(f"flood {number}", 100 * BLOCK)
+            await tenants.clients["b"].completions.create(model="tiny", prompt=flood, max_tokens=1)
+        assert store.gpu.has(keys) >= len(keys) - 1
+        assert store.gpu.has(tenants.keys("b", tokens)) == 0
+        assert await tenants.cached("b", tokens) == {}
+        assert await tenants.cached("a", tokens) == {"gpu": TOKENS - BLOCK}
 
 
 async def test_the_router_s_index(tenants: Tenants) -> None:
