@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def overhead(*, json: bool = False, quick: bool = False) -> None:
 @app.command
 def kv(*, json: bool = False, quick: bool = False) -> None:
     """The KV store beside memcpy, TCP, a grpc stream, the file system and an empty call."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it tells of every process that is started
     import uvloop  # what the services run on
 
     from penstock.cli.bench.kv.measure import measure
