@@ -38,6 +38,7 @@ class TwinSwitch:
         self._stalled = 0
         self._failures = 0
         self._flips = 0
+        self._harmed = 0
         self._lost = False
 
     def hold(self, after: int = 0) -> None:
@@ -76,16 +77,18 @@ class TwinSwitch:
         if self._lost:
             raise DeviceFault("the device is lost", lost=True)
 
-    def begin(self) -> bool:
-        """A transfer begins; whether it will be harmed. Raises DeviceFault when it is to fail."""
+    def begin(self) -> int | None:
+        """A transfer begins; which of its bytes will be harmed. Raises DeviceFault when it is to fail."""
         with self._changed:
             self.check()
             if self._failures:
                 self._failures -= 1
                 raise DeviceFault("the copy failed")
-            harmed = self._flips > 0
-            self._flips -= harmed
-            return harmed
+            if not self._flips:
+                return None
+            self._flips -= 1
+            self._harmed += 1  # never the same byte twice: two flips don't make a right
+            return self._harmed
 
     def pass_piece(self) -> None:
         """Returns when a piece may be copied."""
@@ -155,8 +158,8 @@ class _Stream:
                 self._switch.pass_piece()
                 self._switch.check()
                 copy_bytes(target[start : start + step], source[start : start + step])
-        if harmed:
-            copies[0][0][0] ^= 1
+        if harmed is not None:
+            copies[0][0][harmed % copies[0][0].nbytes] ^= 1
 
     def close(self) -> None:
         self._queue.put(None)
