@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +18,7 @@ from penstock.kvstore.blocks import Block
 from penstock.kvstore.nvme.format import Drop, Header
 from penstock.kvstore.nvme.slabs import Slabs
 
-_STEP = 1024
+_AT_ONCE = 8
 _LONG_S = 2.0
 
 
@@ -37,43 +38,55 @@ class Found:
     """The highest that was met."""
 
 
+@dataclass(slots=True)
+class _Slab:
+    """What one file held."""
+
+    headers: list[tuple[int, Header]] = field(default_factory=list)
+    dropped: Counter[Drop] = field(default_factory=Counter)
+
+
 def scan(slabs: Slabs, slots: int, advance: Advance) -> Found:
     """Reads the header of every slot below `slots`; blocks are verified when they are read. Opens the slabs.
 
     A slab that can't be opened or is not of the declared size loses what is not there. Blocking.
     """
-    found, shape = Found(), slabs.shape
-    newest: dict[bytes, Block] = {}
-    numbers = [number for number in slabs.existing() if number * shape.slab_slots < slots]
-    total = len(numbers) * shape.slab_slots
-    for done, number in enumerate(numbers):
-        first = number * shape.slab_slots
-        try:
-            size = slabs.open(number)
-        except OSError:
-            found.dropped[Drop.TORN] += 1
-            continue
-        whole = size // shape.slot_bytes
-        if size:  # else it was made, and nothing was set aside for it yet
-            found.dropped[Drop.TORN] += max(0, shape.slab_slots - whole)
-        for slot in range(first, min(slots, first + min(whole, shape.slab_slots))):
-            if slot % _STEP == 0:
-                advance(done * shape.slab_slots + slot - first, total)
-            _take(slabs, slot, newest, found)
+    found, newest = Found(), dict[bytes, Block]()
+    numbers = [number for number in slabs.existing() if number * slabs.shape.slab_slots < slots]
+    with ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-scan") as threads:
+        for done, slab in enumerate(threads.map(lambda number: _scan_slab(slabs, number, slots), numbers)):
+            advance(done + 1, len(numbers))
+            found.dropped += slab.dropped
+            for slot, header in slab.headers:
+                _take(slot, header, newest, found)
     found.blocks = sorted(newest.values(), key=lambda block: block.epoch)
     return found
 
 
-def _take(slabs: Slabs, slot: int, newest: dict[bytes, Block], found: Found) -> None:
+def _scan_slab(slabs: Slabs, number: int, slots: int) -> _Slab:
+    found, shape = _Slab(), slabs.shape
     try:
-        header = slabs.header(slot)
+        size = slabs.open(number)
     except OSError:
-        header = Drop.TORN
-    if header is None:
-        return
-    if isinstance(header, Drop):
-        found.dropped[header] += 1
-        return
+        found.dropped[Drop.TORN] += 1
+        return found
+    whole = min(size // shape.slot_bytes, shape.slab_slots)
+    if size:  # else it was made, and nothing was set aside for it yet
+        found.dropped[Drop.TORN] += shape.slab_slots - whole
+    first = number * shape.slab_slots
+    for slot in range(first, min(slots, first + whole)):
+        try:
+            header = slabs.header(slot)
+        except OSError:
+            header = Drop.UNREADABLE
+        if isinstance(header, Drop):
+            found.dropped[header] += 1
+        elif header is not None:
+            found.headers.append((slot, header))
+    return found
+
+
+def _take(slot: int, header: Header, newest: dict[bytes, Block], found: Found) -> None:
     found.sequence = max(found.sequence, header.sequence)
     other = newest.get(header.key)
     if other is not None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -24,7 +23,9 @@ from penstock.kvstore.nvme.health import Health
 from penstock.kvstore.nvme.home import Home
 from penstock.kvstore.nvme.scan import Found, progress_bar, scan
 from penstock.kvstore.nvme.slabs import Shape, Slabs
-from penstock.kvstore.nvme.space import Space, Traffic
+from penstock.kvstore.nvme.space import Space
+from penstock.kvstore.nvme.stats import NvmeStats, Traffic
+from penstock.kvstore.nvme.threads import whole
 from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.retention import Grant, Retention
 from penstock.kvstore.suppliers import Room
@@ -45,38 +46,6 @@ class NvmeOptions:
     per_s: int
     per_day: int
     direct: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class NvmeStats:
-    """Counted by the tier itself; metrics, tests and the wire read the same numbers. Zeros when there is no tier."""
-
-    slots: int = 0
-    blocks: int = 0
-    used_bytes: int = 0
-    read_blocks: int = 0
-    read_bytes: int = 0
-    written_blocks: int = 0
-    written_bytes: int = 0
-    evictions: int = 0
-    torn: int = 0
-    """Slots without a whole header, or without a whole file."""
-    corrupt: int = 0
-    stale: int = 0
-    foreign: int = 0
-    unreadable: int = 0
-    read_failures: int = 0
-    """How often the tier stopped reading for a while."""
-    write_failures: int = 0
-    reading: int = 0
-    """1: reads are tried, 0: the disk is left alone for now."""
-    writing: int = 0
-    direct: int = 0
-    """1: the page cache is left out."""
-    written_today: int = 0
-    """Bytes, of the day's allowance."""
-    refused: int = 0
-    """Blocks not written because there was no place that could be freed."""
 
 
 class NvmeTier:
@@ -139,7 +108,7 @@ class NvmeTier:
             return 0
         done = 0
         try:
-            done = await space.bring(keys, room, until)
+            done = await space.reader.bring(keys, room, until)
             return done
         finally:
             if self._traffic.dropped[Drop.UNREADABLE] > before:
@@ -259,8 +228,8 @@ class NvmeTier:
                 async with asyncio.timeout(_SAVE_S if self._wanted == self._spec else _RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
-            await _whole(self.follow())
-            await _whole(self._save())
+            await whole(self.follow())
+            await whole(self._save())
 
     async def follow(self) -> None:
         """Changes to the wanted space, when that is another one."""
@@ -373,14 +342,3 @@ class NvmeTier:
             written_today=self.budget.spent,
             refused=self._refused,
         )
-
-
-async def _whole(job: Coroutine[Any, Any, None]) -> None:
-    """Runs a job of files to its end, also when cancelled meanwhile: half done it would leave them open."""
-    task = asyncio.ensure_future(job)
-    try:
-        await asyncio.shield(task)
-    finally:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])

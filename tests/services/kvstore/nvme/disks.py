@@ -152,6 +152,7 @@ async def bench(
     *,
     slots: int = 64,
     host_slots: int = 64,
+    cooling_s: float = 0.0,
     **options: Any,
 ) -> AsyncIterator[Bench]:
     """A tier with room for `slots` blocks, open for `block_spec`."""
@@ -168,7 +169,7 @@ async def bench(
     tier = NvmeTier(NvmeOptions(**(settings | options)), lambda: clock[0], files=files)
     arena = Arena(8192 + host_slots * (Layout.fit(1 << 20, block_spec.block_bytes).stride + 8))
     arena.format(Layout.fit(arena.size, block_spec.block_bytes))
-    host = BlockStore(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=0)
+    host = BlockStore(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=cooling_s)
     try:
         await tier.open()
         tier.use(block_spec)

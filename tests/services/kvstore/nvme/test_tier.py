@@ -22,7 +22,7 @@ from tests.services.kvstore.nvme.disks import SLOT, Bench, FaultyFiles, bench, c
 from penstock.kvstore.nvme.files import Files
 from penstock.kvstore.nvme.format import PAGE, Drop
 from penstock.kvstore.nvme.space import Damaged
-from penstock.kvstore.nvme.tier import NvmeStats
+from penstock.kvstore.nvme.stats import NvmeStats
 from penstock.kvstore.suppliers import Room
 from penstock.runtime.config import ConfigError
 

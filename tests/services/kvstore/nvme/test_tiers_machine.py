@@ -29,6 +29,7 @@ from penstock.kvstore.nvme.files import Files
 from penstock.kvstore.nvme.format import PAGE
 
 HOST_SLOTS, DISK_SLOTS = 6, 9
+COOLING_S = 4.0
 CHAINS, LENGTH = 3, 5
 Result = TypeVar("Result")
 
@@ -51,8 +52,8 @@ class TiersMachine(RuleBasedStateMachine):
         self.sessions = 0
         self.damaged: set[bytes] = set()
         """Keys whose bytes on the disk are not what they were."""
-        self.late: list[Block] = []
-        """Reservations that are over, whose client may still write."""
+        self.late: list[tuple[Block, float]] = []
+        """Reservations that are over, whose client may still write, and until when their slots rest."""
         self.open: AbstractAsyncContextManager[Bench] | None = None
 
     @initialize()
@@ -63,7 +64,7 @@ class TiersMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 10))
 
     def start(self, files: Files) -> None:
-        self.open = bench(self.path, files, slots=DISK_SLOTS, host_slots=HOST_SLOTS)
+        self.open = bench(self.path, files, slots=DISK_SLOTS, host_slots=HOST_SLOTS, cooling_s=COOLING_S)
         self.bed = self.run(self.open.__aenter__())
         self.bringer = Bringer(self.bed.host, self.bed.arena, self.bed.now)
         self.session = self.attach()
@@ -115,7 +116,7 @@ class TiersMachine(RuleBasedStateMachine):
         before = self.host
         late = self.reserve(chain, count)
         self.bed.host.detach(self.session, self.bed.now())
-        self.late += late
+        self.late += [(block, self.bed.now() + COOLING_S) for block in late]
         self.session, self.leases = self.attach(), []
         assert not {block.key for block in late} & (self.host - before)
 
@@ -123,8 +124,8 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def late_write(self, data: st.DataObject) -> None:
         """Into a slot that is at rest. Later its epoch has changed, and a client looks at it before it writes."""
-        block = data.draw(st.sampled_from(self.late))
-        if self.bed.host.stats().cooling:
+        block, until = data.draw(st.sampled_from(self.late))
+        if self.bed.now() < until:
             self.write(block, b"\xee" * BLOCK_BYTES)
         done = Written(block.key, block.epoch, checksum(RIGHT[block.key]))
         assert self.bed.host.commit(self.session, [done], self.bed.now()) == [False]
@@ -170,8 +171,6 @@ class TiersMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.bed.clock[0] += seconds
         self.bed.host.expire(self.bed.now())
-        if not self.bed.host.stats().cooling:
-            self.late.clear()
 
     # -- the store
 
