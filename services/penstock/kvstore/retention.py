@@ -3,9 +3,12 @@
 Pure: no clock, no block, no bytes. One table per tier, since each tier has its own room. A promise is made for keys,
 stored or not yet: blocks of a prompt arrive while their promise is asked for. Who holds the blocks asks `until`.
 
-A tier promises at most `blocks` in all and at most `tenant_blocks` to one tenant, first come, first served. A promise
-is never shortened. A hit renews it: the block is kept for as long again as was promised. What is promised to one
-tenant is no other's to renew or to prolong.
+A tier promises at most `blocks` in all and at most `tenant_blocks` to one tenant, first come, first served. And no
+tenant gets more than what it leaves free for others (dynamic thresholds, as switches share their buffers: Choudhury
+and Hahne, 1998): one alone gets half at most, a second half of the rest, and who comes later still finds something.
+
+A promise is never shortened. A hit renews it: the block is kept for as long again as was promised. What is promised
+to one tenant is no other's to renew or to prolong.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class Retention:
             promise.until = max(promise.until, now + seconds)
             return True
         count = self.of(namespace)
-        if len(self._promises) >= self._most or count >= self._tenant_most:
+        if count >= min(self._tenant_most, self._most - len(self._promises)):
             return False
         promise = self._promises[key] = _Promise(namespace, seconds, now + seconds)
         self._counts[namespace] = count + 1

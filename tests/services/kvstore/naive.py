@@ -53,7 +53,7 @@ class NaiveRetention:
             if old is not None and old[1] != tenant:
                 break
             of_tenant = sum(one[1] == tenant for one in live)
-            if old is None and (len(live) == self.most or of_tenant == self.tenant_most):
+            if old is None and (of_tenant == self.tenant_most or of_tenant >= self.most - len(live)):
                 break
             self.promises = [one for one in live if one is not old]
             longest = max(seconds, old[2]) if old else seconds

@@ -21,7 +21,7 @@ from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.store import BlockStore
 from penstock.v1 import kvstore_pb2
 
-MOST, TENANT_MOST, LONGEST = 6, 4, 20.0
+MOST, TENANT_MOST, LONGEST = 9, 4, 20.0
 NAMES = keys(9)
 TENANTS = [b"a" * 16, b"b" * 16, b"c" * 16]
 ALICE, BOB = TENANTS[:2]
@@ -148,7 +148,7 @@ class Table:
 
 def test_promised_blocks_survive_a_flood_that_lru_does_not_and_go_afterwards() -> None:
     for promised in (False, True):
-        table = Table(16, Retention(8, 8, 60.0))
+        table = Table(16, Retention(9, 8, 60.0))
         table.put(NAMES[:4])
         if promised:
             assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now) == Grant(10.0, 4)
@@ -161,7 +161,7 @@ def test_promised_blocks_survive_a_flood_that_lru_does_not_and_go_afterwards() -
 
 
 def test_a_promise_may_come_before_its_blocks() -> None:
-    table = Table(16, Retention(8, 8, 60.0))
+    table = Table(16, Retention(9, 8, 60.0))
     assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now).blocks == 4
     table.put(NAMES[:4])
     table.flood()
@@ -169,7 +169,7 @@ def test_a_promise_may_come_before_its_blocks() -> None:
 
 
 def test_a_hit_renews_the_promise() -> None:
-    table = Table(16, Retention(8, 8, 60.0))
+    table = Table(16, Retention(9, 8, 60.0))
     table.put(NAMES[:4])
     table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now)
     for _ in range(4):
@@ -182,7 +182,7 @@ def test_a_hit_renews_the_promise() -> None:
 
 
 def test_a_store_full_of_promises_still_takes_what_is_new() -> None:
-    table = Table(4, Retention(4, 4, 60.0))
+    table = Table(4, Retention(8, 4, 60.0))
     table.put(NAMES[:4])
     assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now).blocks == 4
     table.put(keys(1, "new"))
@@ -191,7 +191,7 @@ def test_a_store_full_of_promises_still_takes_what_is_new() -> None:
 
 
 async def test_over_the_wire_and_no_tenant_crowds_out_another() -> None:
-    """64 slots: 16 may be promised, 8 to one tenant."""
+    """64 slots: 16 may be promised, 8 to one tenant, and to each no more than it leaves for others."""
     alices, bobs = puts(12, "alice"), puts(6, "bob")
     config = settings(64)
     async with open_kvstore(config) as store, client_of(store.address) as client:
@@ -199,13 +199,16 @@ async def test_over_the_wire_and_no_tenant_crowds_out_another() -> None:
             await client.put(blocks, Origin("talk", tenant))
         assert await client.retain([one.key for one in alices], 600.0, ALICE) == (600.0, 8)
         assert await client.retain([one.key for one in puts(4, "more of alice")], 600.0, ALICE) == (0.0, 0)
-        assert await client.retain([one.key for one in bobs], 1e6, BOB) == (3600.0, 6)
+        assert await client.retain([one.key for one in bobs], 1e6, BOB) == (3600.0, 4)
+        for late in range(3):
+            granted = await client.retain([one.key for one in puts(4, f"late {late}")], 60.0, bytes([late]) * 16)
+            assert granted == (60.0, (2, 1, 1)[late]), "who comes late gets something, too"
         for number in range(40):
             await client.put(puts(8, f"flood {number}"))
         assert await client.lookup([one.key for one in alices]) == 8
-        assert await client.lookup([one.key for one in bobs]) == 6
-        assert (await read(client, [bobs[5].key]))[0] == bytes(bobs[5].data)
-        assert store.stats().retained == 14
+        assert await client.lookup([one.key for one in bobs]) == 4
+        assert (await read(client, [bobs[3].key]))[0] == bytes(bobs[3].data)
+        assert store.stats().retained == 16
 
 
 async def test_a_promise_to_nobody_or_to_a_stranger_is_refused() -> None:

@@ -18,7 +18,7 @@ from penstock.kvstore.store import BlockStore
 SLOTS = 5
 BLOCK_BYTES = 64
 RESERVE_S, COOLING_S = 4.0, 2.0
-PROMISES = 3, 2, 6.0
+PROMISES = 4, 3, 6.0
 TENANTS = b"a" * 16, b"b" * 16
 ROOT = bytes(32)
 
