@@ -27,8 +27,6 @@ class Candidate(Protocol):
     """What computing it took; 0: unknown."""
     conversation: str
     """Whose it is; empty: unknown; or SEVERAL."""
-    retained_until: float
-    """Somebody was promised that it stays until then; 0: nobody."""
     note: Any
     """The policy's own mark; nobody else touches it."""
 

@@ -37,9 +37,9 @@ class S3Fifo(Generic[BlockT]):
     """Three queues: small, main, and the keys of those that left small unused. O(log n) per call, amortised.
 
     As in the paper: new blocks enter the small queue, a tenth of the table; at its end those used more than once
-    move to the main queue, others go and leave their key; a block whose key is remembered enters the main queue.
-    At the end of the main queue a used block starts again with one use less. What differs is that only offered
-    blocks can go: a queue is a heap in the order of entry, of the offered blocks only.
+    move to the main queue, others go and leave their key (as many as the main queue has room for); a block whose key
+    is remembered enters the main queue. At the end of the main queue a used block starts again with one use less.
+    What differs is that only offered blocks can go: a queue is a heap in the order of entry, of offered blocks only.
     """
 
     def __init__(self) -> None:

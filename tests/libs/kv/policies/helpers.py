@@ -16,7 +16,6 @@ class Item:
     turn: int = 0
     seconds: float = 0.0
     conversation: str = ""
-    retained_until: float = 0.0
     note: Any = None
 
 
