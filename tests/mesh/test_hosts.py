@@ -59,9 +59,9 @@ async def test_a_hand_off_to_another_host(meshes, tiny, http, oracle):
         assert not mesh.decode[1].metrics.handoff_faults._value.get()
 
 
-@pytest.mark.parametrize("fault", ["away", "stall", "reset"])
+@pytest.mark.parametrize("fault", ["away", "stall", "reset", "creep"])
 async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, oracle, fault):
-    """The way to the other host's store ends, hangs or is cut: fewer cached tokens, never other ones."""
+    """The way to the other host's store ends, hangs, is cut or brings a byte now and then: never other tokens."""
     async with two_hosts(meshes, tiny, aggregated=True, store={"stall_s": 0.2}) as mesh:
         near, far = mesh.kvstores
         async with relay_to(near.address) as relay:
@@ -73,6 +73,8 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
             _reach_by(mesh, near.address, relay.address)
             if fault == "away":
                 relay.target = "127.0.0.1:1"
+            elif fault == "creep":
+                relay.creep = True
             else:
                 relay.cut = relay.stall if fault == "stall" else relay.reset
                 relay.cut_at = 150_000
