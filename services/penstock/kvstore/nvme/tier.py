@@ -246,6 +246,8 @@ class NvmeTier:
             self._old = space
             return
         self._space, self._spec = space, spec
+        if not space.table.stats().slots:
+            self._log.warning("no block of this spec fits into nvme_bytes", slot_bytes=self.slot_bytes)
         await self._save()
         self._changed()
 
