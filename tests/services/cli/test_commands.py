@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -53,16 +53,15 @@ def test_a_taken_port_is_said_at_once() -> None:
 
 
 def test_a_wrong_model_directory_is_said_within_a_second(tmp_path: Path) -> None:
-    took = []
-    for _ in range(3):
-        began = time.monotonic()
-        done = penstock("up", "--port", "0", "--model", str(tmp_path))
-        took.append(time.monotonic() - began)
-        assert done.returncode == 2
-        assert str(tmp_path) in done.stderr
-        assert "config.json" in done.stderr
-        assert "Traceback" not in done.stderr
-    assert min(took) < 1
+    """Of computing: that nothing is loaded or started first is the point, not how busy the machine is."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = penstock("up", "--port", "0", "--model", str(tmp_path))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+    assert "config.json" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1
 
 
 @pytest.mark.parametrize(
