@@ -17,10 +17,11 @@ from penstock.kv.client import StoreClient
 FEW, MANY = 1_000, 1_000_000
 _BLOCK_BYTES = 64
 _PROMPT = 256
-_FILL = 4096
 _EMPTY_BLOCKS = 16
 _CHAIN_BLOCKS = 250
-"""Blocks are stored in chains of this length, each on its own."""
+"""Blocks are stored in chains of this length."""
+_FILL_BLOCKS = 16 * _CHAIN_BLOCKS
+"""In one put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ async def open_filled(count: int, calls: int) -> AsyncIterator[Filled]:
     async with store_process(host_bytes) as (pid, address), client_of(address, _BLOCK_BYTES) as client:
         await client.put(puts(names(_EMPTY_BLOCKS, "first"), data))
         before = private_bytes(pid)
-        for start in range(0, count, _CHAIN_BLOCKS):
-            chain = names(min(_CHAIN_BLOCKS, count - start), f"fill/{start}")
-            await client.put(puts(chain, data))
+        for start in range(0, count, _FILL_BLOCKS):
+            chains = range(start, min(count, start + _FILL_BLOCKS), _CHAIN_BLOCKS)
+            await client.put([block for at in chains for block in puts(names(_CHAIN_BLOCKS, f"fill/{at}"), data)])
         yield Filled(client, count, calls, (private_bytes(pid) - before) / count)
