@@ -291,7 +291,7 @@ class Keeper:
             self._store.expire(self.now())
             if self._store.stats().sessions:
                 raise Refused(f"the store is in use with another KV spec: {self.spec.difference(spec)}")
-            if not self._store.idle:
+            if not self._store.idle or (self._bringer is not None and self._bringer.flights):
                 raise Unavailable("the store waits for the last writers of another KV spec", retry_after=1.0)
         if any(layer.busy for layer in self.layers):
             raise Unavailable("the store waits for the last copies of another KV spec", retry_after=1.0)

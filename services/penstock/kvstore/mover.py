@@ -27,6 +27,8 @@ from penstock.kvstore.store import BlockStore
 _AHEAD_S = 2.0
 """How long before a conversation is expected its blocks are brought."""
 _BRING_S = 10.0
+_BEHIND_S = 0.5
+"""How long a piece stands back behind leases that wait."""
 _LONGEST_WAIT_S = 5.0
 _NO_PLACE_S = 1.0
 _PART = 16
@@ -153,7 +155,9 @@ class Mover:
     async def _write_some(self) -> None:
         """One piece, then a pause as long as the piece took; after those who wait for the disk."""
         if self._bringer is not None:
-            await self._bringer.idle()
+            with suppress(TimeoutError):  # there may always be one
+                async with asyncio.timeout(_BEHIND_S):
+                    await self._bringer.idle()
         if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
             return
         begin = self._now()
@@ -199,11 +203,14 @@ class Mover:
 
     async def flush(self, seconds: float) -> None:
         """Writes all that has earned it, for at most `seconds`, and has the disk keep it. When `run` has ended."""
-        size, before = self._tier.slot_bytes, len(self._candidates)
+        size, before, until = self._tier.slot_bytes, len(self._candidates), self._now() + seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._tier.spec is not None and (blocks := self._candidates.take(self._tier.run_blocks)):
-                    await asyncio.sleep(self._tier.writes_wait_s(size * len(blocks)))
+                    pause = self._tier.writes_wait_s(size * len(blocks))
+                    if self._now() + pause > until:  # nothing more can be written in time
+                        break
+                    await asyncio.sleep(pause)
                     if not await self._write(blocks):
                         break
         await self._tier.sync()

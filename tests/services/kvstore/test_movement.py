@@ -143,3 +143,12 @@ def test_a_failing_direction_rests_longer_each_time_and_recovers() -> None:
     assert health.failed("bad", now)
     assert not health.failed("bad", now), "said once"
     assert health.failed("worse", now)
+
+
+def test_failures_of_what_was_under_way_together_are_one() -> None:
+    health = Health()
+    for _ in range(8):
+        health.failed("bad", 5.0)
+    assert (health.until, health.failures) == (6.0, 8)
+    health.failed("bad", 6.0)
+    assert health.until == 8.0

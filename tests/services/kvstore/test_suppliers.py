@@ -8,7 +8,18 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from tests.services.kvstore.helpers import BLOCK_BYTES, Raw, client_of, eventually, keys, puts, raw, refs, settings
+from tests.services.kvstore.helpers import (
+    BLOCK_BYTES,
+    Raw,
+    client_of,
+    eventually,
+    keys,
+    puts,
+    raw,
+    refs,
+    settings,
+    spec,
+)
 
 from penstock.kv.checksum import checksum
 from penstock.kvstore.blocks import Block, State, Tier, Wanted
@@ -185,6 +196,38 @@ async def test_a_failing_supplier_is_a_miss(capsys: pytest.CaptureFixture[str]) 
         store.suppliers.append(Broken(2))
         assert (await one.lease(keys(2))).lease_id == 0
         assert (store.stats().reserved, store.stats().leases) == (0, 0)
+
+
+class Far(Shelf):
+    """Waits for `go` before it reserves anything, as one who asks another host first."""
+
+    async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+        await self.go.acquire()
+        return await super().bring(names, room, until)
+
+
+async def test_a_bringing_for_a_session_that_is_over_never_writes_into_another_models_blocks() -> None:
+    async with (
+        open_kvstore(settings(bring_s=10)) as store,
+        raw(store.address) as one,
+        raw(store.address) as two,
+    ):
+        await one.attach()
+        shelf = Far(6)
+        store.suppliers.append(shelf)
+        before = asyncio.create_task(one.lease(keys(6)))
+        await eventually(lambda: store.stats().leases == 1)
+        one.calls[0].cancel()
+        await eventually(lambda: store.stats().sessions == 0)
+        other = spec(BLOCK_BYTES // 2, model="ef" * 32)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await two.attach(other)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, "for now"
+        shelf.give(7)
+        assert (await before).lease_id == 0
+        await eventually(lambda: shelf.ended == 1)
+        await two.attach(other)
+        assert store.stats().blocks == 0
 
 
 async def test_a_store_that_stops_ends_its_bringings() -> None:

@@ -37,6 +37,8 @@ class Health:
         news = reason != self.reason
         self.failures += 1
         self.reason = reason
+        if not self.usable(now):  # one of several that were under way: the disk failed once
+            return news
         self._until = now + self._pause
         self._pause = min(_LONGEST_S, self._pause * 2)
         return news

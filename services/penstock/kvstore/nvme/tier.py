@@ -33,6 +33,8 @@ from penstock.runtime.config import ConfigError
 
 _SLOW_S = 5.0
 """A write of a few MiB that takes longer says that the disk is not fit."""
+_SILENCE_S = 0.5
+"""A bringing that ended without a single block after this long says so, too."""
 _SAVE_S = 30.0
 _RETRY_S = 5.0
 
@@ -103,19 +105,18 @@ class NvmeTier:
 
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
-        space, before = self._space, self._traffic.dropped[Drop.UNREADABLE]
+        space, before, read = self._space, self._traffic.dropped[Drop.UNREADABLE], self._traffic.blocks_read
+        begin = self._now()
         if space is None:
             return 0
-        done = 0
         try:
-            done = await space.reader.bring(keys, room, until)
-            return done
+            return await space.reader.bring(keys, room, until)
         finally:
             if self._traffic.dropped[Drop.UNREADABLE] > before:
                 self._failed("reading", self._reads, "the disk does not give what was written")
-            elif done:
+            elif self._traffic.blocks_read > read:  # also when its time was over before all had come
                 self._worked("reading", self._reads)
-            elif self._now() >= until:
+            elif self._now() >= min(until, begin + _SILENCE_S):
                 self._failed("reading", self._reads, "too slow")
 
     # -- writing

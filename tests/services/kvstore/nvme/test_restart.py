@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +31,9 @@ from penstock.kv.origin import Origin
 from penstock.kvstore.blocks import Tier
 from penstock.kvstore.conversations import State
 from penstock.kvstore.nvme import tier as tier_module
+from penstock.kvstore.nvme.format import PAGE
 from penstock.kvstore.service import KvStore, open_kvstore
+from penstock.kvstore.suppliers import Room
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
@@ -232,6 +237,7 @@ async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: p
         async with client.lease(keys(16)) as leased:
             assert len(leased.blocks) == 8
         assert disk(store).reading == 0
+        await eventually(lambda: store.stats().leases == 0)
         await client.put(puts(16, "c"))
         with store.keeper.hub.subscribe() as listener:
             known: dict[bytes, Tier] = {}
@@ -241,6 +247,80 @@ async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: p
                 known.update(dict.fromkeys(change.stored, change.tier))
         assert {*keys(8, "b"), *keys(16)} - set(known) == {keys(16)[8]}, "all but the one that could not be read"
         assert list(known.values()).count(Tier.NVME) >= 20
+
+
+async def test_a_disk_that_hangs_costs_one_lease_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_kvstore(settings(tmp_path)) as store, client_of(store.address) as client:
+        await client.put(puts(20))
+
+    class Hanging(FaultyFiles):
+        def __init__(self) -> None:
+            super().__init__()
+            self.go = threading.Event()
+
+        def read(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+            if sum(buffer.nbytes for buffer in buffers) > PAGE:  # a block, not a header
+                self.go.wait(30)
+            return super().read(fd, buffers, at)
+
+    files = Hanging()
+    monkeypatch.setattr(tier_module, "Files", lambda: files)
+    async with open_kvstore(settings(tmp_path, bring_s=0.6)) as store, raw(store.address) as one:
+        await one.attach()
+        assert await one.lookup(keys(20)) == 20
+        lease = asyncio.create_task(one.lease(keys(20)))
+        await eventually(lambda: store.stats().reserved)
+        assert (await lease).lease_id == 0
+        files.go.set()
+        await eventually(lambda: store.stats().reserved == 0)
+        assert (disk(store).reading, disk(store).read_failures) == (0, 1)
+        assert await one.lookup(keys(20)) == 0, "it is not asked for a while"
+
+
+async def test_what_may_not_be_written_any_more_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with asyncio.timeout(60):
+        config = settings(tmp_path, nvme_flush_s=600, nvme_write_bytes_per_day=1 << 20)
+        async with open_kvstore(config) as store, client_of(store.address) as client:
+            await connected(client)
+            assert store.keeper.disk is not None
+            store.keeper.disk.tier.budget.spend(1 << 20, time.time())
+            await client.put(puts(20))
+            assert disk(store).pending == 20
+
+
+async def test_blocks_go_to_the_disk_also_when_there_is_always_a_lease_that_waits(tmp_path: Path) -> None:
+    async with open_kvstore(settings(tmp_path, bring_s=60)) as store, client_of(store.address) as client:
+        await connected(client)
+        waiting = asyncio.Event()
+
+        class Never:
+            """A supplier, perhaps another host, that takes its time."""
+
+            tier = Tier.REMOTE
+
+            def has(self, names: Sequence[bytes]) -> int:
+                return len(names) if names[0] == keys(1, "far")[0] else 0
+
+            def all_keys(self) -> Sequence[bytes]:
+                return ()
+
+            def find(self, key: bytes) -> None:
+                return None
+
+            async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+                waiting.set()
+                await asyncio.Event().wait()
+                return 0
+
+        store.suppliers.append(Never())
+        async with raw(store.address) as one:
+            await one.attach()
+            lease = asyncio.create_task(one.lease(keys(1, "far")))
+            await waiting.wait()
+            await client.put(puts(20))
+            await eventually(lambda: disk(store).blocks == 20)
+            assert not lease.done()
+            lease.cancel()
 
 
 async def test_another_model_meets_none_of_the_old_blocks_and_they_outlive_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.services.kvstore.helpers import BLOCK_BYTES, keys, puts, spec
+from tests.services.kvstore.helpers import BLOCK_BYTES, eventually, keys, puts, spec
 from tests.services.kvstore.nvme.disks import SLOT, Bench, FaultyFiles, bench, contents, slabs
 
 from penstock.kvstore.nvme.files import Files
@@ -315,6 +315,41 @@ async def test_cancelled_while_a_thread_reads(tmp_path: Path) -> None:
         assert await bed.bring(keys(4)) == list(contents(4).values()), "and no pin is left on the disk's side"
         assert await bed.write(puts(60, "b")) == 60
         assert await bed.write(puts(10, "c")) == 10
+
+
+async def test_a_disk_that_gives_what_it_can_in_time_is_not_too_slow(tmp_path: Path) -> None:
+    """A lease of more than its time allows is cut off; the next one gets the rest."""
+
+    class FirstFile(SlowFiles):
+        """Reads of the first file never wait."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fd = -1
+
+        def open(self, path: Path, *, direct: bool) -> int:
+            fd = super().open(path, direct=direct)
+            self.fd = fd if path.name == "slab-000000.blocks" else self.fd
+            return fd
+
+        def read(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+            return Files.read(self, fd, buffers, at) if fd == self.fd else super().read(fd, buffers, at)
+
+    files, size = FirstFile(), 4 << 20
+    async with bench(tmp_path, files, spec(size), slots=4, host_slots=4) as bed:
+        await bed.write(puts(4, block_bytes=size))
+        files.go.clear()
+        room = Room(bed.host, bed.arena, bed.now, lambda: None)
+        bringing = asyncio.create_task(bed.tier.bring(keys(4), room, bed.now() + 1))
+        await eventually(lambda: bed.host.lookup(keys(4)) == 1)
+        bed.clock[0] += 2
+        bringing.cancel()
+        files.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await bringing
+        room.close()
+        assert bed.tier.has(keys(4)) == 4
+        assert (bed.tier.stats().reading, bed.tier.stats().read_failures) == (1, 0)
 
 
 async def test_a_disk_that_is_too_slow_is_left_alone(tmp_path: Path) -> None:
