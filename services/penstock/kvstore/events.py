@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ PENDING = 65_536
 
 
 Places = Callable[[], Iterable[tuple[bytes, Tier]]]
-"""All that can be found now, and where."""
+"""All that can be found now, and where. It is read piece by piece, while blocks come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,9 @@ class Subscriber:
         self._piece = piece
         self._pending: dict[bytes, Tier | None] = {}
         self._restart = True
-        self._snapshot: deque[tuple[bytes, Tier]] = deque()
+        self._snapshot: Iterator[tuple[bytes, Tier]] = iter(())
+        self._ahead: tuple[bytes, Tier] | None = None
+        """The snapshot's next."""
         self._wake = asyncio.Event()
         self._closed = False
         self.resynchronised = 0
@@ -59,7 +60,7 @@ class Subscriber:
     def restart(self) -> None:
         """Sends a new snapshot instead of what is pending."""
         self._pending.clear()
-        self._snapshot.clear()
+        self._snapshot, self._ahead = iter(()), None
         self._restart = True
         self._wake.set()
 
@@ -73,9 +74,10 @@ class Subscriber:
         while not self._closed:
             if self._restart:
                 self._restart = False
-                self._snapshot.extend(self._keys())
+                self._snapshot = iter(self._keys())
+                self._ahead = next(self._snapshot, None)
                 return self._part(snapshot=True)
-            if self._snapshot:
+            if self._ahead is not None:
                 return self._part()
             if self._pending:
                 return self._take()
@@ -85,9 +87,10 @@ class Subscriber:
 
     def _part(self, *, snapshot: bool = False) -> Change:
         """The next keys of the snapshot that are in one tier."""
-        change = Change(self._snapshot[0][1] if self._snapshot else Tier.HOST, snapshot=snapshot)
-        while self._snapshot and len(change.stored) < self._piece and self._snapshot[0][1] is change.tier:
-            change.stored.append(self._snapshot.popleft()[0])
+        change = Change(self._ahead[1] if self._ahead is not None else Tier.HOST, snapshot=snapshot)
+        while self._ahead is not None and len(change.stored) < self._piece and self._ahead[1] is change.tier:
+            change.stored.append(self._ahead[0])
+            self._ahead = next(self._snapshot, None)
         return change
 
     def _take(self) -> Change:

@@ -230,10 +230,12 @@ class Keeper:
 
     def tier_of(self, key: bytes) -> Tier | None:
         """The nearest tier of this store that has a block."""
-        tiers = [one.tier for one in self.suppliers if one.tier is not Tier.REMOTE and one.find(key) is not None]
-        if self._store is not None and key in self._store:
-            tiers.append(Tier.HOST)
-        return min(tiers, default=None)
+        found = Tier.HOST if self._store is not None and key in self._store else None
+        for one in self.suppliers:
+            tier = one.tier
+            if tier is not Tier.REMOTE and (found is None or tier < found) and one.find(key) is not None:
+                found = tier
+        return found
 
     def moved(self, key: bytes) -> None:
         """A supplier has a block now, or has it no more: those who listen are told where it is."""
@@ -241,19 +243,23 @@ class Keeper:
             self.hub.note(key, self.tier_of(key))
 
     def all_keys(self) -> Iterable[bytes]:
-        """All that can be found."""
-        return (key for key, _ in self._keys())
+        """All that can be found, each once."""
+        return dict.fromkeys(key for _, keys in self._places() for key in keys)
 
     def placed(self, key: bytes) -> None:
         """As `moved`, by a tier that is nearer than host memory."""
         self.hub.note(key, self.tier_of(key))
 
     def _keys(self) -> Iterable[tuple[bytes, Tier]]:
-        """All that can be found, and where."""
-        host = self._store.keys() if self._store else ()
-        yield from ((key, Tier.HOST) for key in host)
+        """All that can be found, and where; what comes and goes between two steps is left to the changes."""
+        for tier, keys in [(tier, list(keys)) for tier, keys in self._places()]:
+            yield from ((key, tier) for key in keys if self.tier_of(key) is tier)
+
+    def _places(self) -> Iterable[tuple[Tier, Iterable[bytes]]]:
+        if self._store is not None:
+            yield Tier.HOST, self._store.keys()
         for supplier in self.suppliers:
-            yield from ((key, supplier.tier) for key in supplier.all_keys() if self.tier_of(key) is supplier.tier)
+            yield supplier.tier, supplier.all_keys()
 
     # -- sessions
 

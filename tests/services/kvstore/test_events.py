@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -23,7 +23,14 @@ class Table:
 
     def __init__(self, pending: int, piece: int) -> None:
         self.keys: dict[bytes, Tier] = {}
-        self.hub = EventHub(lambda: self.keys.items(), pending=pending, piece=piece)
+        self.hub = EventHub(self._places, pending=pending, piece=piece)
+        self.looked_at = 0
+
+    def _places(self) -> Iterator[tuple[bytes, Tier]]:
+        for name in list(self.keys):
+            self.looked_at += 1
+            if name in self.keys:
+                yield name, self.keys[name]
 
     def store(self, *names: bytes) -> None:
         for name in names:
@@ -72,6 +79,23 @@ async def test_a_snapshot_in_pieces_then_changes() -> None:
         table.store(names[0])
         table.remove(names[0])
         assert await subscriber.next() == Change(removed=[names[0]]), "only the last change of a key counts"
+
+
+async def test_a_large_snapshot_is_not_made_at_once() -> None:
+    table, known = Table(1000, 10), set[bytes]()
+    table.store(*keys(500))
+    with table.hub.subscribe() as subscriber:
+        for number in range(1, 20):
+            change = await subscriber.next()
+            assert change is not None
+            apply(known, change)
+            assert table.looked_at <= 10 * number + number, "one piece at a time: others want to be served meanwhile"
+            table.remove(keys(500)[number], keys(500)[-number])
+            table.store(*keys(1, f"new{number}"))
+        while known != set(table.keys):
+            change = await subscriber.next()
+            assert change is not None
+            apply(known, change)
 
 
 async def test_every_message_is_of_one_tier_and_moves_are_told() -> None:
