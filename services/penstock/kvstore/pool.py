@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import structlog
+
 from penstock.kv.transport.base import Offered
 from penstock.kv.transport.over_mooncake import MooncakeOptions, MooncakeTransport, open_mooncake_transport
 from penstock.kvstore.blocks import Block
@@ -29,6 +31,7 @@ class Pool:
         """Blocks for which there was no time or no room."""
         self._keeper = keeper
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
+        self._log = structlog.get_logger("penstock.kvstore")
 
     def stored(self, block: Block) -> None:
         """See Watcher. What the store itself brought is there already, or on a disk that is quicker."""
@@ -62,6 +65,9 @@ class Pool:
                 self.published += 1
             else:
                 self.left_out += 1
+        except Exception as error:  # whatever Mooncake raises: the next block may fare better
+            self.left_out += 1
+            self._log.warning("a block was not put into the pool", reason=repr(error))
         finally:
             view.release()
             store.drop(block, self._keeper.now())

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+import structlog
 
 from penstock.kv import bulk
 from penstock.kv.device.cuda import open_cuda
@@ -125,6 +126,8 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
                     Member(channel, neighbours.own, config.host_id, keeper.hub, neighbours.set_joined, heard).run()
                 )
             background = [asyncio.create_task(job) for job in jobs]  # awaited below; a group would wrap errors
+            for task in background:
+                task.add_done_callback(_tell_of_failure)
             await server.set_serving(True)
             try:
                 yield KvStore(keeper, puller, gpu, address, events)
@@ -171,6 +174,12 @@ async def _pulling(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pulle
         open_pool(keeper, config) as pool,
     ):
         yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport, pool)
+
+
+def _tell_of_failure(task: asyncio.Task[None]) -> None:
+    """At once, since the store goes on without it, and `_end` raises only when that is over."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        structlog.get_logger("penstock.kvstore").error("a part of the store has failed", exc_info=error)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

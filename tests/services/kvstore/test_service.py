@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 from tests.services.kvstore.helpers import (
     BLOCK_BYTES,
     ROOT,
@@ -19,6 +20,7 @@ from tests.services.kvstore.helpers import (
 )
 
 from penstock.kv.checksum import checksum
+from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.service import open_kvstore
 from penstock.rpc.errors import from_rpc
 from penstock.runtime.config import ConfigError
@@ -286,6 +288,18 @@ async def test_stats_on_the_wire_are_the_tables() -> None:
         for name in own.__slots__:
             assert getattr(wire, name) == getattr(own, name), name
         assert (wire.hits, wire.misses, wire.puts, wire.blocks) == (3, 2, 3, 3)
+
+
+async def test_a_part_that_fails_is_told_at_once_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(keeper: Keeper) -> None:
+        raise OSError("boom")
+
+    monkeypatch.setattr(Keeper, "run", fail)
+    with capture_logs() as logs, pytest.raises(OSError, match="boom"):
+        async with open_kvstore(settings()) as store, raw(store.address) as one:
+            await eventually(lambda: any(line["log_level"] == "error" for line in logs))
+            await one.attach()
+            assert await one.lookup(keys(1)) == 0
 
 
 async def test_two_stores_in_one_process() -> None:

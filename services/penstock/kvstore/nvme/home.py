@@ -49,6 +49,11 @@ def cut(block_bytes: int, total: int) -> Shape:
     return Shape(block_bytes, max(1, total // one // slabs))
 
 
+def _fits(shape: Shape, total: int) -> bool:
+    """Whether slabs cut for another total do for this one: at least one, and not more files than may be open."""
+    return 1 <= total // shape.slab_bytes <= 2 * _MOST_SLABS
+
+
 async def load(path: Path) -> dict[str, Any]:
     """A manifest; empty when there is none that can be read."""
     with suppress(OSError, ValueError, RecursionError):
@@ -124,7 +129,7 @@ class Home:
         """Makes the subdirectory of a spec, or finds it and says how it is cut. Raises OSError."""
         path, shape = self.space(spec), cut(spec.block_bytes, total)
         found = (await load(path / _MANIFEST)).get("slab_slots")
-        if isinstance(found, int) and found >= 1 and Shape(spec.block_bytes, found).slab_bytes <= total:
+        if isinstance(found, int) and found >= 1 and _fits(Shape(spec.block_bytes, found), total):
             shape = Shape(spec.block_bytes, found)
         elif path.exists():
             await asyncio.to_thread(_remove, path)

@@ -521,3 +521,16 @@ async def test_cancelled_while_a_write_fails(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert bed.tier.stats().used_bytes == 0
+
+
+async def test_a_small_directory_that_may_grow_a_lot_is_cut_anew(tmp_path: Path) -> None:
+    """Many small files would leave the store without descriptors for its clients."""
+    async with bench(tmp_path, total=1 << 20) as bed:
+        await bed.write(puts(3))
+    async with bench(tmp_path, total=64 << 20) as bed:
+        assert bed.tier.has(keys(3)) == 3, "as long as they are not too many"
+    async with bench(tmp_path, total=4 << 30) as bed:
+        await bed.write(puts(3))
+        size = slabs(tmp_path)[0].stat().st_size
+        assert (4 << 30) // size <= 512
+        assert await bed.bring(keys(3)) == list(contents(3).values())

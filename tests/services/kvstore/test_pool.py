@@ -1,0 +1,46 @@
+"""What a store puts into a shared pool, without the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.services.kvstore.helpers import client_of, eventually, puts, settings
+
+from penstock.kv.transport.base import Offered
+from penstock.kvstore.pool import Pool
+from penstock.kvstore.service import open_kvstore
+
+
+class Moody:
+    """A pool that refuses the first block, fails with the second, and takes the others."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.taken: dict[bytes, bytes] = {}
+
+    async def publish(self, block: Offered, data: memoryview, until: float) -> bool:
+        self.asked += 1
+        if self.asked == 2:
+            raise RuntimeError("the master is gone")
+        if self.asked > 2:
+            self.taken[block.key] = bytes(data)
+        return self.asked > 2
+
+
+async def test_a_pool_that_fails_once_is_asked_again_and_no_pin_is_left() -> None:
+    transport: Any = Moody()
+    blocks = puts(6)
+    async with open_kvstore(settings()) as store, client_of(store.address) as client:
+        pool = Pool(store.keeper, transport)
+        store.keeper.watchers.append(pool)
+        running = asyncio.create_task(pool.run())
+        try:
+            assert await client.put(blocks) == 6
+            await eventually(lambda: transport.asked == 6 and pool.published == 4)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        assert transport.taken == {put.key: bytes(put.data) for put in blocks[2:]}
+        assert pool.left_out == 2
+        assert all(block.pins == 0 for block in map(store.keeper.store.find, [put.key for put in blocks]) if block)
