@@ -53,7 +53,10 @@ def _online(trace: Trace, job: Job, rates: Rates) -> Saved:
 
 
 def _offline(trace: Trace, future: Future, job: Job, rates: Rates) -> Saved:
-    """The better of the two schedules; of two tiers, with all room in one."""
+    """The better of the two schedules; of two tiers, with all room in one.
+
+    The latter is no bound where requests do not fit into the first tier: what is pinned then differs.
+    """
     results = []
     rules: tuple[Rule, ...] = ("farthest", "seconds")
     for rule in rules:
