@@ -113,12 +113,16 @@ class Keeper:
         self._log = structlog.get_logger("penstock.kvstore")
         self.disk: Disk | None = None
         if config.nvme_dir is not None:
-            self.disk = Disk(
-                *(config, self.arena, self.conversations, self.now),
-                moved=self.moved,
-                changed=self.hub.restart,
-                policy=self.policy,
-            )
+            try:
+                self.disk = Disk(
+                    *(config, self.arena, self.conversations, self.now),
+                    moved=self.moved,
+                    changed=self.hub.restart,
+                    policy=self.policy,
+                )
+            except BaseException:
+                self.arena.close()
+                raise
             self.suppliers.append(self.disk.tier)
             self.watchers.append(self.disk.mover)
 

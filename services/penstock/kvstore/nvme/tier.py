@@ -273,7 +273,8 @@ class NvmeTier:
             direct=slabs.direct,
             **{drop.value: count for drop, count in found.dropped.items() if count},
         )
-        return Space(
+        return await asyncio.to_thread(  # nobody else knows it yet, and a table of a million blocks takes seconds
+            Space,
             *(slabs, slots, found, self._policy, self._retention(slots), self._moved, self._now, self._traffic),
             tokens=spec.block_size,
             grow=lambda slab: self._grow(slabs, slab),

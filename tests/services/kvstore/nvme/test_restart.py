@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.services.kvstore.helpers import (
@@ -32,8 +34,10 @@ from penstock.kvstore.blocks import Tier
 from penstock.kvstore.conversations import State
 from penstock.kvstore.nvme import tier as tier_module
 from penstock.kvstore.nvme.format import PAGE
+from penstock.kvstore.nvme.space import Space
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.kvstore.suppliers import Room
+from penstock.runtime.config import ConfigError
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
@@ -247,6 +251,33 @@ async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: p
                 known.update(dict.fromkeys(change.stored, change.tier))
         assert {*keys(8, "b"), *keys(16)} - set(known) == {keys(16)[8]}, "all but the one that could not be read"
         assert list(known.values()).count(Tier.NVME) >= 20
+
+
+async def test_a_store_that_may_not_have_its_directory_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with open_kvstore(settings(tmp_path)):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(ConfigError, match="another store uses it"):
+                async with open_kvstore(settings(tmp_path)):
+                    raise AssertionError
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_the_index_is_made_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_in: list[threading.Thread] = []
+
+    class Seen(Space):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            made_in.append(threading.current_thread())
+            super().__init__(*arguments, **more)
+
+    monkeypatch.setattr(tier_module, "Space", Seen)
+    async with open_kvstore(settings(tmp_path)) as store, client_of(store.address) as client:
+        await client.put(puts(20))
+    async with open_kvstore(settings(tmp_path)) as store, client_of(store.address) as client:
+        assert await read(client, keys(20), "nvme") == list(contents(20).values())
+    assert len(made_in) == 2
+    assert threading.main_thread() not in made_in
 
 
 async def test_a_disk_that_hangs_costs_one_lease_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
