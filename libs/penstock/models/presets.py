@@ -154,7 +154,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             sapling=Plan(_DEEP, 3e-3, 23, 30_000_000, _GROWN, hold=0.25, seed=3),
             pole=Plan(_DEEP, 2.5e-3, 91, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
             target=Plan(widened(_DEEP), 4e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=7),
-            draft=Plan(_SMALL, 1.5e-3, 9, 10_000_000, _FINAL, hold=0.1, seed=4),
+            draft=Plan(_SMALL, 1.5e-3, 13, 10_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
