@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.kv.identity import KvSpec
+from penstock.kv.identity import KEY_BYTES, NAMESPACE_BYTES, KvSpec
 from penstock.kv.transport.base import Offered, Transport, TransportFault
 from penstock.kvstore.blocks import Block, State, Tier, Wanted
 from penstock.kvstore.neighbours import Neighbours
@@ -131,6 +132,12 @@ class RemoteBlocks:
         return landing.leading
 
 
+def _sound(one: Offered) -> bool:
+    """Whether what another host says of a block can be: it is kept as it is, and passed on."""
+    named = len(one.parent) == KEY_BYTES and one.parent != one.key and len(one.namespace) in (0, NAMESPACE_BYTES)
+    return named and 0 <= one.seconds < math.inf
+
+
 class _Landing:
     """Slots of the host tier for the blocks of one fetch."""
 
@@ -147,7 +154,7 @@ class _Landing:
         """See Landing."""
         views: list[memoryview | None] = []
         for one in offered:
-            if self._last not in (b"", one.parent):
+            if self._last not in (b"", one.parent) or not _sound(one):
                 break  # not the chain that was asked for
             answer = self._room.reserve(
                 Wanted(one.key, one.parent, one.first_token, one.seconds, self._conversation, one.namespace)

@@ -14,7 +14,9 @@ import pytest
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, settings, spec
 from tests.services.kvstore.relay import Relay, relay_to
 
+from penstock.kv.checksum import checksum
 from penstock.kv.client import Origin, StoreClient
+from penstock.kv.transport.base import Landing, Offered, TransportStats
 from penstock.kvstore.homes import home
 from penstock.kvstore.neighbours import Neighbours
 from penstock.kvstore.service import KvStore, open_kvstore
@@ -332,6 +334,44 @@ async def test_the_home_of_a_key_is_asked_when_nobody_was_named() -> None:
             if name is not None and where != stores[1].address:
                 middle = stores[1].puller.neighbours
                 assert await middle.who_has(name, time.monotonic() + 5), where
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"seconds": -1.0},
+        {"parent": b"short"},
+        {"parent": keys(1)[0]},
+        {"namespace": b"n" * 17},
+    ],
+)
+async def test_nonsense_about_a_block_is_not_kept(wrong: dict[str, Any]) -> None:
+    told: dict[str, Any] = {"seconds": 1.5, "parent": bytes(32), "namespace": b"n" * 16}
+
+    class Other:
+        """A way to a store that says what it likes."""
+
+        stats = TransportStats()
+
+        async def fetch(self, peer: str, spec: Any, names: Sequence[bytes], landing: Landing, until: float) -> None:
+            offered = Offered(names[0], first_token=0, checksum=checksum(puts(1)[0].data), **told)
+            for view in landing.room([offered]):
+                assert view is not None
+                view[:] = puts(1)[0].data
+                view.release()
+                landing.landed(offered)
+
+    async with open_kvstore(settings(peers=("127.0.0.1:9",))) as store:
+        store.puller.transport = Other()
+        async with raw(store.address) as one:
+            session = await one.attach()
+            request = kvstore_pb2.LeaseRequest(session_id=session, keys=keys(1), sources=["127.0.0.1:9"])
+            for expected, more in ((0, wrong), (1, {})):
+                told.update({"seconds": 1.5, "parent": bytes(32), "namespace": b"n" * 16} | more)
+                assert len((await one.stub.Lease(request)).epochs) == expected
+        assert (store.stats().blocks, store.stats().reserved) == (1, 0)
 
 
 async def test_nobody_is_asked_in_a_circle() -> None:
