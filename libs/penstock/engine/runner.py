@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, ModelConfig
+from penstock.checkpoint import Checkpoint
 from penstock.engine.batch import BatchBuilder, Run, arrange
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.machine import Machine
@@ -23,6 +23,8 @@ from penstock.engine.sampler import Choice, Chosen, Sampler
 _WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 """As loaded; int8 is rounded from there."""
 _CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+_BYTES_PER_THREAD = 16 << 20
+"""Weights for which one more thread is worth meeting it five times per layer, also when cores are shared."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +46,7 @@ class Runner:
     ) -> None:
         """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them."""
         config, place = checkpoint.config, torch.device(device)
-        machine = _machine(config, place) if kernels else None
+        machine = _machine(checkpoint, place) if kernels else None
         plain = machine is None and dtype != "int8"
         weights = load_weights(checkpoint, _WEIGHTS[dtype], place, _keep(dtype, machine))
         compute = _WEIGHTS[dtype] if plain else torch.float32
@@ -90,11 +92,12 @@ class Runner:
             self.pool.clear(run.pages[begun])
 
 
-def _machine(config: ModelConfig, place: torch.device) -> Machine | None:
-    if place.type != "cpu" or config.experts is not None:
+def _machine(checkpoint: Checkpoint, place: torch.device) -> Machine | None:
+    if place.type != "cpu" or checkpoint.config.experts is not None:
         return None
+    size = sum(file.stat().st_size for file in checkpoint.weight_files)
     try:
-        return Machine(torch.get_num_threads())
+        return Machine(max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD)))
     except NotBuilt as reason:
         _log.warning("no C++ kernels, torch computes everything: %s", reason)
         return None

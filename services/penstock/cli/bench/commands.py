@@ -34,6 +34,14 @@ def overhead(*, json: bool = False, quick: bool = False) -> None:
 
 
 @app.command
+def engine(*, json: bool = False, quick: bool = False) -> None:
+    """The bare engine on the embedded model: C++ steps beside torch, float32, bfloat16 and int8 weights."""
+    from penstock.cli.bench.engine import measure
+
+    _run(measure, json, quick)
+
+
+@app.command
 def kv(*, json: bool = False, quick: bool = False) -> None:
     """The KV store beside memcpy, TCP, a grpc stream, the file system and an empty call."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it tells of every process that is started
@@ -63,5 +71,6 @@ def evict(*, trace: list[Path] | None = None, json: bool = False, quick: bool = 
 @app.command(name="all")
 def everything(*, json: bool = False, quick: bool = False) -> None:
     """Every bench, one after the other."""
+    engine(json=json, quick=quick)
     overhead(json=json, quick=quick)
     kv(json=json, quick=quick)
