@@ -44,6 +44,8 @@ _AHEAD_BYTES = 32 << 20
 _STEP_BYTES = 4 << 20
 _MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU", Tier.NVME: "DISK"}
 """Names of the tiers in the events for others' routers."""
+_FRUITLESS = 1000
+"""Blocks stored, and blocks missed, without a hit: no workload of turns looks like that."""
 _NOTHING = StoreStats(*[0] * 18)
 
 
@@ -108,6 +110,7 @@ class Keeper:
         """Of all tiers."""
         self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0
+        self._suspected = False
         self._touched = 0
         self._grown = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore")
@@ -197,9 +200,17 @@ class Keeper:
         lease = store.lease(session_id, keys, seconds, now, conversation, grows=bool(suppliers))
         if lease is not None and len(lease.blocks) < len(keys) and suppliers:
             lease = await self._grow(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
-        if lease is not None and self.disk is not None:
+        if lease is None:
+            self._suspect()
+        elif self.disk is not None:
             self.disk.mover.leased(lease, keys)
         return lease
+
+    def _suspect(self) -> None:
+        """Says once that much is stored and nothing is ever found, as when clients name the same tokens differently."""
+        if not self._suspected and self.store.fruitless(_FRUITLESS):
+            self._suspected = True
+            self._log.warning("many blocks were stored and asked for, and none was ever found: do all clients agree?")
 
     async def _grow(
         self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float

@@ -567,6 +567,10 @@ class BlockStore:
         """Nobody reads or writes, nor might still write."""
         return not self._sessions and not self._cooling and not self._held and not self._house.reserved
 
+    def fruitless(self, least: int) -> bool:
+        """Whether at least so many blocks were stored and missed, and not one was found."""
+        return self._hits == 0 and self._puts >= least and self._misses >= least
+
     def stats(self) -> StoreStats:
         """A consistent snapshot."""
         return StoreStats(

@@ -335,3 +335,17 @@ async def test_two_stores_in_one_process() -> None:
 def test_a_bad_setting_is_refused_with_what_would_be_right(field: str, value: Any, word: str) -> None:
     with pytest.raises(ConfigError, match=rf"{field} = .*{word}"):
         settings(**{field: value})
+
+
+async def test_a_store_that_only_ever_misses_says_so_once(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.kvstore.keeper._FRUITLESS", 6)
+    with capture_logs() as logs:
+        async with open_kvstore(settings()) as store, raw(store.address) as client:
+            await client.attach()
+            blocks = puts(6)
+            await client.commit(blocks, (await client.reserve(blocks)).blocks)
+            told = [len([one for one in logs if "none was ever found" in one["event"]])]
+            for asked in (keys(5, "b"), keys(1, "c"), keys(3, "d")):
+                await client.lease(asked)
+                told.append(len([one for one in logs if "none was ever found" in one["event"]]))
+    assert told == [0, 0, 1, 1]
