@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -96,13 +96,18 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(self, method: str, metadata: tuple[Any, ...], behaviour: Any) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        async def call(request: Any, context: Any) -> None:
+            """Writes, not yields: a generator that is dropped would leave its span in another task's context."""
             with self._in_flight.one(), self._scope(method, metadata):
-                replies = behaviour(request, context)
+                replies, writing = behaviour(request, context), False
                 try:
                     async for reply in replies:
-                        yield reply
+                        writing = True
+                        await context.write(reply)
+                        writing = False
                 except Exception as error:
+                    if writing:  # nobody reads any more: grpc's own to handle
+                        raise
                     await self._abort(method, error, context)
                 finally:
                     await replies.aclose()
