@@ -42,8 +42,11 @@ class Rates:
 class DiskReads:
     """Blocks that are on the disk alone. Made by `open_disk_reads`."""
 
-    def __init__(self, client: StoreClient, address: str, file: PlainFile) -> None:
+    def __init__(self, client: StoreClient, address: str, file: PlainFile, scratch: PlainFile) -> None:
         self.file = file
+        """To be read."""
+        self.scratch = scratch
+        """To be written, so that what is read rests as the tier's blocks do."""
         self._client, self._address = client, address
         self._chains = [names(_BLOCKS, f"disk/{number}") for number in range(2)]
         self._into = Region(_BLOCKS * _MIB)
@@ -156,13 +159,14 @@ async def open_disk_reads() -> AsyncIterator[DiskReads]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as path:
         async with _store(Path(path, "tier"), _BLOCKS + _SPARE, 4 * _BLOCKS) as (client, address):
             direct = bool((await stats_of(address)).nvme.direct)
-            file = PlainFile(Path(path, "file"), _BLOCKS * _MIB, direct=direct)
+            files = [PlainFile(Path(path, name), _BLOCKS * _MIB, direct=direct) for name in ("file", "scratch")]
             try:
-                reads = DiskReads(client, address, file)
+                reads = DiskReads(client, address, *files)
                 await reads.fill()
                 yield reads
             finally:
-                file.close()
+                for file in files:
+                    file.close()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _CALL_BYTES = 4 << 20
 _AT_ONCE = 4
-"""As the disk tier: calls of 4 MiB, four reads at a time. Fewer are slower."""
+"""As the disk tier: calls of 4 MiB, four reads at a time."""
 
 Call = Callable[[int, memoryview, int], int]
 
