@@ -26,6 +26,7 @@ _SPARE = 16
 _PAUSE_S = 0.02
 _LONGEST_S = 120.0
 _HOT = 32
+_PATIENCE = 5
 _COLD = 256
 
 
@@ -117,14 +118,17 @@ class BusyGets:
         return seconds
 
     async def _get(self) -> float:
-        times = []
-        await self._client.fetch(self._hot, self._into.blocks(_MIB))  # what is on the disk, too, may have left memory
-        for _ in range(self._gets):
+        """Only gets from memory count: a block that is on the disk, too, may leave memory at any time."""
+        times: list[float] = []
+        for _ in range(_PATIENCE * self._gets):
             begin = time.perf_counter()
             tiers = await self._client.fetch(self._hot, self._into.blocks(_MIB))
-            times.append(time.perf_counter() - begin)
-            assert tiers == ["host"] * _HOT, f"{tiers.count('host')} of {_HOT} blocks were in memory"
-        return statistics.median(times)
+            seconds = time.perf_counter() - begin
+            if tiers == ["host"] * _HOT:
+                times.append(seconds)
+            if len(times) == self._gets:
+                return statistics.median(times)
+        raise RuntimeError(f"only {len(times)} gets out of {_PATIENCE * self._gets} were from memory")
 
 
 async def written(address: str, blocks: int) -> None:
