@@ -59,6 +59,8 @@ from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
 _NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name
 _GRACE_S = 2.0
+_DISK_PATIENCE_S = 0.5
+"""How long a client's attachment waits for the disk's index; it has to be short beside the client's own limit."""
 _SHARE_FOR_BRINGING = 0.5
 """Of the time that a client gives a lease: it still has to read the blocks."""
 _LONGEST_WAIT_S = 60.0
@@ -216,6 +218,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_spec(spec)
         session_id = self._keeper.attach(request.client, spec, peer=request.peer)
         try:
+            if self._keeper.disk is not None:  # a worker's first question should find what an earlier life has left
+                await self._keeper.disk.tier.settled(_DISK_PATIENCE_S)
             yield self._attached(session_id, self._device.attach(session_id, request))
             await self._keeper.closing.wait()
         finally:

@@ -81,6 +81,8 @@ class NvmeTier:
         self._spec: KvSpec | None = None
         self._wanted: KvSpec | None = None
         self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._traffic = Traffic()
         self._reads, self._writes = Health(), Health()
         self._refused = 0
@@ -220,7 +222,14 @@ class NvmeTier:
         self._wanted = spec
         if spec != self._spec:
             self._old, self._space, self._spec = self._space or self._old, None, None
+            self._settled.clear()
             self._wake.set()
+
+    async def settled(self, limit_s: float) -> None:
+        """Returns when the blocks of the wanted spec are findable, or known not to be; at the latest at the limit."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._settled.wait()
 
     async def run(self) -> None:
         """Changes to another spec's space when it is wanted, and keeps the manifest, until cancelled."""
@@ -242,11 +251,13 @@ class NvmeTier:
             space = await self._enter(spec)
         except (OSError, ConfigError) as error:
             self._failed("writing", self._writes, str(error))
+            self._settled.set()
             return
         if spec != self._wanted:
             self._old = space
             return
         self._space, self._spec = space, spec
+        self._settled.set()
         if not space.table.stats().slots:
             self._log.warning("no block of this spec fits into nvme_bytes", slot_bytes=self.slot_bytes)
         await self._save()
