@@ -84,7 +84,8 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
             if fault == "away":
                 assert broken.cached == 0
             if fault == "reset":
-                assert broken.usage["penstock"]["cached_tokens"]["remote"] == 384, "the second attempt gets it all"
+                remote = broken.usage["penstock"]["cached_tokens"]["remote"]
+                assert 0 < remote <= 384, "all of it by the second attempt, less where a busy machine computes sooner"
             relay.heal()
             relay.cut_at, relay.target = None, near.address
             await until(lambda: relay.address not in far.puller.neighbours.shunned, "the source is tried again")
