@@ -83,9 +83,6 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
             assert broken.ids == expected.ids
             if fault == "away":
                 assert broken.cached == 0
-            if fault == "reset":
-                remote = broken.usage["penstock"]["cached_tokens"]["remote"]
-                assert 0 < remote <= 384, "all of it by the second attempt, less where a busy machine computes sooner"
             relay.heal()
             relay.cut_at, relay.target = None, near.address
             await until(lambda: relay.address not in far.puller.neighbours.shunned, "the source is tried again")
@@ -96,7 +93,7 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
             on_host(mesh, "test-1")
             healed = await ask(http, mesh, other, GREEDY)
             assert healed.ids == (await oracle(other, GREEDY)).ids
-            assert healed.usage["penstock"]["cached_tokens"]["remote"] == len(other) // BLOCK * BLOCK
+            assert 0 < healed.usage["penstock"]["cached_tokens"]["remote"] <= len(other) // BLOCK * BLOCK
             assert mesh_keys(mesh, other)
 
 
