@@ -79,18 +79,40 @@ class Sampler:
         self._steps = noise.steps(vocab_size, device)
 
     def sample(self, logits: Tensor, choices: Sequence[Choice]) -> list[Chosen]:
-        """One token per row of `logits` (float32 [rows, vocab], which is not changed)."""
+        """One token per row of `logits` (float32 [rows, vocab], which is not changed).
+
+        On a device all is submitted without waiting, and the host waits once, for the copies of the results; a
+        second time when some row's top-p takes more than its best _NUCLEUS tokens.
+        """
+        chosen = self._sample(logits, choices, _NUCLEUS)
+        if chosen is None:
+            chosen = self._sample(logits, choices, self._vocab_size)
+        assert chosen is not None, "the whole vocabulary holds every nucleus"
+        return chosen
+
+    def _sample(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> list[Chosen] | None:
+        """None when `nucleus` tokens do not hold some row's top-p."""
         shaped = self._shape(logits, choices)
-        tokens = shaped.argmax(-1)
+        tokens, missed = shaped.argmax(-1), None
         noisy = [row for row, choice in enumerate(choices) if not choice.greedy]
         if noisy:
             index = self._tensor(noisy, torch.int64)
-            tokens[index] = self._draw(shaped[index], [choices[row] for row in noisy])
-        chosen: list[int] = tokens.tolist()
-        return self._with_logprobs(logits, choices, chosen)
+            drawn, missed = self._draw(shaped.index_select(0, index), [choices[row] for row in noisy], nucleus)
+            tokens.index_copy_(0, index, drawn)
+        wanted = [row for row, choice in enumerate(choices) if choice.params.logprobs is not None]
+        described = self._describe(logits, tokens, choices, wanted) if wanted else ()
+        values, short, *facts = on_host(tokens, tokens[:0] if missed is None else missed, *described)
+        if missed is not None and bool(short.any()):
+            return None
+        chosen = [Chosen(token) for token in values.tolist()]
+        for row, fact in zip(wanted, zip(*(each.tolist() for each in facts), strict=True), strict=True):
+            chosen[row] = _described(chosen[row].token, choices[row].params.logprobs or 0, *fact)
+        return chosen
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+        if self._device.type == "cpu":
+            return torch.tensor(values, dtype=dtype)
+        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self._device, non_blocking=True)
 
     def _shape(self, logits: Tensor, choices: Sequence[Choice]) -> Tensor:
         """The logits after bias, penalties and bans."""
@@ -99,13 +121,13 @@ class Sampler:
         logits = logits.clone()
         for row, choice in enumerate(choices):
             if choice.params.logit_bias:
-                ids = list(choice.params.logit_bias)
+                ids = self._tensor(list(choice.params.logit_bias), torch.int64)
                 bias = self._tensor(list(choice.params.logit_bias.values()), torch.float32)
-                logits[row, ids] += bias
+                logits[row].index_add_(0, ids, bias)
             if choice.penalised:
                 self._penalise(logits[row], choice)
             if choice.banned:
-                logits[row, list(choice.banned)] = _OUT
+                logits[row].index_fill_(0, self._tensor(list(choice.banned), torch.int64), _OUT)
         return logits
 
     def _penalise(self, row: Tensor, choice: Choice) -> None:
@@ -138,90 +160,104 @@ class Sampler:
         if not tokens:
             return
         ids = self._tensor(tokens, torch.int64)
-        seen[ids] = True
+        seen.index_fill_(0, ids, True)
         output = ids[skip:]
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.float32))
 
-    def _draw(self, logits: Tensor, choices: Sequence[Choice]) -> Tensor:
-        """Sampled ids [rows] from shaped logits [rows, vocab]. Noise is drawn for the tokens that are left only."""
+    def _draw(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor, Tensor | None]:
+        """(sampled ids [rows], rows whose nucleus is wider than `nucleus` or None) from shaped logits [rows, vocab]."""
         temperatures = self._tensor([choice.params.temperature for choice in choices], torch.float32)
         scaled = logits / temperatures.unsqueeze(1)
         streams = [noise.stream(choice.params.seed, choice.position) for choice in choices]
         places = self._tensor(streams, torch.int64).unsqueeze(1) + self._steps
-        floor = self._floor(scaled, choices)
+        floor, missed = self._floor(scaled, choices, nucleus)
         if floor is None:
-            return scaled.add_(noise.gumbel(places)).argmax(-1)
-        left = (scaled >= floor).nonzero(as_tuple=True)
-        noisy = torch.full_like(scaled, _OUT)
-        noisy[left] = scaled[left] + noise.gumbel(places[left])
-        return noisy.argmax(-1)
+            noisy = scaled.add_(noise.gumbel(places))
+        elif self._device.type == "cpu":  # noise for the tokens that are left only
+            left = (scaled >= floor).nonzero(as_tuple=True)
+            noisy = torch.full_like(scaled, _OUT)
+            noisy[left] = scaled[left] + noise.gumbel(places[left])
+        else:  # how many are left is not known to the host, and it need not wait for that
+            noisy = torch.where(scaled >= floor, scaled + noise.gumbel(places), _OUT)
+        return noisy.argmax(-1), missed
 
-    def _floor(self, scaled: Tensor, choices: Sequence[Choice]) -> Tensor | None:
-        """[rows, 1]: tokens with less than this are out, so tied tokens share their fate; None when all stay."""
+    def _floor(self, scaled: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor | None, Tensor | None]:
+        """([rows, 1] or None, missed): tokens with less than this are out, so tied tokens share their fate; None when
+        all stay. `missed` is as in `_cut`."""
         min_p = [choice.params.min_p for choice in choices]
         top_k = [self._top_k(choice) for choice in choices]
         top_p = [choice.params.top_p for choice in choices]
-        floor = None
+        floor, missed = None, None
         if any(min_p):
             floor = scaled.amax(-1, keepdim=True) + self._tensor(min_p, torch.float32).log().unsqueeze(1)
             scaled = scaled.masked_fill(scaled < floor, _OUT)
         if any(top_k) or min(top_p) < 1.0:
-            cut = self._cut(scaled, top_k, top_p, _NUCLEUS)
-            if cut is None:
-                cut = self._cut(scaled, top_k, top_p, self._vocab_size)
-            assert cut is not None, "the whole vocabulary holds every nucleus"
+            cut, missed = self._cut(scaled, top_k, top_p, nucleus)
             floor = cut if floor is None else torch.maximum(cut, floor)
-        return floor
+        return floor, missed
 
     def _top_k(self, choice: Choice) -> int:
         """0 when it is off."""
         return choice.params.top_k if choice.params.top_k < self._vocab_size else 0
 
-    def _cut(self, scaled: Tensor, top_k: Sequence[int], top_p: Sequence[float], nucleus: int) -> Tensor | None:
-        """The least value that top-k, then top-p of the k (renormalised), leave: [rows, 1].
+    def _cut(
+        self, scaled: Tensor, top_k: Sequence[int], top_p: Sequence[float], nucleus: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """(the least value that top-k, then top-p of the k (renormalised), leave: [rows, 1], missed).
 
-        Rows without top-k are sorted no further than their best `nucleus` tokens; None when these do not make up
-        some row's top_p.
+        Rows without top-k are sorted no further than their best `nucleus` tokens; `missed` says in which rows these
+        do not make up top_p (bool [rows, 1], and the cut means nothing), and is None when that is out of question.
         """
         widest = min(max(count or nucleus for count in top_k), self._vocab_size)
         counts = self._tensor([count or widest for count in top_k], torch.int64).unsqueeze(1)
         everything = self._tensor([count == 0 for count in top_k], torch.bool).unsqueeze(1)
         whole = self._tensor([share >= 1.0 for share in top_p], torch.bool).unsqueeze(1)
         ordered = scaled.topk(widest, dim=-1).values
-        last = counts
+        last, missed = counts, None
         if min(top_p) < 1.0:
             limit = self._tensor(top_p, torch.float32).unsqueeze(1)
-            share = self._shares(scaled, ordered, counts, everything)
+            share = self._shares(scaled, ordered, counts, everything if 0 in top_k else None)
             until = share.cumsum(-1)
-            missed = everything & ~whole & (until[:, -1:] < limit)
-            if widest < self._vocab_size and bool(missed.any()):
-                return None
+            if widest < self._vocab_size and 0 in top_k:
+                missed = everything & ~whole & (until[:, -1:] < limit)
             inside = (until - share < limit).sum(-1, keepdim=True).clamp_(min=1).minimum(counts)
             last = torch.where(whole, counts, inside)
-        return ordered.gather(1, last - 1).masked_fill_(everything & whole, _OUT)
+        return ordered.gather(1, last - 1).masked_fill_(everything & whole, _OUT), missed
 
-    def _shares(self, scaled: Tensor, ordered: Tensor, counts: Tensor, everything: Tensor) -> Tensor:
+    def _shares(self, scaled: Tensor, ordered: Tensor, counts: Tensor, everything: Tensor | None) -> Tensor:
         """Probabilities of the `ordered` tokens among the first `counts`, or among all where `everything`."""
         beyond = torch.arange(ordered.shape[1], device=self._device) >= counts
         ordered = ordered.masked_fill(beyond, _OUT)
         total = ordered.logsumexp(-1, keepdim=True)
-        if bool(everything.any()):
+        if everything is not None:
             total = torch.where(everything, scaled.logsumexp(-1, keepdim=True), total)
         return (ordered - total).exp()
 
-    def _with_logprobs(self, logits: Tensor, choices: Sequence[Choice], tokens: Sequence[int]) -> list[Chosen]:
-        chosen = [Chosen(token) for token in tokens]
-        for row, choice in enumerate(choices):
-            wanted = choice.params.logprobs
-            if wanted is not None:
-                chosen[row] = describe(logits[row], tokens[row], wanted)
-        return chosen
+    def _describe(
+        self, logits: Tensor, tokens: Tensor, choices: Sequence[Choice], rows: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of some rows of raw logits: the token's logprob, the most probable tokens and their logprobs."""
+        most = max(choices[row].params.logprobs or 0 for row in rows)
+        index = self._tensor(rows, torch.int64)
+        logprobs = logits.index_select(0, index).log_softmax(-1)
+        own = logprobs.gather(1, tokens.index_select(0, index).unsqueeze(1)).squeeze(1)
+        values, ids = logprobs.topk(min(most, self._vocab_size))
+        return own, ids, values
 
 
-def describe(logits: Tensor, token: int, wanted: int) -> Chosen:
-    """`token` with its logprob and the `wanted` most probable tokens of one row of raw logits [vocab]."""
-    logprobs = logits.log_softmax(-1)
-    values, ids = logprobs.topk(min(wanted, logprobs.shape[-1]))
-    pairs: list[tuple[int, float]] = list(zip(ids.tolist(), values.tolist(), strict=True))
-    pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-    return Chosen(token, float(logprobs[token]), tuple(pairs))
+def on_host(*tensors: Tensor) -> list[Tensor]:
+    """The same on the host. Copies from a device are submitted together and waited for once."""
+    device = tensors[0].device
+    if device.type == "cpu":
+        return list(tensors)
+    copies = []
+    for tensor in tensors:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copies.append(copy.copy_(tensor, non_blocking=True))
+    torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def _described(token: int, wanted: int, logprob: float, ids: list[int], logprobs: list[float]) -> Chosen:
+    pairs = sorted(zip(ids, logprobs, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return Chosen(token, logprob, tuple(pairs[:wanted]))

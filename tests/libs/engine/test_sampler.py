@@ -109,6 +109,17 @@ def test_logprobs_are_the_models_own():
     assert len(everything.top) == VOCAB
 
 
+def test_logprobs_of_one_row_do_not_depend_on_what_others_want():
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(4))
+    wanted = [2, None, 7, 0, 500]
+    choices = [choice_of(SamplingParams(9, temperature=0.8, logprobs=count), [1], []) for count in wanted]
+    together = SAMPLER.sample(logits, choices)
+    alone = [SAMPLER.sample(logits[at : at + 1], choices[at : at + 1])[0] for at in range(5)]
+    assert together == alone
+    assert [len(one.top) for one in together] == [2, 0, 7, 0, VOCAB]
+    assert together[1].logprob is None and together[3].logprob is not None
+
+
 def test_a_row_does_not_depend_on_its_batch():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(40, VOCAB, generator=generator)
