@@ -30,6 +30,12 @@ class TensorInfo:
     """In the file."""
     dtype: str
     shape: tuple[int, ...]
+    offset: int
+    """Of the tensor's first byte in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -86,13 +92,13 @@ def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
         raise CheckpointError(file, "its header is not valid JSON") from None
     if not isinstance(header, dict):
         raise CheckpointError(file, "its header is not a JSON object")
-    return _entries(file, header, size - 8 - length)
+    return _entries(file, header, 8 + length, size - 8 - length)
 
 
-def _entries(file: Path, header: dict[str, Any], data_bytes: int) -> Iterator[tuple[str, TensorInfo]]:
+def _entries(file: Path, header: dict[str, Any], data_at: int, data_bytes: int) -> Iterator[tuple[str, TensorInfo]]:
     """The header's tensors; their places must tile the data exactly: no gap, no overlap, nothing left over."""
     header.pop("__metadata__", None)
-    entries = [(name, *_entry(file, name, value)) for name, value in header.items()]
+    entries = [(name, *_entry(file, name, value, data_at)) for name, value in header.items()]
     expected = 0
     for name, info, begin, end in sorted(entries, key=lambda entry: entry[2:]):
         if begin != expected:
@@ -105,7 +111,7 @@ def _entries(file: Path, header: dict[str, Any], data_bytes: int) -> Iterator[tu
         raise CheckpointError(file, f"holds {data_bytes - expected} bytes that no tensor declares")
 
 
-def _entry(file: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
+def _entry(file: Path, name: str, value: Any, data_at: int) -> tuple[TensorInfo, int, int]:
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         sound = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
@@ -119,7 +125,7 @@ def _entry(file: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
         )
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise CheckpointError(file, f"tensor {name} declares {end - begin} bytes for shape {list(shape)} {dtype}")
-    return TensorInfo(file, name, dtype, shape), begin, end
+    return TensorInfo(file, name, dtype, shape, data_at + begin), begin, end
 
 
 def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -105,9 +105,9 @@ def _machine(checkpoint: Checkpoint, place: torch.device) -> Machine | None:
 
 def _keep(dtype: str, machine: Machine | None) -> Keep:
     if machine is not None:
-        return lambda matrix, bias: (PackedMatrix(machine, matrix, bias, dtype), None)
+        return lambda _, matrix, bias: (PackedMatrix(machine, matrix(), bias, dtype), None)
     if dtype == "int8":
-        return lambda matrix, bias: (dequantised(matrix), None if bias is None else bias.float())
+        return lambda _, matrix, bias: (dequantised(matrix()), None if bias is None else bias.float())
     return as_it_is
 
 

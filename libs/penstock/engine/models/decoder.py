@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Batch, Group
 from penstock.engine.layers.attention import attend
+from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import Dense, Routed, feed_forward
 from penstock.engine.layers.linear import Matrix, columns, linear
 from penstock.engine.layers.norm import rms_norm
@@ -47,12 +47,11 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class Weights:
-    embedding: Tensor
-    """[vocab, hidden], scaled where the family does that."""
+    embedding: Embedding
     layers: list[LayerWeights]
     norm: Tensor
     head: Matrix
-    """[hidden, vocab]; a copy of the embedding, not scaled, when the two are tied."""
+    """[hidden, vocab], not scaled when it is the embedding."""
 
 
 class Decoder:
@@ -84,7 +83,7 @@ class Decoder:
 
     def forward(self, batch: Batch, pool: KvPool) -> Tensor:
         """float32 [S, vocab]."""
-        x = F.embedding(batch.ids, self._weights.embedding).to(self._dtype)
+        x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
         for number, layer in enumerate(self._weights.layers[:-1]):
             x = self._layer(number, layer, x, turns[self._table_of[number]], batch, pool)

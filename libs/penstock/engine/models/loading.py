@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, CheckpointError, LayerNames, ModelConfig, layer_names
+from penstock.checkpoint import Checkpoint, CheckpointError, LayerNames, ModelConfig, TensorInfo, layer_names
+from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import LayerWeights, Weights
 
-Keep = Callable[[Tensor, Tensor | None], tuple[Matrix, Tensor | None]]
-"""What becomes of a matrix [in, out] and its bias."""
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A matrix of the decoder: stored ones [out, in], put one above the other and then turned."""
+
+    name: str
+    """Of the decoder's matrix, such as `head` or `3.qkv`."""
+    parts: tuple[TensorInfo, ...]
+
+
+Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]
+"""What becomes of a matrix and its bias; the function reads the matrix, [in, out] in memory of its own."""
 
 
 class _Files:
@@ -35,54 +49,94 @@ class _Files:
                 raise CheckpointError(file, str(error)) from None
 
     def one(self, name: str) -> Tensor:
-        return self._read(name, self._dtype)
+        return self._read(self._checkpoint.tensors[name], self._dtype)
 
     def norm(self, name: str) -> Tensor:
         """What the norm multiplies by, see LayerWeights."""
         if self._checkpoint.config.norm_offset:
-            return self._read(name, torch.float32).add_(1.0)
+            return self._read(self._checkpoint.tensors[name], torch.float32).add_(1.0)
         return self.one(name)
 
     def matrix(self, prefix: str, *names: str) -> Tensor:
         """[in, out]: the projections side by side."""
-        return torch.cat([self.one(f"{prefix}{name}.weight") for name in names]).t().contiguous()
+        return self.stacked(stack_of(self._checkpoint, "", prefix, *names))
+
+    def stacked(self, stack: Stack) -> Tensor:
+        """[in, out]."""
+        return torch.cat([self._read(part, self._dtype) for part in stack.parts]).t().contiguous()
 
     def bias(self, present: bool, prefix: str, *names: str) -> Tensor | None:
         return torch.cat([self.one(f"{prefix}{name}.bias") for name in names]) if present else None
 
-    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        stored = self._checkpoint.tensors[name]
+    def _read(self, stored: TensorInfo, dtype: torch.dtype) -> Tensor:
         tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor.to(self._device, dtype, copy=True)
 
 
-def as_it_is(matrix: Tensor, bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
+def as_it_is(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
     """Kept as tensors."""
-    return matrix, bias
+    return matrix(), bias
 
 
-def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, keep: Keep = as_it_is) -> Weights:
+def load_weights(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    keep: Keep = as_it_is,
+    table: Tensor | None = None,
+) -> Weights:
     """All weights in memory of their own, as `dtype` on `device`, matrices of dense layers as `keep` has them; the
-    files may go away afterwards.
+    files may go away afterwards. `table` is the embedding, when it is at hand already, in any type.
 
     Raises CheckpointError.
     """
     config = checkpoint.config
     with ExitStack() as stack:
         files = _Files(checkpoint, dtype, device, stack)
-        embedding = files.one("model.embed_tokens.weight")
-        head, _ = keep((embedding if config.tied else files.one("lm_head.weight")).t().contiguous(), None)
-        if config.embedding_scale != 1.0:
-            embedding *= torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        names = layer_names(config.architecture)
-        layers = [_layer(files, config, names, number, keep) for number in range(config.n_layers)]
+
+        def kept(own: Stack, bias: Tensor | None = None) -> tuple[Matrix, Tensor | None]:
+            return keep(own, lambda: files.stacked(own), bias)
+
+        embedding = Embedding(files.one(_EMBEDDING) if table is None else table, dtype, config.embedding_scale)
+        head, _ = kept(head_stack(checkpoint))
+        layers = [_layer(files, checkpoint, number, kept) for number in range(config.n_layers)]
         return Weights(embedding, layers, files.norm("model.norm.weight"), head)
 
 
-def _layer(files: _Files, config: ModelConfig, names: LayerNames, number: int, keep: Keep) -> LayerWeights:
-    prefix = f"model.layers.{number}."
-    qkv, qkv_bias = keep(files.matrix(prefix, *names.qkv), files.bias(config.qkv_bias, prefix, *names.qkv))
-    out, out_bias = keep(files.matrix(prefix, names.out), files.bias(config.o_bias, prefix, names.out))
+def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Stack:
+    """The stack `name` of the matrices `names`."""
+    return Stack(name, tuple(checkpoint.tensors[f"{prefix}{part}.weight"] for part in names))
+
+
+def head_stack(checkpoint: Checkpoint) -> Stack:
+    """The last matrix."""
+    return Stack("head", (checkpoint.tensors[_EMBEDDING if checkpoint.config.tied else "lm_head.weight"],))
+
+
+def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:
+    """The matrices of a dense layer, by their names there."""
+    names, prefix = layer_names(checkpoint.config.architecture), f"model.layers.{number}."
+    parts = {"qkv": names.qkv, "out": (names.out,)}
+    if not _routed(checkpoint.config, number):
+        parts |= {"gate_up": names.gate_up, "down": (names.down,)}
+    return {name: stack_of(checkpoint, f"{number}.{name}", prefix, *some) for name, some in parts.items()}
+
+
+def all_stacks(checkpoint: Checkpoint) -> Iterator[Stack]:
+    """Every matrix that `load_weights` asks `keep` about."""
+    yield head_stack(checkpoint)
+    for number in range(checkpoint.config.n_layers):
+        yield from layer_stacks(checkpoint, number).values()
+
+
+_Kept = Callable[[Stack, Tensor | None], tuple[Matrix, Tensor | None]]
+
+
+def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept) -> LayerWeights:
+    config, prefix = checkpoint.config, f"model.layers.{number}."
+    names, stacks = layer_names(config.architecture), layer_stacks(checkpoint, number)
+    qkv, qkv_bias = keep(stacks["qkv"], files.bias(config.qkv_bias, prefix, *names.qkv))
+    out, out_bias = keep(stacks["out"], files.bias(config.o_bias, prefix, names.out))
 
     def norm(name: str) -> Tensor:
         return files.norm(f"{prefix}{name}.weight")
@@ -96,7 +150,9 @@ def _layer(files: _Files, config: ModelConfig, names: LayerNames, number: int, k
         out_bias=out_bias,
         attention_post_norm=norm(names.attention_post_norm) if config.post_norms else None,
         mlp_norm=norm(names.mlp_norm),
-        mlp=_feed_forward(files, config, names, number, keep),
+        mlp=_routed_block(files, config, names, number)
+        if _routed(config, number)
+        else _dense_block(files, config, names, prefix, stacks, keep),
         mlp_post_norm=norm(names.mlp_post_norm) if config.post_norms else None,
     )
 
@@ -105,14 +161,21 @@ def _head_norms(config: ModelConfig, query: Tensor, key: Tensor) -> Tensor:
     return torch.cat((query.expand(config.n_heads, -1), key.expand(config.n_kv_heads, -1)))
 
 
-def _feed_forward(files: _Files, config: ModelConfig, names: LayerNames, number: int, keep: Keep) -> Dense | Routed:
+def _routed(config: ModelConfig, number: int) -> bool:
+    return config.experts is not None and config.experts.layers[number]
+
+
+def _dense_block(
+    files: _Files, config: ModelConfig, names: LayerNames, prefix: str, stacks: dict[str, Stack], keep: _Kept
+) -> Dense:
+    gate_up, gate_up_bias = keep(stacks["gate_up"], files.bias(config.mlp_bias, prefix, *names.gate_up))
+    down, down_bias = keep(stacks["down"], files.bias(config.mlp_bias, prefix, names.down))
+    return Dense(gate_up, gate_up_bias, down, down_bias)
+
+
+def _routed_block(files: _Files, config: ModelConfig, names: LayerNames, number: int) -> Routed:
     prefix, experts = f"model.layers.{number}.", config.experts
-    if experts is None or not experts.layers[number]:
-        gate_up, gate_up_bias = keep(
-            files.matrix(prefix, *names.gate_up), files.bias(config.mlp_bias, prefix, *names.gate_up)
-        )
-        down, down_bias = keep(files.matrix(prefix, names.down), files.bias(config.mlp_bias, prefix, names.down))
-        return Dense(gate_up, gate_up_bias, down, down_bias)
+    assert experts is not None
     router = files.matrix(prefix, names.router)
     gate_up = router.new_empty(experts.count, config.hidden_size, 2 * experts.intermediate_size)
     down = router.new_empty(experts.count, experts.intermediate_size, config.hidden_size)

@@ -35,7 +35,7 @@ class ThinDecoder:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
         self._machine = machine
         self._embedding = weights.embedding
-        self._vocab = weights.embedding.shape[0]
+        self._vocab = config.vocab_size
         self._keep: list[Any] = [weights, pool]
         layers = (LayerArgs * config.n_layers)(
             *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
@@ -85,7 +85,7 @@ class ThinDecoder:
         table_at = np.cumsum([0, *(len(run.pages) for run in runs[:-1])])
         tables = [page for run in runs for page in run.pages]
         sampled = sampled_rows(runs)
-        x = self._embedding.index_select(0, torch.tensor(ids)).float()
+        x = self._embedding.rows(torch.tensor(ids)).float()
         logits = torch.empty(len(sampled), self._vocab)
         arrays = [np.asarray(values, dtype=np.int32) for values in (first, positions, tables, table_at, sampled)]
         step = StepArgs(
