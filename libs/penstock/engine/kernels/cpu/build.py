@@ -20,9 +20,10 @@ from pathlib import Path
 import torch
 
 _HERE = Path(__file__).parent
-_COMPILED = ("thin.cpp", "team.cpp", "entry.cpp")
-_SOURCES = ("thin.h", "lanes.h", *_COMPILED)
-_FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=fast")
+_COMPILED = sorted(path.name for path in _HERE.glob("*.cpp"))
+_SOURCES = [*sorted(path.name for path in _HERE.glob("*.h")), *_COMPILED]
+_WARNINGS = "-Wall -Wextra -Wno-psabi -Wno-maybe-uninitialized"  # the last is wrong about the compiler's own headers
+_FLAGS = f"-O3 -std=c++20 -fPIC -shared -pthread -ffp-contract=fast {_WARNINGS}".split()
 _MARCH = {
     "x86_64": {"avx512": "x86-64-v4", "avx2": "x86-64-v3", "baseline": "x86-64"},
     "aarch64": {"baseline": "armv8-a"},

@@ -26,7 +26,7 @@ typedef uint16_t HalfPart __attribute__((vector_size(kWidth * 2)));
 // kWidth bytes as integers. The compiler's own conversion goes byte by byte where a part of a register holds them.
 inline IntPart widened(const int8_t *at) {
 #if defined(__AVX512F__)
-  return (IntPart)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+  return (IntPart)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
 #elif defined(__AVX2__)
   return (IntPart)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(at)));
 #else
@@ -97,6 +97,37 @@ inline void split(const char *at, Floats &even, Floats &odd) {
     even.part[i] = (FloatPart)(both << 16);
     odd.part[i] = (FloatPart)(both & 0xffff0000u);
   }
+}
+
+// A pair of inputs of a lossless panel: 32 bytes of sign and mantissa, then as many 4-bit indices into the palette of
+// exponents. `parts` is what an index stands for in the upper and in the lower byte of a bfloat16.
+inline void restore(const char *at, const uint8_t *parts, Floats &even, Floats &odd) {
+#if defined(__AVX2__)
+  const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(parts)));
+  const __m256i lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(parts + 16)));
+  const __m256i own = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
+  const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + 32));
+  const __m256i index = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
+  const __m256i sign = _mm256_set1_epi8(char(0x80));
+  const __m256i high = _mm256_or_si256(_mm256_shuffle_epi8(upper, index), _mm256_and_si256(own, sign));
+  const __m256i low = _mm256_or_si256(_mm256_shuffle_epi8(lower, index), _mm256_andnot_si256(sign, own));
+  const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+#if defined(__AVX512F__)
+  const WordPart pairs[] = {(WordPart)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)};
+#else
+  const WordPart pairs[] = {(WordPart)first, (WordPart)second};
+#endif
+  EACH even.part[i] = (FloatPart)(pairs[i] << 16);
+  EACH odd.part[i] = (FloatPart)(pairs[i] & 0xffff0000u);
+#else
+  uint16_t pairs[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int from = lane / 8 % 2 * 16 + lane / 16 * 8 + lane % 8;  // where unpacking 128-bit halves takes it from
+    const uint8_t own = uint8_t(at[from]), index = uint8_t(at[32 + from % 16]) >> from / 16 * 4 & 15;
+    pairs[lane] = uint16_t((parts[index] | (own & 0x80)) << 8 | parts[16 + index] | (own & 0x7f));
+  }
+  split(reinterpret_cast<const char *>(pairs), even, odd);
+#endif
 }
 
 // e^x for x <= 0: 2^n * e^r with |r| <= ln(2) / 2 and a polynomial for e^r; 2e-7 of relative error down to -87.

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.pack import LANES, Packed
 
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "lossless": 3}
 
 
 class LinearArgs(Structure):
@@ -20,7 +20,7 @@ class LinearArgs(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "inputs", "outputs", "unused")),
-        *((name, c_void_p) for name in ("data", "scale", "bias")),
+        *((name, c_void_p) for name in ("data", "scale", "bias", "start", "parts")),
     )
 
 

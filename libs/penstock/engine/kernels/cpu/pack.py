@@ -1,4 +1,4 @@
-"""Matrices in the order in which thin.cpp reads them.
+"""Matrices in the order in which step.cpp reads them.
 
 A matrix [in, out] is cut into panels of 16 columns, one after the other. Within a panel the inputs follow each other
 in pairs, and a pair holds the 16 columns' weights:

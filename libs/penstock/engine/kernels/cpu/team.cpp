@@ -1,5 +1,3 @@
-// A fixed team of threads that runs one job at a time. Members that wait spin for a moment, since the next phase of a
-// step is microseconds away, and then sleep, since six processes may share two cores.
 #include "thin.h"
 
 #include <atomic>
@@ -10,17 +8,26 @@ namespace penstock {
 
 namespace {
 
-constexpr int kSpins = 4000;
+constexpr int kSpins = 2000;  // some 50 us: the next phase, and in a busy engine the next step, are as near as that
 
-void wait_for_change(const std::atomic<uint32_t> &word, uint32_t old) {
-  for (int spin = 0; spin < kSpins; ++spin) {
-    if (word.load(std::memory_order_acquire) != old) return;
+void pause() {
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
+  __builtin_ia32_pause();
 #endif
-  }
-  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
 }
+
+// The state of the current phase in one word, so that a chunk is taken by one addition: a number that tells phases
+// apart, the chunks of the phase, and the next chunk to take.
+struct Ticket {
+  static constexpr int kBits = 20;
+  static constexpr uint64_t kMask = (1u << kBits) - 1;
+  uint64_t word;
+  uint64_t phase() const { return word >> (2 * kBits); }
+  int chunks() const { return int(word >> kBits & kMask); }
+  int next() const { return int(word & kMask); }
+  bool open() const { return next() < chunks(); }
+  static uint64_t of(uint64_t phase, int chunks) { return phase << (2 * kBits) | uint64_t(chunks) << kBits; }
+};
 
 }  // namespace
 
@@ -31,57 +38,86 @@ struct Team {
 
   ~Team() {
     leaving = true;
-    start();
+    call();
     for (auto &thread : others) thread.join();
   }
 
-  void start() {
-    turn.fetch_add(1, std::memory_order_acq_rel);
-    turn.notify_all();
+  void run(int count, const int *sizes, Work job, void *with) {
+    work = job, context = with, phases = count, chunks = sizes, first = Ticket{ticket.load()}.phase() + 1;
+    const uint64_t end = (first + count) & kPhases;
+    left.store(chunks[0], std::memory_order_relaxed);
+    ticket.store(Ticket::of(first, chunks[0]), std::memory_order_release);
+    if (size > 1) call();
+    for (int spins = 0;;) {
+      if (take(0)) {
+        spins = 0;
+      } else if (Ticket{ticket.load(std::memory_order_acquire)}.phase() == end) {
+        return;
+      } else if (++spins < kSpins) {
+        pause();
+      } else {
+        std::this_thread::yield();  // the member that has the last chunk may be waiting for this very core
+      }
+    }
+  }
+
+ private:
+  static constexpr uint64_t kPhases = (1u << 24) - 1;
+
+  void call() {
+    calls.fetch_add(1, std::memory_order_acq_rel);
+    calls.notify_all();
   }
 
   void serve(int member) {
-    for (uint32_t seen = 0;; ++seen) {
-      wait_for_change(turn, seen);
+    for (int spins = 0;;) {
+      const uint32_t heard = calls.load(std::memory_order_acquire);
       if (leaving) return;
-      job(context, member);
-      meet();
+      if (take(member))
+        spins = 0;
+      else if (++spins < kSpins)
+        pause();
+      else
+        calls.wait(heard, std::memory_order_acquire), spins = 0;
     }
   }
 
-  void meet() {
-    if (size == 1) return;
-    const uint32_t round = rounds.load(std::memory_order_acquire);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
-      arrived.store(0, std::memory_order_relaxed);
-      rounds.store(round + 1, std::memory_order_release);
-      rounds.notify_all();
-    } else {
-      wait_for_change(rounds, round);
-    }
+  // Does one chunk of the current phase; false when none is left. The job's fields are read behind the claim only:
+  // from there on they can't change before the chunk is done.
+  bool take(int member) {
+    if (!Ticket{ticket.load(std::memory_order_acquire)}.open()) return false;
+    const Ticket mine{ticket.fetch_add(1, std::memory_order_acq_rel)};
+    if (!mine.open()) return false;
+    const int phase = int((mine.phase() - first) & kPhases);
+    work(context, phase, mine.next(), member);
+    if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) return true;
+    const int following = phase + 1 < phases ? chunks[phase + 1] : 0;
+    left.store(following, std::memory_order_relaxed);
+    ticket.store(Ticket::of((mine.phase() + 1) & kPhases, following), std::memory_order_release);
+    return true;
   }
 
+ public:
   const int size;
-  Job job = nullptr;
+
+ private:
+  Work work = nullptr;
   void *context = nullptr;
-  bool leaving = false;
-  std::atomic<uint32_t> turn{0}, rounds{0};
-  std::atomic<int> arrived{0};
+  int phases = 0;
+  const int *chunks = nullptr;
+  uint64_t first = 0;
+  std::atomic<bool> leaving = false;
+  alignas(64) std::atomic<uint64_t> ticket{0};
+  alignas(64) std::atomic<int> left{0};
+  alignas(64) std::atomic<uint32_t> calls{0};
   std::vector<std::thread> others;
 };
 
 Team *team_new(int threads) { return new Team(threads < 1 ? 1 : threads); }
 void team_free(Team *team) { delete team; }
 int team_size(const Team *team) { return team->size; }
-
-void team_run(Team *team, Job job, void *context) {
-  team->job = job;
-  team->context = context;
-  team->start();
-  job(context, 0);
-  team->meet();
+void team_run(Team *team, int phases, const int *chunks, Work work, void *context) {
+  team->run(phases, chunks, work, context);
 }
-
-void team_meet(Team *team, int) { team->meet(); }
 
 }  // namespace penstock

@@ -4,17 +4,19 @@
 
 namespace penstock {
 
-// How the numbers of a packed matrix are kept. See pack.py for the layouts.
-enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
+// How the numbers of a packed matrix are kept. See pack.py and lossless.py for the layouts.
+enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2, LOSSLESS = 3 };
 
 struct Linear {
   int32_t kind;
-  int32_t in;           // even
-  int32_t out;          // a multiple of 16; columns beyond the model's own are zero
+  int32_t in;            // even
+  int32_t out;           // a multiple of 16; columns beyond the model's own are zero
   int32_t unused;
   const void *data;
-  const float *scale;   // [out], of INT8
-  const float *bias;    // [out] or null
+  const float *scale;    // [out], of INT8
+  const float *bias;     // [out] or null
+  const int64_t *start;  // [out / 16], of LOSSLESS: where each panel begins in `data`
+  const uint8_t *parts;  // [2, 16], of LOSSLESS: the palette's upper and lower bits
 };
 
 struct Layer {
@@ -54,13 +56,15 @@ struct Step {
 };
 
 // The threads of one engine; the caller is one of them.
+//
+// A job is a row of phases, each cut into chunks. Whoever is there takes the next chunk, and a phase begins when the
+// one before is done; so a member that the system doesn't schedule holds up nobody, unless it stops within a chunk.
 struct Team;
 Team *team_new(int threads);
 void team_free(Team *team);
 int team_size(const Team *team);
-using Job = void (*)(void *context, int member);
-void team_run(Team *team, Job job, void *context);  // returns when every member has returned
-void team_meet(Team *team, int member);             // a barrier inside a job
+using Work = void (*)(void *context, int phase, int chunk, int member);
+void team_run(Team *team, int phases, const int *chunks, Work work, void *context);  // returns when all is done
 
 void forward(Team *team, const Model &model, const Step &step);
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out);

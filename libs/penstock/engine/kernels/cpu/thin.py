@@ -1,4 +1,4 @@
-"""Steps of a few rows, computed by thin.cpp: the same decoder as models/decoder.py, in one pass over packed weights.
+"""Steps of a few rows, computed by step.cpp: the same decoder as models/decoder.py, in one pass over packed weights.
 
 In a decode step on a CPU, reading the weights is the work. torch spends as much again on a hundred small calls and on
 gathering keys and values; here one call does the step, reads each weight once, and looks at the pages where they are.
@@ -64,7 +64,7 @@ class ThinDecoder:
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
-        """Whether thin.cpp computes such models: Llama, Mistral, Qwen and Phi in sizes that are whole vectors."""
+        """Whether step.cpp computes such models: Llama, Mistral, Qwen and Phi in sizes that are whole vectors."""
         sizes = (config.head_dim, config.hidden_size, config.intermediate_size)
         return (
             all(size % LANES == 0 for size in sizes)

@@ -1,0 +1,86 @@
+// Reading packed panels: two inputs' weights of 16 columns at a time, as floats.
+#pragma once
+#include "lanes.h"
+#include "thin.h"
+
+#include <climits>
+
+namespace penstock {
+
+constexpr int kGroup = 32;  // inputs of a group of a lossless panel
+constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // of a pair of inputs
+
+template <Kind kind> struct Reader;
+
+struct Plain {
+  static constexpr int kRun = INT_MAX;  // inputs that can be read without a call of `enter`
+  const char *at;
+  inline void enter() {}
+  static inline const char *panel(const Linear &matrix, int panel, int pair_bytes) {
+    return static_cast<const char *>(matrix.data) + int64_t(panel) * (matrix.in / 2) * pair_bytes;
+  }
+};
+
+template <> struct Reader<F32> : Plain {
+  Reader() = default;
+  Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 128) + int64_t(from) * 64} {}
+  explicit Reader(const float *room) : Plain{reinterpret_cast<const char *>(room)} {}
+  inline void next(Floats &even, Floats &odd) {
+    even = Floats::load(reinterpret_cast<const float *>(at));
+    odd = Floats::load(reinterpret_cast<const float *>(at) + kLanes);
+    at += 128;
+  }
+};
+
+template <> struct Reader<BF16> : Plain {
+  Reader() = default;
+  Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 64) + int64_t(from) * 32} {}
+  inline void next(Floats &even, Floats &odd) {
+    split(at, even, odd);
+    at += 64;
+  }
+};
+
+template <> struct Reader<INT8> : Plain {
+  Reader() = default;
+  Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 32) + int64_t(from) * 16} {}
+  inline void next(Floats &even, Floats &odd) {
+    even = Floats::load(reinterpret_cast<const int8_t *>(at));
+    odd = Floats::load(reinterpret_cast<const int8_t *>(at) + kLanes);
+    at += 32;
+  }
+};
+
+// A panel begins with a bit for each group, set where the group is kept verbatim; then the groups follow each other.
+template <> struct Reader<LOSSLESS> {
+  static constexpr int kRun = kGroup;
+  const char *at;
+  const uint8_t *bits, *parts;
+  int group;
+  bool verbatim;
+
+  Reader() = default;
+  Reader(const Linear &matrix, int number, int from) : parts(matrix.parts), group(from / kGroup) {
+    bits = static_cast<const uint8_t *>(matrix.data) + matrix.start[number];
+    const int groups = (matrix.in + kGroup - 1) / kGroup;
+    at = reinterpret_cast<const char *>(bits) + (groups + 7) / 8;
+    int kept = 0;
+    for (int i = 0; i < group; ++i) kept += bits[i / 8] >> i % 8 & 1;
+    at += int64_t(group) * (kGroup / 2) * kGroupBytes + int64_t(kept) * (kGroup / 2) * (kVerbatimBytes - kGroupBytes);
+  }
+  inline void enter() {
+    verbatim = bits[group / 8] >> group % 8 & 1;
+    ++group;
+  }
+  inline void next(Floats &even, Floats &odd) {
+    if (__builtin_expect(verbatim, 0)) {
+      split(at, even, odd);
+      at += kVerbatimBytes;
+    } else {
+      restore(at, parts, even, odd);
+      at += kGroupBytes;
+    }
+  }
+};
+
+}  // namespace penstock

@@ -1,0 +1,181 @@
+#include "products.h"
+
+#include "panels.h"
+#include "scratch.h"
+
+namespace penstock {
+
+namespace {
+
+// How many panels' sums fit into the registers beside those of R rows.
+template <int R> constexpr int kPanels = [] {
+  const int fit = kSums / (R * kParts);
+  return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}();
+
+// Adds inputs of R rows and P panels to `sums`; the readers move on. `x` is a packed block.
+template <Kind kind, int R, int P> void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
+  Floats sum[R][P];
+  Reader<kind> panel[P];
+  for (int p = 0; p < P; ++p) panel[p] = panels[p];
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) sum[r][p] = fresh ? Floats{} : Floats::load(sums + (r * kGang + p) * kLanes);
+  for (int k = 0; k < inputs;) {
+    const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
+    for (int p = 0; p < P; ++p) panel[p].enter();
+    for (; k < stop; k += 2, x += 2 * R)
+      for (int p = 0; p < P; ++p) {
+        Floats even, odd;
+        panel[p].next(even, odd);
+        for (int r = 0; r < R; ++r) sum[r][p].add(even, x[r]);
+        for (int r = 0; r < R; ++r) sum[r][p].add(odd, x[R + r]);
+      }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < P; ++p) sum[r][p].store(sums + (r * kGang + p) * kLanes);
+}
+
+template <Kind kind, int R>
+void add_all(const Reader<kind> *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
+  int p = 0;
+  for (; p + kPanels<R> <= count; p += kPanels<R>) {
+    Reader<kind> some[kPanels<R>];
+    for (int i = 0; i < kPanels<R>; ++i) some[i] = panels[p + i];
+    add<kind, R, kPanels<R>>(some, inputs, x, sums + p * kLanes, fresh);
+  }
+  for (; p < count; ++p) {
+    Reader<kind> one = panels[p];
+    add<kind, R, 1>(&one, inputs, x, sums + p * kLanes, fresh);
+  }
+}
+
+template <Kind kind, int R = kRows>
+void add_block(int rows, const Reader<kind> *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
+  if constexpr (R > 0) {
+    if (rows == R) return add_all<kind, R>(panels, count, inputs, x, sums, fresh);
+    add_block<kind, R - 1>(rows, panels, count, inputs, x, sums, fresh);
+  }
+}
+
+template <Kind kind>
+void expand(Reader<kind> panel, int inputs, float *out, int stride) {
+  for (int k = 0; k < inputs;) {
+    const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
+    panel.enter();
+    for (; k < stop; k += 2, out += 2 * stride) {
+      Floats even, odd;
+      panel.next(even, odd);
+      even.store(out);
+      odd.store(out + stride);
+    }
+  }
+}
+
+template <Kind kind>
+void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+  const bool wide = kind != F32 && blocks.rows >= kExpandFrom;
+  const int most = blocks.count == 1 ? matrix.in : kInputs;
+  for (int from = 0; from < matrix.in; from += most) {
+    const int inputs = matrix.in - from < most ? matrix.in - from : most;
+    Reader<kind> packed[kGang];
+    Reader<F32> floats[kGang];
+    for (int p = 0; p < count; ++p) {
+      packed[p] = Reader<kind>(matrix, panel + p, from);
+      if (!wide) continue;
+      expand<kind>(packed[p], inputs, room + p * kInputs * kLanes, kLanes);
+      floats[p] = Reader<F32>(room + p * kInputs * kLanes);
+    }
+    for (int block = 0; block < blocks.count; ++block) {
+      const int first = blocks.first(block), rows = blocks.size(block);
+      const float *own = x + int64_t(first) * matrix.in + int64_t(from) * rows;
+      float *into = sums + int64_t(first) * kGang * kLanes;
+      if (wide)
+        add_block<F32>(rows, floats, count, inputs, own, into, from == 0);
+      else
+        add_block<kind>(rows, packed, count, inputs, own, into, from == 0);
+    }
+  }
+}
+
+// Panels as floats, side by side.
+template <Kind kind> void unpack(const Linear &matrix, int panel, float *out, int stride) {
+  expand<kind>(Reader<kind>(matrix, panel, 0), matrix.in, out, stride);
+  if (kind == INT8)
+    for (int k = 0; k < matrix.in; ++k)
+      (Floats::load(out + int64_t(k) * stride) * Floats::load(matrix.scale + panel * kLanes)).store(out + int64_t(k) * stride);
+}
+
+// One product shared by a team: the rows are packed, then panels multiplied.
+struct Product {
+  const Linear &matrix;
+  const float *x;
+  Blocks blocks;
+  float *packed;  // [rows * in]
+  float *room, *sums;  // of each member
+  float *out;
+
+  void pack(int block) const {
+    const int first = blocks.first(block), size = blocks.size(block), in = matrix.in, whole = in / kLanes * kLanes;
+    const float *from = x + int64_t(first) * in;
+    float *to = packed + int64_t(first) * in;
+    pack_block(size, in, to, [&](int r, int k) { return Floats::load(from + int64_t(r) * in + k); });
+    for (int k = whole; k < in; ++k)
+      for (int r = 0; r < size; ++r) to[k * size + r] = from[int64_t(r) * in + k];
+  }
+  void panels(int chunk, int member) const {
+    const int first = chunk * kGang, all = matrix.out / kLanes, count = all - first < kGang ? all - first : kGang;
+    product(matrix, first, count, packed, blocks, room + int64_t(member) * kRoom,
+            sums + int64_t(member) * blocks.rows * kGang * kLanes, [&](int row, int panel, Floats result) {
+              result.store(out + int64_t(row) * matrix.out + panel * kLanes);
+            });
+  }
+};
+
+}  // namespace
+
+void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+  switch (matrix.kind) {
+    case F32: return multiply<F32>(matrix, panel, count, x, blocks, room, sums);
+    case BF16: return multiply<BF16>(matrix, panel, count, x, blocks, room, sums);
+    case INT8: return multiply<INT8>(matrix, panel, count, x, blocks, room, sums);
+    default: return multiply<LOSSLESS>(matrix, panel, count, x, blocks, room, sums);
+  }
+}
+
+void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out) {
+  const int members = team_size(team), slab = rows < kSlab ? rows : kSlab;
+  Scratch scratch;
+  float *packed = scratch.floats(int64_t(slab) * matrix.in);
+  float *room = scratch.floats(int64_t(members) * kRoom);
+  float *sums = scratch.floats(int64_t(members) * slab * kGang * kLanes);
+  for (int row = 0; row < rows; row += slab) {
+    const int count = rows - row < slab ? rows - row : slab;
+    Product job{matrix, x + int64_t(row) * matrix.in, Blocks(count), packed, room, sums, out + int64_t(row) * matrix.out};
+    const int chunks[] = {job.blocks.count, (matrix.out / kLanes + kGang - 1) / kGang};
+    team_run(team, 2, chunks, [](void *context, int phase, int chunk, int member) {
+      const Product &job = *static_cast<const Product *>(context);
+      phase ? job.panels(chunk, member) : job.pack(chunk);
+    }, &job);
+  }
+}
+
+void unpack(Team *team, const Linear &matrix, int from, int to, float *out) {
+  struct Piece {
+    const Linear &matrix;
+    int from, stride;
+    float *out;
+  } piece{matrix, from, (to - from) * kLanes, out};
+  const int chunks[] = {to - from};
+  team_run(team, 1, chunks, [](void *context, int, int chunk, int) {
+    const Piece &piece = *static_cast<Piece *>(context);
+    float *out = piece.out + chunk * kLanes;
+    switch (piece.matrix.kind) {
+      case F32: return unpack<F32>(piece.matrix, piece.from + chunk, out, piece.stride);
+      case BF16: return unpack<BF16>(piece.matrix, piece.from + chunk, out, piece.stride);
+      case INT8: return unpack<INT8>(piece.matrix, piece.from + chunk, out, piece.stride);
+      default: return unpack<LOSSLESS>(piece.matrix, piece.from + chunk, out, piece.stride);
+    }
+  }, &piece);
+}
+
+}  // namespace penstock
