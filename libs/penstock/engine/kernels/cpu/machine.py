@@ -101,7 +101,6 @@ class Machine:
 
 def linear_args(packed: Packed, bias: Tensor | None) -> LinearArgs:
     """`packed` and `bias` (float32 [packed.outputs]) for the library; the caller keeps both alive."""
-    scale = None if packed.scale is None else packed.scale.data_ptr()
-    offset = None if bias is None else bias.data_ptr()
-    data = packed.data.data_ptr()
-    return LinearArgs(KINDS[packed.kind], packed.inputs, packed.outputs, 0, data, scale, offset)
+    pointers = (packed.data, packed.scale, bias, packed.start, packed.parts)
+    addresses = (None if values is None else values.data_ptr() for values in pointers)
+    return LinearArgs(KINDS[packed.kind], packed.inputs, packed.outputs, 0, *addresses)

@@ -23,12 +23,17 @@ class Packed:
     """A packed matrix. `data` is contiguous [panels, ...]."""
 
     kind: str
-    """float32, bfloat16 or int8."""
+    """float32, bfloat16, int8, or lossless (see lossless.py)."""
     inputs: int
     outputs: int
     """Rounded up to whole panels; the added columns are zero."""
     data: Tensor
     scale: Tensor | None = None
+    """float32 [outputs], of int8."""
+    start: Tensor | None = None
+    """int64 [panels], of lossless: where each panel begins in `data`."""
+    parts: Tensor | None = None
+    """uint8 [2, 16], of lossless: the palette's upper and lower bits."""
 
 
 def pack(matrix: Tensor, kind: str) -> Packed:

@@ -51,7 +51,7 @@ template <> struct Reader<INT8> : Plain {
   }
 };
 
-// A panel begins with a bit for each group, set where the group is kept verbatim; then the groups follow each other.
+// A panel begins with a bit for each group, set where the group is kept verbatim; see lossless.py.
 template <> struct Reader<LOSSLESS> {
   static constexpr int kRun = kGroup;
   const char *at;
@@ -63,7 +63,7 @@ template <> struct Reader<LOSSLESS> {
   Reader(const Linear &matrix, int number, int from) : parts(matrix.parts), group(from / kGroup) {
     bits = static_cast<const uint8_t *>(matrix.data) + matrix.start[number];
     const int groups = (matrix.in + kGroup - 1) / kGroup;
-    at = reinterpret_cast<const char *>(bits) + (groups + 7) / 8;
+    at = reinterpret_cast<const char *>(bits) + (groups + 127) / 128 * 16;
     int kept = 0;
     for (int i = 0; i < group; ++i) kept += bits[i / 8] >> i % 8 & 1;
     at += int64_t(group) * (kGroup / 2) * kGroupBytes + int64_t(kept) * (kGroup / 2) * (kVerbatimBytes - kGroupBytes);

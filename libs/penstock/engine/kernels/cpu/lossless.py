@@ -1,0 +1,112 @@
+"""bfloat16 matrices in 12 bits a weight, bit-exact.
+
+The exponents of a trained matrix are few: the 16 most frequent ones cover more than 99 % of its weights. So a weight is
+a byte of sign and mantissa and a 4-bit index into the matrix's palette of exponents, and a group of weights that holds
+any other exponent is kept as it is. A step reads less memory that way, and decodes in registers. The idea is that of
+Unweight (Cloudflare, 2026), DFloat11 (Zhang et al., 2025) and ZipNN (Hershcovitch et al., 2024).
+
+A panel of 16 columns (see pack.py) is: one bit for each group of 32 inputs, set where the group is verbatim, padded to
+16 bytes; then the groups, the last one as short as the inputs make it. Of each pair of inputs a group has 32 bytes of
+sign and mantissa and 16 bytes of indices, or 64 bytes of bfloat16. The order within a pair is the one in which 128-bit
+registers interleave bytes: byte b, and its index in the lower (b < 16) or upper half of byte 32 + b % 16, belong to
+weight `ORDER[b]`, that is 2 * column + (0 for the first input, 1 for the second).
+"""
+
+from __future__ import annotations
+
+from ctypes import CDLL, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.cpu.pack import LANES, Packed
+
+GROUP = 32
+"""Inputs of a group."""
+PALETTE = 16
+ORDER = [word for half in (0, 1) for part in (0, 1) for word in range(part * 16 + half * 8, part * 16 + half * 8 + 8)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a matrix will be compressed."""
+
+    index: Tensor
+    """uint8 [256]: the place of each exponent in the palette; 255: none."""
+    start: Tensor
+    """int64 [panels]: where each panel begins."""
+    size: int
+    """Bytes of all panels."""
+    verbatim: float
+    """Share of the groups that are kept as they are."""
+
+    @property
+    def parts(self) -> Tensor:
+        """uint8 [2, 16]: what the palette's exponents are in the upper and in the lower byte of a bfloat16."""
+        palette = torch.zeros(PALETTE, dtype=torch.int64)
+        used = (self.index != 255).nonzero().flatten()
+        palette[self.index[used].long()] = used
+        return torch.stack((palette >> 1, (palette & 1) << 7)).to(torch.uint8)
+
+
+def plan(library: CDLL, packed: Packed) -> Plan:
+    """For a bfloat16 matrix."""
+    words = _words(packed)
+    counts = torch.zeros(256, dtype=torch.int64)
+    _call(library, "count_exponents", words, c_int64(words.numel()), counts)
+    index = torch.full((256,), 255, dtype=torch.uint8)
+    index[counts.topk(PALETTE).indices.sort().values] = torch.arange(PALETTE, dtype=torch.uint8)
+    sizes = torch.empty(words.shape[0], dtype=torch.int64)
+    kept = _call(library, "lossless_sizes", words, *_shape(words), index, sizes)
+    groups = words.shape[0] * -(-packed.inputs // GROUP)
+    return Plan(index, sizes.cumsum(0) - sizes, int(sizes.sum()), kept / groups)
+
+
+def compress(library: CDLL, packed: Packed, plan: Plan, out: Tensor) -> Packed:
+    """The matrix in the format of the module's head, its data in `out` (uint8 [plan.size])."""
+    words = _words(packed)
+    _call(library, "compress", words, *_shape(words), plan.index, plan.start, out)
+    return Packed("lossless", packed.inputs, packed.outputs, out, None, plan.start, plan.parts)
+
+
+def naive_restore(packed: Packed, columns: int) -> Tensor:
+    """The matrix again, bfloat16 [in, columns]: the format as its description says, one pair at a time."""
+    assert packed.start is not None and packed.parts is not None
+    groups, pairs = -(-packed.inputs // GROUP), packed.inputs // 2
+    exponents = packed.parts[0].int() << 8 | packed.parts[1].int()
+    matrix = torch.empty(packed.inputs, packed.outputs, dtype=torch.int16)
+    order = torch.tensor(ORDER)
+    for panel, start in enumerate(packed.start.tolist()):
+        at = start + -(-groups // 128) * 16
+        for pair in range(pairs):
+            group = pair // (GROUP // 2)
+            verbatim = int(packed.data[start + group // 8]) >> group % 8 & 1
+            piece = packed.data[at : at + (64 if verbatim else 48)]
+            at += piece.numel()
+            if verbatim:
+                words = piece.clone().view(torch.int16)
+            else:
+                own, halves = piece[:32].int(), piece[32:].int()
+                mixed = (own & 0x80) << 8 | own & 0x7F | exponents[torch.cat((halves & 15, halves >> 4)).long()]
+                words = torch.empty(32, dtype=torch.int16)
+                words[order] = mixed.to(torch.int16)
+            matrix[2 * pair : 2 * pair + 2, panel * LANES : (panel + 1) * LANES] = words.view(LANES, 2).t()
+    return matrix.view(torch.bfloat16)[:, :columns]
+
+
+def _words(packed: Packed) -> Tensor:
+    if packed.kind != "bfloat16":
+        raise ValueError(f"only bfloat16 weights can be compressed, not {packed.kind}")
+    return packed.data.view(torch.int16).view(packed.outputs // LANES, packed.inputs // 2, 2 * LANES)
+
+
+def _shape(words: Tensor) -> tuple[c_int32, c_int32]:
+    return c_int32(words.shape[0]), c_int32(words.shape[1])
+
+
+def _call(library: CDLL, name: str, *arguments: Tensor | c_int32 | c_int64) -> int:
+    function = getattr(library, f"penstock_{name}")
+    function.restype = c_int64
+    values = (c_void_p(value.data_ptr()) if isinstance(value, Tensor) else value for value in arguments)
+    return int(function(*values))
