@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.kernels.cpu import build
+from penstock.engine.kernels.cpu.lossless import compressed, naive_restore, verbatim_share
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
 from penstock.engine.kernels.cpu.pack import dequantised, pack, quantised, unpack
+from penstock.engine.kernels.cpu.packed import LANES
 
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "int8", "lossless")
 
 
 @pytest.fixture(scope="module", params=build.instruction_sets())
@@ -26,14 +28,24 @@ def kept(matrix: torch.Tensor, kind: str) -> torch.Tensor:
     """The numbers that a packed matrix stands for."""
     if kind == "int8":
         return dequantised(matrix)
-    return matrix.to(torch.bfloat16 if kind == "bfloat16" else torch.float32).float()
+    return matrix.float() if kind == "float32" else matrix.bfloat16().float()
+
+
+def random_matrix(inputs: int, columns: int, seed: int) -> torch.Tensor:
+    """With a few weights of rare sizes."""
+    random = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(inputs, columns, generator=random)
+    rare = torch.rand(inputs, columns, generator=random) < 0.001
+    return torch.where(rare, matrix * 1e-20, matrix)
 
 
 @given(pairs=st.integers(1, 40), columns=st.integers(1, 70), kind=st.sampled_from(KINDS), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_unpacking_gives_the_matrix_back(pairs, columns, kind, seed):
-    matrix = torch.randn(2 * pairs, columns, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(unpack(pack(matrix, kind), columns).float(), kept(matrix, kind))
+    matrix = random_matrix(2 * pairs, columns, seed)
+    packed = pack(matrix, kind)
+    back = naive_restore(packed, columns) if kind == "lossless" else unpack(packed, columns)
+    assert torch.equal(back.float(), kept(matrix, kind))
 
 
 def test_an_odd_number_of_inputs_is_refused():
@@ -60,12 +72,34 @@ def test_products_are_those_of_torch(machine, kind, inputs, columns):
         torch.testing.assert_close(packed.product(x).double(), expected, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize(("inputs", "columns"), [(2, 1), (66, 47), (256, 300), (34, 130)])
+def test_lossless_weights_multiply_as_bfloat16_does(machine, inputs, columns):
+    matrix = random_matrix(inputs, columns, 3)
+    plain, small = (PackedMatrix(machine, matrix, None, kind) for kind in ("bfloat16", "lossless"))
+    for rows in (1, 2, 5, 9, THIN_ROWS, 70):
+        x = torch.randn(rows, inputs)
+        assert torch.equal(small.product(x), plain.product(x))
+
+
+def test_lossless_takes_12_bits_and_a_bit_a_group():
+    matrix = torch.randn(1024, 256) * 0.02
+    packed = pack(matrix, "lossless")
+    assert packed.data.numel() / matrix.numel() == pytest.approx(1.5 + 0.5 * verbatim_share(packed), rel=0.002)
+    assert verbatim_share(packed) < 0.1
+    assert verbatim_share(pack(torch.full((64, 16), 1e-20), "lossless")) == 0
+
+
+def test_only_bfloat16_is_compressed():
+    with pytest.raises(ValueError, match="not int8"):
+        compressed(build.library(), pack(torch.ones(2, LANES), "int8"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_its_neighbours(machine, kind):
     packed = PackedMatrix(machine, torch.randn(128, 200), None, kind)
-    x = torch.randn(THIN_ROWS, 128)
-    together = packed.product(x)
-    for rows in (1, 2, 3, 5, 8, 31):
+    x = torch.randn(300, 128)
+    together = packed.product(x) if kind in ("float32", "int8") else machine.linear(x, packed.args)[:, :200]
+    for rows in (1, 2, 3, 5, 8, 31, 70):
         assert torch.equal(packed.product(x[:rows]), together[:rows])
         assert torch.equal(packed.product(x[-rows:]), together[-rows:])
 
@@ -84,6 +118,16 @@ def test_columns_of_a_matrix_are_those_columns_of_the_product(machine, kind):
     assert torch.equal(packed.columns(16, 60).product(x), packed.product(x)[:, 16:60])
     with pytest.raises(ValueError, match="multiple of 16"):
         packed.columns(8, 60)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "lossless"])
+def test_torch_may_take_many_rows(machine, kind, monkeypatch):
+    matrix, bias, x = torch.randn(64, 1300), torch.randn(1300), torch.randn(200, 64)
+    packed = PackedMatrix(machine, matrix, bias, kind)
+    expected = x.bfloat16().double() @ kept(matrix, kind).double() + bias
+    for faster in (True, False):
+        monkeypatch.setattr("penstock.engine.kernels.cpu.matrix.multiplies_bfloat16", lambda _, faster=faster: faster)
+        torch.testing.assert_close(packed.product(x).double(), expected, rtol=0.02, atol=0.2)
 
 
 def test_rows_of_another_kind_are_refused(machine):

@@ -20,7 +20,7 @@ struct Panels {
 
 inline uint8_t exponent(uint16_t word) { return uint8_t(word >> 7); }
 
-bool whole(const uint16_t *words, int count, const uint8_t *index) {
+bool verbatim(const uint16_t *words, int count, const uint8_t *index) {
   for (int i = 0; i < count; ++i)
     if (index[exponent(words[i])] == 255) return true;
   return false;
@@ -45,7 +45,7 @@ void compress(const Panels &panels, int number, const uint8_t *index, uint8_t *o
   out += panels.header();
   for (int group = 0; group < panels.groups(); ++group) {
     const int pairs = panels.length(group);
-    const bool kept = whole(words, pairs * 32, index);
+    const bool kept = verbatim(words, pairs * 32, index);
     if (kept) bits[group / 8] |= uint8_t(1 << group % 8);
     for (int pair = 0; pair < pairs; ++pair, words += 32)
       if (kept)
@@ -61,18 +61,14 @@ void count_exponents(const uint16_t *words, int64_t count, int64_t *counts) {
   for (int64_t i = 0; i < count; ++i) ++counts[exponent(words[i])];
 }
 
-int64_t lossless_sizes(const uint16_t *words, int panels, int pairs, const uint8_t *index, int64_t *sizes) {
+void lossless_sizes(const uint16_t *words, int panels, int pairs, const uint8_t *index, int64_t *sizes) {
   const Panels all{words, panels, pairs};
-  int64_t kept = 0;
   for (int number = 0; number < panels; ++number) {
     sizes[number] = all.header() + int64_t(pairs) * kGroupBytes;
     for (int group = 0; group < all.groups(); ++group)
-      if (whole(all.panel(number) + int64_t(group) * kPairs * 32, all.length(group) * 32, index)) {
+      if (verbatim(all.panel(number) + int64_t(group) * kPairs * 32, all.length(group) * 32, index))
         sizes[number] += all.length(group) * (kVerbatimBytes - kGroupBytes);
-        ++kept;
-      }
   }
-  return kept;
 }
 
 void compress(const uint16_t *words, int panels, int pairs, const uint8_t *index, const int64_t *start, uint8_t *out) {

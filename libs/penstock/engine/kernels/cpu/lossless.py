@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.cpu.pack import LANES, Packed
+from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 GROUP = 32
 """Inputs of a group."""
@@ -38,8 +38,6 @@ class Plan:
     """int64 [panels]: where each panel begins."""
     size: int
     """Bytes of all panels."""
-    verbatim: float
-    """Share of the groups that are kept as they are."""
 
     @property
     def parts(self) -> Tensor:
@@ -58,16 +56,24 @@ def plan(library: CDLL, packed: Packed) -> Plan:
     index = torch.full((256,), 255, dtype=torch.uint8)
     index[counts.topk(PALETTE).indices.sort().values] = torch.arange(PALETTE, dtype=torch.uint8)
     sizes = torch.empty(words.shape[0], dtype=torch.int64)
-    kept = _call(library, "lossless_sizes", words, *_shape(words), index, sizes)
-    groups = words.shape[0] * -(-packed.inputs // GROUP)
-    return Plan(index, sizes.cumsum(0) - sizes, int(sizes.sum()), kept / groups)
+    _call(library, "lossless_sizes", words, *_shape(words), index, sizes)
+    return Plan(index, sizes.cumsum(0) - sizes, int(sizes.sum()))
 
 
-def compress(library: CDLL, packed: Packed, plan: Plan, out: Tensor) -> Packed:
-    """The matrix in the format of the module's head, its data in `out` (uint8 [plan.size])."""
-    words = _words(packed)
-    _call(library, "compress", words, *_shape(words), plan.index, plan.start, out)
-    return Packed("lossless", packed.inputs, packed.outputs, out, None, plan.start, plan.parts)
+def compressed(library: CDLL, packed: Packed) -> Packed:
+    """A bfloat16 matrix in the format of the module's head."""
+    how = plan(library, packed)
+    words, data = _words(packed), torch.empty(how.size, dtype=torch.uint8)
+    _call(library, "compress", words, *_shape(words), how.index, how.start, data)
+    return Packed("lossless", packed.inputs, packed.outputs, data, None, how.start, how.parts)
+
+
+def verbatim_share(packed: Packed) -> float:
+    """Of the groups: how many are kept as they are."""
+    assert packed.start is not None
+    groups, panels, pairs = -(-packed.inputs // GROUP), packed.start.shape[0], packed.inputs // 2
+    least = panels * (-(-groups // 128) * 16 + pairs * 48)
+    return (packed.data.numel() - least) / (panels * pairs * 16)
 
 
 def naive_restore(packed: Packed, columns: int) -> Tensor:
@@ -105,8 +111,7 @@ def _shape(words: Tensor) -> tuple[c_int32, c_int32]:
     return c_int32(words.shape[0]), c_int32(words.shape[1])
 
 
-def _call(library: CDLL, name: str, *arguments: Tensor | c_int32 | c_int64) -> int:
+def _call(library: CDLL, name: str, *arguments: Tensor | c_int32 | c_int64) -> None:
     function = getattr(library, f"penstock_{name}")
-    function.restype = c_int64
-    values = (c_void_p(value.data_ptr()) if isinstance(value, Tensor) else value for value in arguments)
-    return int(function(*values))
+    function.restype = None
+    function(*(c_void_p(value.data_ptr()) if isinstance(value, Tensor) else value for value in arguments))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kernels.cpu.build import library
-from penstock.engine.kernels.cpu.pack import LANES, Packed
+from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "lossless": 3}
 

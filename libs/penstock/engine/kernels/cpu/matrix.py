@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from penstock.engine.kernels.cpu.machine import Machine, linear_args
-from penstock.engine.kernels.cpu.pack import LANES, Packed, pack, unpack
+from penstock.engine.kernels.cpu.pack import pack
+from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 THIN_ROWS = 32
-"""Products of more rows go through torch, which gets the matrix a piece at a time as floats."""
-_PIECE_BYTES = 4 << 20
+"""Steps of more rows are computed layer by layer, see runner.py."""
+_TALL_ROWS = 128
+"""From here on torch may take over, where it multiplies bfloat16 faster than the kernels multiply floats."""
+_PIECE = 64
+"""Panels that torch gets at a time, as bfloat16."""
 
 
 class PackedMatrix:
     """[in, columns], kept packed, with its bias. Takes and gives float32 rows.
 
-    The result of a row does not depend on the other rows, as long as their number stays on one side of THIN_ROWS.
+    The result of a row does not depend on the other rows; where torch takes over (see `product`), as long as their
+    number stays on one side of _TALL_ROWS.
     """
 
     def __init__(self, machine: Machine, matrix: Tensor, bias: Tensor | None, kind: str) -> None:
@@ -40,51 +46,46 @@ class PackedMatrix:
         """A view of some columns; `first` is a multiple of 16."""
         if first % LANES:
             raise ValueError(f"columns begin at a multiple of {LANES}, not at {first}")
-        panels = slice(first // LANES, -(-last // LANES))
-        wide = slice(first, -(-last // LANES) * LANES)
-        packed = self._packed
-        part = Packed(
-            packed.kind,
-            packed.inputs,
-            wide.stop - wide.start,
-            packed.data[panels],
-            None if packed.scale is None else packed.scale[wide],
-        )
+        part = self._packed.panels(first // LANES, -(-last // LANES))
+        bias = None if self._bias is None else self._bias[first : first + part.outputs]
         view = object.__new__(PackedMatrix)
-        view._set(self._machine, part, None if self._bias is None else self._bias[wide], last - first)
+        view._set(self._machine, part, bias, last - first)
         return view
 
     def product(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, columns]."""
+        """[rows, in] -> [rows, columns]. Many rows go through torch where its bfloat16 product is measured to be faster
+        than the kernels, which is so on processors with instructions for it, and only for bfloat16 weights."""
         x = x.contiguous()
-        if x.shape[0] <= THIN_ROWS:
-            return self._machine.linear(x, self.args)[:, : self.shape[1]]
-        return self._tall(x)
+        tall = x.shape[0] >= _TALL_ROWS and self._packed.kind in ("bfloat16", "lossless")
+        if tall and multiplies_bfloat16(self._machine):
+            return self._by_torch(x.bfloat16())[:, : self.shape[1]]
+        return self._machine.linear(x, self.args)[:, : self.shape[1]]
 
-    def _tall(self, x: Tensor) -> Tensor:
-        if self._packed.kind == "bfloat16" and multiplies_bfloat16():
-            result = torch.mm(x.bfloat16(), unpack(self._packed, self.shape[1])).float()
-            return result if self._bias is None else result + self._bias[: self.shape[1]]
-        result = torch.empty(x.shape[0], self._packed.outputs)
+    def _by_torch(self, x: Tensor) -> Tensor:
+        """A piece of the matrix at a time, so that it is never there twice."""
         panels = self._packed.outputs // LANES
-        step = max(1, _PIECE_BYTES // (self._packed.inputs * LANES * 4))
-        room = torch.empty(self._packed.inputs * LANES * min(step, panels))
-        for first in range(0, panels, step):
-            last = min(first + step, panels)
-            torch.mm(x, self._machine.unpack(self.args, first, last, room), out=result[:, first * LANES : last * LANES])
-        if self._bias is not None:
-            result += self._bias
-        return result[:, : self.shape[1]]
+        result = torch.empty(x.shape[0], self._packed.outputs)
+        room = torch.empty(self._packed.inputs * LANES * min(_PIECE, panels))
+        for first in range(0, panels, _PIECE):
+            last = min(first + _PIECE, panels)
+            piece = self._machine.unpack(self.args, first, last, room).bfloat16()
+            result[:, first * LANES : last * LANES] = torch.mm(x, piece)
+        return result if self._bias is None else result.add_(self._bias)
 
 
 @functools.cache
-def multiplies_bfloat16() -> bool:
-    """Whether torch's bfloat16 product beats float32 here: measured, since processors that lack it emulate it."""
+def multiplies_bfloat16(machine: Machine) -> bool:
+    """Whether torch's bfloat16 product beats the kernels here: measured, at the first use."""
+    matrix = PackedMatrix(machine, torch.ones(512, 512), None, "bfloat16")
+    x = torch.ones(_TALL_ROWS, 512)
+    return _seconds(lambda: matrix._by_torch(x.bfloat16())) < _seconds(lambda: machine.linear(x, matrix.args))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The best of three, after one to warm up."""
     seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        x, matrix = torch.ones(128, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
-        torch.mm(x, matrix)
+    for _ in range(4):
         begin = time.perf_counter()
-        torch.mm(x, matrix)
+        work()
         seconds.append(time.perf_counter() - begin)
-    return seconds[1] < seconds[0]
+    return min(seconds[1:])

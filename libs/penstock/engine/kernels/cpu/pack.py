@@ -5,42 +5,28 @@ in pairs, and a pair holds the 16 columns' weights:
 
 - float32: the first input's 16 weights, then the second's;
 - bfloat16: of each column the two weights side by side, so that one 32-bit lane holds both;
-- int8: like float32, with one float32 scale per column: weight = number * scale.
+- int8: like float32, with one float32 scale per column: weight = number * scale;
+- lossless: like bfloat16, in 12 bits a weight, see lossless.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-LANES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A packed matrix. `data` is contiguous [panels, ...]."""
-
-    kind: str
-    """float32, bfloat16, int8, or lossless (see lossless.py)."""
-    inputs: int
-    outputs: int
-    """Rounded up to whole panels; the added columns are zero."""
-    data: Tensor
-    scale: Tensor | None = None
-    """float32 [outputs], of int8."""
-    start: Tensor | None = None
-    """int64 [panels], of lossless: where each panel begins in `data`."""
-    parts: Tensor | None = None
-    """uint8 [2, 16], of lossless: the palette's upper and lower bits."""
+from penstock.engine.kernels.cpu.build import library
+from penstock.engine.kernels.cpu.lossless import compressed
+from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 
 def pack(matrix: Tensor, kind: str) -> Packed:
-    """Packs [in, out]; `in` must be even. int8 rounds to 127 steps of the column's largest number."""
+    """Packs [in, out]; `in` must be even. int8 rounds to 127 steps of the column's largest number; lossless wants the
+    compiled library and raises NotBuilt."""
     inputs, columns = matrix.shape
     if inputs % 2:
         raise ValueError(f"a matrix of {inputs} inputs can't be packed: the number must be even")
+    if kind == "lossless":
+        return compressed(library(), pack(matrix, "bfloat16"))
     panels = -(-columns // LANES)
     scale = None
     if kind == "int8":
@@ -56,7 +42,7 @@ def pack(matrix: Tensor, kind: str) -> Packed:
 
 
 def unpack(packed: Packed, columns: int) -> Tensor:
-    """The matrix again, [in, columns] in float32 (int8) or in its own type."""
+    """The matrix again, [in, columns] in float32 (int8) or in its own type; not of lossless, see naive_restore."""
     data = packed.data.transpose(2, 3) if packed.kind == "bfloat16" else packed.data
     matrix = data.permute(1, 2, 0, 3).reshape(packed.inputs, packed.outputs)
     if packed.scale is not None:

@@ -74,7 +74,7 @@ void expand(Reader<kind> panel, int inputs, float *out, int stride) {
 template <Kind kind>
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
   const bool wide = kind != F32 && blocks.rows >= kExpandFrom;
-  const int most = blocks.count == 1 ? matrix.in : kInputs;
+  const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 4 * kInputs;
   for (int from = 0; from < matrix.in; from += most) {
     const int inputs = matrix.in - from < most ? matrix.in - from : most;
     Reader<kind> packed[kGang];

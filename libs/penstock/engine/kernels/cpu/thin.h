@@ -70,9 +70,9 @@ void forward(Team *team, const Model &model, const Step &step);
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out);
 
 // bfloat16 panels [panels, pairs, 32] into the lossless format: the exponents that occur; how long each panel gets with
-// a palette, `index` being a number below 16 or 255 for each exponent, and how many groups are verbatim; the panels.
+// a palette, `index` being a number below 16 or 255 for each exponent; the panels.
 void count_exponents(const uint16_t *words, int64_t count, int64_t *counts);
-int64_t lossless_sizes(const uint16_t *words, int panels, int pairs, const uint8_t *index, int64_t *sizes);
+void lossless_sizes(const uint16_t *words, int panels, int pairs, const uint8_t *index, int64_t *sizes);
 void compress(const uint16_t *words, int panels, int pairs, const uint8_t *index, const int64_t *start, uint8_t *out);
 void unpack(Team *team, const Linear &matrix, int from, int to, float *out);  // panels, as floats
 

@@ -17,7 +17,7 @@ from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Run, sampled_rows
 from penstock.engine.kernels.cpu.machine import LayerArgs, LinearArgs, Machine, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
-from penstock.engine.kernels.cpu.pack import LANES
+from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import LayerWeights, Weights

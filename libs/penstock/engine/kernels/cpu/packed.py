@@ -1,0 +1,41 @@
+"""A matrix in the order in which the kernels read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+LANES = 16
+"""Columns of a panel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed matrix. `data` is contiguous [panels, ...]."""
+
+    kind: str
+    """float32, bfloat16, int8, or lossless (see lossless.py)."""
+    inputs: int
+    outputs: int
+    """Rounded up to whole panels; the added columns are zero."""
+    data: Tensor
+    scale: Tensor | None = None
+    """float32 [outputs], of int8."""
+    start: Tensor | None = None
+    """int64 [panels], of lossless: where each panel begins in `data`."""
+    parts: Tensor | None = None
+    """uint8 [2, 16], of lossless: the palette's upper and lower bits."""
+
+    def panels(self, first: int, last: int) -> Packed:
+        """Some of the panels: a view."""
+        wide = slice(first * LANES, last * LANES)
+        return Packed(
+            self.kind,
+            self.inputs,
+            wide.stop - wide.start,
+            self.data if self.start is not None else self.data[first:last],
+            None if self.scale is None else self.scale[wide],
+            None if self.start is None else self.start[first:last],
+            self.parts,
+        )
