@@ -10,6 +10,11 @@ namespace penstock {
 constexpr int kGroup = 32;  // inputs of a group of a lossless panel
 constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // of a pair of inputs
 
+// Asks for what a panel holds a little later, across the ends of pages, where the processor's own prefetching stops.
+template <int bytes> inline void prefetch(const char *at) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + 2048 + line);
+}
+
 template <Kind kind> struct Reader;
 
 struct Plain {
@@ -25,6 +30,7 @@ template <> struct Reader<F32> : Plain {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 128) + int64_t(from) * 64} {}
   explicit Reader(const float *room) : Plain{reinterpret_cast<const char *>(room)} {}
+  inline void ahead() const { prefetch<128>(at); }
   inline void next(Floats &even, Floats &odd) {
     even = Floats::load(reinterpret_cast<const float *>(at));
     odd = Floats::load(reinterpret_cast<const float *>(at) + kLanes);
@@ -35,6 +41,7 @@ template <> struct Reader<F32> : Plain {
 template <> struct Reader<BF16> : Plain {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 64) + int64_t(from) * 32} {}
+  inline void ahead() const { prefetch<64>(at); }
   inline void next(Floats &even, Floats &odd) {
     split(at, even, odd);
     at += 64;
@@ -44,6 +51,7 @@ template <> struct Reader<BF16> : Plain {
 template <> struct Reader<INT8> : Plain {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 32) + int64_t(from) * 16} {}
+  inline void ahead() const { prefetch<32>(at); }
   inline void next(Floats &even, Floats &odd) {
     even = Floats::load(reinterpret_cast<const int8_t *>(at));
     odd = Floats::load(reinterpret_cast<const int8_t *>(at) + kLanes);
@@ -72,6 +80,7 @@ template <> struct Reader<LOSSLESS> {
     verbatim = bits[group / 8] >> group % 8 & 1;
     ++group;
   }
+  inline void ahead() const { prefetch<kGroupBytes>(at); }
   inline void next(Floats &even, Floats &odd) {
     if (__builtin_expect(verbatim, 0)) {
       split(at, even, odd);

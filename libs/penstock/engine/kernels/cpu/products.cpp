@@ -26,6 +26,7 @@ template <Kind kind, int R, int P> void add(Reader<kind> *panels, int inputs, co
     for (; k < stop; k += 2, x += 2 * R)
       for (int p = 0; p < P; ++p) {
         Floats even, odd;
+        if constexpr (R > 1) panel[p].ahead();  // one row leaves the processor time enough for its own
         panel[p].next(even, odd);
         for (int r = 0; r < R; ++r) sum[r][p].add(even, x[r]);
         for (int r = 0; r < R; ++r) sum[r][p].add(odd, x[R + r]);
