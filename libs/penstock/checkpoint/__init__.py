@@ -10,6 +10,7 @@ from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
 from penstock.checkpoint.model_config import Experts, ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
+from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
 from penstock.checkpoint.tensors import TensorInfo
 
@@ -25,5 +26,6 @@ __all__ = [
     "fingerprint",
     "inspect",
     "layer_names",
+    "remembered_fingerprint",
     "tokenizer_fingerprint",
 ]

@@ -33,6 +33,8 @@ class EngineConfig:
     """
     kernels: bool = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
+    packed_bytes: int = 16 << 30
+    """Packed weights on disk, in the user's cache, of this and other models: used longest ago goes first. 0: none."""
     threads: int | None = None
     """torch threads of the step; None leaves torch's default."""
     draft_tokens: int = 4
@@ -51,6 +53,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.packed_bytes < 0:
+            raise ValueError(f"packed_bytes must be 0 (keep none) or a size, not {self.packed_bytes}")
         if self.draft_tokens < 0 or self.draft_timeout_s <= 0 or self.stall_s <= 0:
             raise ValueError("draft_tokens must not be negative, draft_timeout_s and stall_s must be positive")
         if self.max_batch_tokens < self.max_running:

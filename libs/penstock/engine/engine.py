@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from penstock.checkpoint import Checkpoint, fingerprint, inspect, tokenizer_fingerprint
+from penstock.checkpoint import Checkpoint, inspect, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.batch import Run
 from penstock.engine.cancellation import cancelled
 from penstock.engine.checks import check_request
@@ -118,7 +119,7 @@ class Engine:
             self._drop(one)
 
     def stats(self) -> EngineStats:
-        scheduler, counters = self._scheduler, self._counters
+        scheduler, counters, packed = self._scheduler, self._counters, self._runner.packed
         behind = [one.remaining for one in scheduler.waiting]
         behind += [one.remaining for one in scheduler.running if one.remaining > 1]
         return EngineStats(
@@ -140,6 +141,9 @@ class Engine:
             load_failures=counters.load_failures,
             sink_failures=counters.sink_failures,
             failed_steps=counters.failed_steps,
+            weights_bytes=0 if packed is None else packed.nbytes,
+            weights_shared=packed is not None and packed.shared,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 
     # A request's way in and out
@@ -389,9 +393,10 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         config.block_size,
         _context(config, checkpoint),
         config.kernels,
+        config.packed_bytes,
     )
     spec = KvSpec(
-        model=fingerprint(checkpoint),
+        model=remembered_fingerprint(checkpoint),
         tokenizer=tokenizer_fingerprint(checkpoint),
         layout=LAYOUT,
         dtype=config.dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,9 +14,13 @@ from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
 from penstock.engine.kernels.cpu.pack import dequantised
+from penstock.engine.kernels.cpu.packing import Stack
 from penstock.engine.kernels.cpu.thin import ThinDecoder
-from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.loading import Keep, as_it_is, load_weights
+from penstock.engine.layers.embedding import StoredTable
+from penstock.engine.layers.linear import Matrix
+from penstock.engine.models.decoder import Decoder, Weights
+from penstock.engine.models.loading import EMBEDDING, as_it_is, load_weights
+from penstock.engine.models.packed import CACHE_BYTES, SMALL_BYTES, PackedWeights, packed_weights
 from penstock.engine.pool import KvPool
 from penstock.engine.sampler import Choice, Chosen, Sampler
 
@@ -43,12 +47,14 @@ class Runner:
         block_size: int,
         max_positions: int,
         kernels: bool = True,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them."""
+        """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them.
+        `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept."""
         config, place = checkpoint.config, torch.device(device)
         machine = _machine(checkpoint, place) if kernels else None
         plain = machine is None and dtype != "int8"
-        weights = load_weights(checkpoint, _WEIGHTS[dtype], place, _keep(dtype, machine))
+        weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes)
         compute = _WEIGHTS[dtype] if plain else torch.float32
         self.decoder = Decoder(config, weights, max_positions, compute)
         self.pool = KvPool(config, pages, block_size, _CACHE[dtype], place)
@@ -103,12 +109,26 @@ def _machine(checkpoint: Checkpoint, place: torch.device) -> Machine | None:
         return None
 
 
-def _keep(dtype: str, machine: Machine | None) -> Keep:
-    if machine is not None:
-        return lambda _, matrix, bias: (PackedMatrix(machine, matrix(), bias, dtype), None)
-    if dtype == "int8":
-        return lambda _, matrix, bias: (dequantised(matrix()), None if bias is None else bias.float())
-    return as_it_is
+def _load(
+    checkpoint: Checkpoint, dtype: str, place: torch.device, machine: Machine | None, cache_bytes: int
+) -> tuple[Weights, PackedWeights | None]:
+    """The weights, and how they were packed, where they are."""
+    loaded = _WEIGHTS[dtype]
+    if machine is None:
+        return load_weights(checkpoint, loaded, place, _rounded if dtype == "int8" else as_it_is), None
+    packed = packed_weights(checkpoint, dtype, loaded, torch.get_num_threads(), cache_bytes)
+    _log.info("%s", packed)
+
+    def keep(stack: Stack, _: object, bias: Tensor | None) -> tuple[Matrix, None]:
+        return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
+
+    table = StoredTable(checkpoint.tensors[EMBEDDING]) if packed.nbytes >= SMALL_BYTES else None
+    return load_weights(checkpoint, loaded, place, keep, table), packed
+
+
+def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
+    """To what int8 can say."""
+    return dequantised(matrix()), None if bias is None else bias.float()
 
 
 def _choices(run: Run) -> list[Choice]:

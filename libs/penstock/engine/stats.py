@@ -34,6 +34,12 @@ class EngineStats:
     """Times a source raised and everything was computed instead."""
     sink_failures: int
     failed_steps: int
+    weights_bytes: int
+    """Of packed matrices; 0 where torch has them."""
+    weights_shared: bool
+    """They are a file's, and the same memory in all processes that have mapped it."""
+    peak_bytes: int
+    """The most memory that this process ever held, what it shares included."""
 
 
 @dataclass(slots=True)

@@ -594,3 +594,12 @@ async def test_bfloat16_runs(config, kit):
         assert all(answer.last.finish for answer in answers)
         assert engine.spec.dtype == "bfloat16" and engine.spec.block_bytes == 3 * 2 * 16 * 2 * 16 * 2
         assert_idle(engine)
+
+
+async def test_it_says_what_its_weights_take(config):
+    async with Engine.open(config) as engine:
+        stats = engine.stats()
+        layers = engine.checkpoint.parameters - engine.checkpoint.config.vocab_size * 64  # the embedding is not packed
+        assert stats.weights_bytes == pytest.approx(4 * layers, rel=0.02)
+        assert not stats.weights_shared
+        assert stats.peak_bytes > 50 << 20

@@ -155,7 +155,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch):
 
 
 def test_it_is_compiled_once():
-    first = build.cached(build.cache_directory())
+    first = build.cached(build.kernels_directory())
     before = first.stat().st_mtime_ns
-    assert build.cached(build.cache_directory()) == first
+    assert build.cached(build.kernels_directory()) == first
     assert first.stat().st_mtime_ns == before

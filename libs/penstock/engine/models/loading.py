@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, CheckpointError, LayerNames, ModelConfig, TensorInfo, layer_names
-from penstock.engine.layers.embedding import Embedding
+from penstock.engine.kernels.cpu.packing import Stack
+from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import LayerWeights, Weights
 
-_EMBEDDING = "model.embed_tokens.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A matrix of the decoder: stored ones [out, in], put one above the other and then turned."""
-
-    name: str
-    """Of the decoder's matrix, such as `head` or `3.qkv`."""
-    parts: tuple[TensorInfo, ...]
+EMBEDDING = "model.embed_tokens.weight"
 
 
 Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]
@@ -83,10 +74,10 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     keep: Keep = as_it_is,
-    table: Tensor | None = None,
+    table: StoredTable | None = None,
 ) -> Weights:
-    """All weights in memory of their own, as `dtype` on `device`, matrices of dense layers as `keep` has them; the
-    files may go away afterwards. `table` is the embedding, when it is at hand already, in any type.
+    """All weights in memory of their own, as `dtype` on `device`, matrices of dense layers as `keep` has them. With
+    `table` the embedding is left there.
 
     Raises CheckpointError.
     """
@@ -97,7 +88,7 @@ def load_weights(
         def kept(own: Stack, bias: Tensor | None = None) -> tuple[Matrix, Tensor | None]:
             return keep(own, lambda: files.stacked(own), bias)
 
-        embedding = Embedding(files.one(_EMBEDDING) if table is None else table, dtype, config.embedding_scale)
+        embedding = Embedding(files.one(EMBEDDING) if table is None else table, dtype, config.embedding_scale)
         head, _ = kept(head_stack(checkpoint))
         layers = [_layer(files, checkpoint, number, kept) for number in range(config.n_layers)]
         return Weights(embedding, layers, files.norm("model.norm.weight"), head)
@@ -110,7 +101,7 @@ def stack_of(checkpoint: Checkpoint, name: str, prefix: str, *names: str) -> Sta
 
 def head_stack(checkpoint: Checkpoint) -> Stack:
     """The last matrix."""
-    return Stack("head", (checkpoint.tensors[_EMBEDDING if checkpoint.config.tied else "lm_head.weight"],))
+    return Stack("head", (checkpoint.tensors[EMBEDDING if checkpoint.config.tied else "lm_head.weight"],))
 
 
 def layer_stacks(checkpoint: Checkpoint, number: int) -> dict[str, Stack]:

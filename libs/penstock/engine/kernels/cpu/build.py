@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from penstock.runtime.caches import cache_directory
+
 _HERE = Path(__file__).parent
 _COMPILED = sorted(path.name for path in _HERE.glob("*.cpp"))
 _SOURCES = [*sorted(path.name for path in _HERE.glob("*.h")), *_COMPILED]
@@ -45,17 +47,16 @@ def instruction_sets() -> list[str]:
 @functools.cache
 def library(isa: str = "") -> ctypes.CDLL:
     """The library for an instruction set, by default the best, compiled when it is not there yet. Raises NotBuilt."""
-    path = cached(cache_directory(), isa)
+    path = cached(kernels_directory(), isa)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise NotBuilt(f"{path}: {error}") from None
 
 
-def cache_directory() -> Path:
-    """Where compiled libraries are kept: $XDG_CACHE_HOME/penstock, else ~/.cache/penstock."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "penstock" / "kernels"
+def kernels_directory() -> Path:
+    """Where compiled libraries are kept."""
+    return cache_directory("kernels")
 
 
 def cached(directory: Path, isa: str = "") -> Path:
@@ -99,4 +100,4 @@ def _compile(compiler: str, march: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(cached(cache_directory()))
+    print(cached(kernels_directory()))

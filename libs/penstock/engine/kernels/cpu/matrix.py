@@ -29,10 +29,19 @@ class PackedMatrix:
     """
 
     def __init__(self, machine: Machine, matrix: Tensor, bias: Tensor | None, kind: str) -> None:
-        packed = pack(matrix, kind)
+        self._begin(machine, pack(matrix, kind), bias, matrix.shape[1])
+
+    @classmethod
+    def of(cls, machine: Machine, packed: Packed, bias: Tensor | None, columns: int) -> PackedMatrix:
+        """Of a matrix that is packed already."""
+        made = object.__new__(cls)
+        made._begin(machine, packed, bias, columns)
+        return made
+
+    def _begin(self, machine: Machine, packed: Packed, bias: Tensor | None, columns: int) -> None:
         if bias is not None:
             bias = torch.nn.functional.pad(bias.float(), (0, packed.outputs - bias.shape[0]))
-        self._set(machine, packed, bias, matrix.shape[1])
+        self._set(machine, packed, bias, columns)
 
     def _set(self, machine: Machine, packed: Packed, bias: Tensor | None, columns: int) -> None:
         self._machine = machine

@@ -1,0 +1,129 @@
+"""Packed files by name in a directory that several processes use: one makes a file, all map it.
+
+The cache can be removed at any time. Making is done under a lock, under another name, and ends with a rename; what
+somebody left half-made has no lock and is removed by the next one who makes something.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.engine.kernels.cpu.pack import Packed
+from penstock.engine.kernels.cpu.packed_file import FORMAT, Checksums, Unusable, checked, read
+
+_SPARE_BYTES = 256 << 20
+"""Stay free on the disk."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Matrices whose tensors are the file's bytes."""
+
+    matrices: Mapping[str, Packed]
+    nbytes: int
+    made: bool
+    """By this call."""
+
+
+class PackedCache:
+    """At most `limit` bytes of files in `directory`; what was used longest ago goes first."""
+
+    def __init__(self, directory: Path, limit: int, checksums: Checksums) -> None:
+        self._directory = directory
+        self._limit = limit
+        self._checksums = checksums
+
+    def obtain(self, name: str, nbytes: int, make: Callable[[int], None]) -> Found:
+        """The file `name`, which has about `nbytes`. When it is not there, or not sound, `make` fills one that is open.
+
+        Of several processes that want it, one makes it and the others wait. Raises OSError when there is no place
+        for it, and what `make` raises.
+        """
+        path = self._directory / f"{name}-v{FORMAT}.packed"
+        found = self._use(path)
+        if found is not None:
+            return found
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._lock():
+            found = self._use(path)
+            if found is not None:
+                return found
+            self._clear(nbytes)
+            return self._make(path, make)
+
+    def _use(self, path: Path) -> Found | None:
+        """What is there, if it is sound and our own."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            if os.fstat(file).st_uid != os.geteuid():
+                raise Unusable("it belongs to somebody else")
+            matrices, nbytes, unchecked = read(file, self._checksums)
+            with suppress(OSError):  # of a directory that may only be read
+                os.utime(path)
+                if unchecked:
+                    _note(path, os.fstat(file).st_ino)
+            return Found(matrices, nbytes, made=False)
+        except Unusable as reason:
+            _log.warning("the packed weights in %s are not used: %s", path, reason)
+            return None
+        finally:
+            os.close(file)
+
+    def _make(self, path: Path, make: Callable[[int], None]) -> Found:
+        part = path.with_suffix(".part")
+        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            make(file)
+            os.rename(part, path)
+            matrices, nbytes, _ = read(file, self._checksums)
+            return Found(matrices, nbytes, made=True)
+        except Unusable as reason:
+            raise OSError(errno.EIO, f"what was written to {path} is not what is read: {reason}") from None
+        finally:
+            os.close(file)
+            with suppress(FileNotFoundError):
+                os.unlink(part)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with open(self._directory / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
+            yield
+
+    def _clear(self, nbytes: int) -> None:
+        """Makes room for so many bytes, and removes what was left half-made. Called under the lock."""
+        for part in self._directory.glob("*.part"):
+            part.unlink()
+        if nbytes > self._limit:
+            raise OSError(errno.EFBIG, f"{nbytes} bytes are more than the {self._limit} that may be kept")
+        kept = sorted((path.stat().st_mtime_ns, path.stat().st_size, path) for path in self._directory.glob("*.packed"))
+        total = sum(size for _, size, _ in kept)
+        for _, size, path in kept:
+            if total + nbytes <= self._limit:
+                break
+            path.unlink()  # who has mapped it keeps it
+            total -= size
+        disk = os.statvfs(self._directory)
+        if disk.f_bavail * disk.f_frsize < nbytes + _SPARE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _note(path: Path, inode: int) -> None:
+    """That the file has been checked, if it is still the same one."""
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(file).st_ino == inode:
+            checked(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,235 @@
+"""Stored matrices [out, in] packed a slice at a time, by packing.cpp; `pack` is its twin and oracle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from ctypes import c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import CheckpointError, TensorInfo
+from penstock.engine.kernels.cpu.build import library
+from penstock.engine.kernels.cpu.machine import KINDS
+from penstock.engine.kernels.cpu.pack import LANES
+from penstock.engine.kernels.cpu.packed_file import Place, Record
+
+_STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_SLICED = ("float32", "bfloat16", "int8")
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_SLICE_BYTES = 4 << 20
+"""Of stored numbers that are packed at a time: they and what becomes of them stay in the processor's cache."""
+_WORD = 128
+"""Checksums go through so many bytes at a time."""
+BLOCK_BYTES = 1 << 20
+"""With a checksum of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A matrix of the decoder: stored ones [out, in], put one above the other and then turned."""
+
+    name: str
+    """Of the decoder's matrix, such as `head` or `3.qkv`."""
+    parts: tuple[TensorInfo, ...]
+
+    @property
+    def inputs(self) -> int:
+        return self.parts[0].shape[1]
+
+    @property
+    def columns(self) -> int:
+        return sum(part.shape[0] for part in self.parts)
+
+
+class Packer:
+    """The compiled functions. Any number of threads may call them at once; the interpreter lock is free meanwhile."""
+
+    def __init__(self, isa: str = "") -> None:
+        """Raises NotBuilt."""
+        found = library(isa)
+        self._pack, self._sum = found.penstock_pack, found.penstock_checksum
+        self._pack.restype = self._sum.restype = None
+        self._pack.argtypes = (c_void_p, c_int64, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
+        self._sum.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
+
+    def pack(self, rows: Tensor, kind: str, data: Tensor, scale: Tensor | None = None) -> None:
+        """`rows` [count, in], as they are stored, to `data` and, for int8, `scale`: those of a Packed of its own."""
+        count, inputs = rows.shape
+        if not rows.is_contiguous() or inputs % 2:
+            raise ValueError(f"rows must be contiguous and of an even length, not {inputs}")
+        zeros = torch.zeros(inputs)
+        at = None if scale is None else scale.data_ptr()
+        self._pack(
+            *(rows.data_ptr(), count, inputs, _STORED[rows.dtype], KINDS[kind]), data.data_ptr(), at, zeros.data_ptr()
+        )
+
+    def checksums(self, data: Tensor, threads: int = 1) -> bytes:
+        """8 bytes for each begun block of BLOCK_BYTES of `data`, uint8 and a multiple of 128 long."""
+        size = data.numel()
+        if size % _WORD or not data.is_contiguous() or data.dtype != torch.uint8:
+            raise ValueError(f"checksums are of a multiple of {_WORD} bytes, not of {size} {data.dtype}")
+        blocks = -(-size // BLOCK_BYTES)
+        sums, base = np.zeros(blocks, np.uint64), data.data_ptr()
+
+        def some(first: int) -> None:
+            begin, end = first * BLOCK_BYTES, min((first + share) * BLOCK_BYTES, size)
+            self._sum(base + begin, end - begin, BLOCK_BYTES, sums[first:].ctypes.data)
+
+        share = max(1, -(-blocks // threads))
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(some, range(0, blocks, share)))
+        return sums.tobytes()
+
+
+def naive_checksums(data: Tensor) -> bytes:
+    """What `Packer.checksums` means: its oracle."""
+    words = data.numpy().view(np.uint32).reshape(-1, _WORD // 4)
+    sums = []
+    for first in range(0, len(words), BLOCK_BYTES // _WORD):
+        running = np.zeros(_WORD // 4, np.uint32)
+        for row in words[first : first + BLOCK_BYTES // _WORD]:
+            running = running * np.uint32(0x9E3779B1) + row
+        total = 0
+        for lane in running.tolist():
+            total = (total * 0x9E3779B97F4A7C15 + lane) % 2**64
+        sums.append(total)
+    return np.array(sums, np.uint64).tobytes()
+
+
+def sliced(stack: Stack, kind: str) -> bool:
+    """Whether `pack_slices` packs such a matrix: the others are packed whole, by `pack`."""
+    return kind in _SLICED and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
+
+
+def plan(stacks: Sequence[Stack], kind: str, at: int) -> tuple[dict[str, Record], int]:
+    """Where the packed matrices go, one behind the other from byte `at` on, and where they end."""
+    records: dict[str, Record] = {}
+    for stack in stacks:
+        panels, pairs = -(-stack.columns // LANES), stack.inputs // 2
+        shape = (panels, pairs, LANES, 2) if kind == "bfloat16" else (panels, pairs, 2, LANES)
+        data = Place(kind, shape, at)
+        at = data.end
+        scale = Place("float32", (panels * LANES,), at) if kind == "int8" else None
+        at = at if scale is None else scale.end
+        records[stack.name] = {
+            "kind": kind,
+            "inputs": stack.inputs,
+            "outputs": panels * LANES,
+            "data": data,
+            "scale": scale,
+        }
+    return records, at
+
+
+Write = Callable[[int, Tensor], None]
+"""Takes bytes and where they go."""
+
+
+def pack_slices(
+    packer: Packer, stacks: Sequence[Stack], records: dict[str, Record], kind: str, threads: int, write: Write
+) -> None:
+    """Packs what `plan` has planned. `write` is called from `threads` threads. Raises CheckpointError."""
+    with ExitStack() as closing:
+        files = {part.file: _open(part.file, closing) for stack in stacks for part in stack.parts}
+        work = iter([(stack, *rows) for stack in stacks for rows in _cut(stack)])
+
+        def some(_: int) -> None:
+            worker = _Slices(packer, files, records, kind, write)
+            for stack, first, last in work:  # the list's iterator gives each slice to one thread
+                worker.pack(stack, first, last)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(some, range(threads)))
+
+
+def _cut(stack: Stack) -> Iterator[tuple[int, int]]:
+    step = max(1, _SLICE_BYTES // (stack.parts[0].nbytes // stack.parts[0].shape[0]) // LANES) * LANES
+    for first in range(0, stack.columns, step):
+        yield first, min(first + step, stack.columns)
+
+
+def _open(file: Path, closing: ExitStack) -> int:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(file, f"cannot be read: {error.strerror}") from None
+    closing.callback(os.close, descriptor)
+    return descriptor
+
+
+class _Slices:
+    """One thread's buffers."""
+
+    def __init__(
+        self, packer: Packer, files: dict[Path, int], records: dict[str, Record], kind: str, write: Write
+    ) -> None:
+        self._packer = packer
+        self._files = files
+        self._records = records
+        self._kind = kind
+        self._write = write
+        self._room: dict[str, Tensor] = {}
+
+    def pack(self, stack: Stack, first: int, last: int) -> None:
+        """The columns [first, last) of `stack`; `first` is a multiple of 16."""
+        record = self._records[stack.name]
+        row_bytes = stack.parts[0].nbytes // stack.parts[0].shape[0]
+        stored = self._take("rows", (last - first) * row_bytes)
+        self._read(stack, first, last, stored.numpy().data)
+        rows = stored.view(_DTYPES[stack.parts[0].dtype]).view(-1, stack.inputs)
+        place, scales = record["data"], record["scale"]
+        assert isinstance(place, Place)
+        panels, panel_bytes = -(-(last - first) // LANES), place.nbytes // place.shape[0]
+        packed = self._take("packed", panels * panel_bytes)
+        scale = torch.empty(panels * LANES) if isinstance(scales, Place) else None
+        self._packer.pack(rows, self._kind, packed, scale)
+        self._write(place.at + first // LANES * panel_bytes, packed)
+        if isinstance(scales, Place) and scale is not None:
+            self._write(scales.at + first * 4, scale.view(torch.uint8))
+
+    def _take(self, name: str, nbytes: int) -> Tensor:
+        """The slices are of one size, but for smaller ones at the ends."""
+        room = self._room.get(name)
+        if room is None or room.numel() < nbytes:
+            room = self._room[name] = torch.empty(nbytes, dtype=torch.uint8)
+        return room[:nbytes]
+
+    def _read(self, stack: Stack, first: int, last: int, room: memoryview) -> None:
+        """The stored rows [first, last) of a stack."""
+        begin = 0
+        for part in stack.parts:
+            height, row_bytes = part.shape[0], part.nbytes // part.shape[0]
+            here = range(max(first, begin) - begin, min(last, begin + height) - begin)
+            if here:
+                size = len(here) * row_bytes
+                _read_at(part, self._files[part.file], part.offset + here.start * row_bytes, room[:size])
+                room = room[size:]
+            begin += height
+
+
+def read_tensor(part: TensorInfo) -> Tensor:
+    """The tensor as it is stored. Raises CheckpointError."""
+    found = torch.empty(part.shape, dtype=_DTYPES[part.dtype])
+    with ExitStack() as closing:
+        room = found.view(-1).view(torch.uint8).numpy().data
+        _read_at(part, _open(part.file, closing), part.offset, room)
+    return found
+
+
+def _read_at(part: TensorInfo, file: int, at: int, room: memoryview) -> None:
+    """Fills `room` from byte `at` of the file on. Raises CheckpointError."""
+    while room:
+        try:
+            count = os.preadv(file, [room], at)
+        except OSError as error:
+            raise CheckpointError(part.file, f"cannot be read: {error.strerror}") from None
+        if not count:
+            raise CheckpointError(part.file, f"is cut short: it ends at byte {at}, inside tensor {part.name}")
+        room, at = room[count:], at + count

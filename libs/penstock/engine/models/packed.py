@@ -1,0 +1,127 @@
+"""The packed matrices of a checkpoint: mapped from the cache, packed into it, or packed in private memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import Checkpoint, TensorInfo, remembered_fingerprint
+from penstock.engine.kernels.cpu.memory import anonymous
+from penstock.engine.kernels.cpu.pack import Packed, pack
+from penstock.engine.kernels.cpu.packed_cache import PackedCache
+from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
+from penstock.engine.kernels.cpu.packing import Packer, Stack, pack_slices, plan, read_tensor, sliced
+from penstock.engine.models.loading import all_stacks
+from penstock.runtime.caches import cache_directory
+
+CACHE_BYTES = 16 << 30
+"""Of packed files on disk, unless somebody says otherwise."""
+SMALL_BYTES = 32 << 20
+"""Models of fewer bytes are packed at every start: that takes no longer than finding and checking a file."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    matrices: Mapping[str, Packed]
+    """By the name of their Stack."""
+    nbytes: int
+    shared: bool
+    """With the other processes of this host that use them."""
+    packed: bool
+    """Now, and not earlier."""
+    seconds: float
+
+    def __str__(self) -> str:
+        where = "shared" if self.shared else "private"
+        how = "packed" if self.packed else "mapped"
+        return f"weights {self.nbytes / 1e6:.0f} MB ({where}), {how} in {self.seconds:.2f} s"
+
+
+def packed_weights(
+    checkpoint: Checkpoint, kind: str, dtype: torch.dtype, threads: int, cache_bytes: int
+) -> PackedWeights:
+    """The matrices of `checkpoint`, packed as `kind`.
+
+    They are kept on disk for the next start and for others, in a cache of at most `cache_bytes`. `dtype` is what
+    they are rounded to before; only kinds that packing.cpp doesn't know need it. Raises CheckpointError and NotBuilt.
+    """
+    begin = time.monotonic()
+    job = _Job(list(all_stacks(checkpoint)), kind, dtype, threads, Packer())
+    if cache_bytes and job.nbytes >= SMALL_BYTES:
+        try:
+            directory = cache_directory("packed")
+            cache = PackedCache(directory, cache_bytes, lambda content: job.packer.checksums(content, threads))
+            found = cache.obtain(f"{remembered_fingerprint(checkpoint)[:32]}-{kind}", job.nbytes, job.to_file)
+            return PackedWeights(found.matrices, found.nbytes, True, found.made, time.monotonic() - begin)
+        except OSError as error:
+            reason = error.strerror or error
+            _log.warning("the packed weights are kept in private memory; not in the cache, because: %s", reason)
+    matrices = job.in_memory()
+    nbytes = sum(_nbytes(packed) for packed in matrices.values())
+    return PackedWeights(matrices, nbytes, False, True, time.monotonic() - begin)
+
+
+class _Job:
+    """What there is to pack."""
+
+    def __init__(self, stacks: Sequence[Stack], kind: str, dtype: torch.dtype, threads: int, packer: Packer) -> None:
+        self._stacks = stacks
+        self._kind = kind
+        self._dtype = dtype
+        self._threads = threads
+        self.packer = packer
+        self._sliced = all(sliced(stack, kind) for stack in stacks)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is packed; as much as is stored, where that is not known."""
+        if self._sliced:
+            return plan(self._stacks, self._kind, 0)[1]
+        return sum(part.nbytes for stack in self._stacks for part in stack.parts)
+
+    def in_memory(self) -> dict[str, Packed]:
+        if not self._sliced:
+            return {stack.name: self._whole(stack) for stack in self._stacks}
+        records, end = plan(self._stacks, self._kind, 0)
+        content = anonymous(end)
+
+        def write(at: int, piece: Tensor) -> None:
+            content[at : at + piece.numel()].copy_(piece)
+
+        pack_slices(self.packer, self._stacks, records, self._kind, self._threads, write)
+        return {name: packed_of(record, content) for name, record in records.items()}
+
+    def to_file(self, file: int) -> None:
+        records: dict[str, Record] = {}
+        if self._sliced:
+            records, end = plan(self._stacks, self._kind, PAGE)
+
+            def write(at: int, piece: Tensor) -> None:
+                write_bytes(file, at, piece)
+
+            pack_slices(self.packer, self._stacks, records, self._kind, self._threads, write)
+        else:
+            end = PAGE
+            for stack in self._stacks:  # one matrix at a time in memory
+                records[stack.name], tensors, end = record_of(self._whole(stack), end)
+                for place, tensor in tensors:
+                    write_bytes(file, place.at, tensor)
+        finish(file, records, end, lambda content: self.packer.checksums(content, self._threads))
+
+    def _whole(self, stack: Stack) -> Packed:
+        matrix = torch.cat([self._read(part) for part in stack.parts]).t().contiguous()
+        return pack(matrix, self._kind)
+
+    def _read(self, part: TensorInfo) -> Tensor:
+        return read_tensor(part).to(self._dtype)
+
+
+def _nbytes(packed: Packed) -> int:
+    _, tensors, _ = record_of(packed, 0)
+    return sum(tensor.nbytes for _, tensor in tensors)

@@ -1,0 +1,178 @@
+"""Weights from the cache compute what weights in private memory compute, and several processes hold one copy."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.checkpoint import CheckpointError, inspect
+from penstock.engine import runner as runners
+from penstock.engine.batch import Run
+from penstock.engine.kernels.cpu import build
+from penstock.engine.layers.embedding import Embedding, StoredTable
+from penstock.engine.models import packed as packing
+from penstock.engine.request import SamplingParams
+from penstock.engine.runner import Runner
+from penstock.engine.sampler import Choice
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+
+MODELS = {
+    "llama": TinyModel(),
+    "tied": TinyModel(tied=True, vocab_size=333),
+    "biased": TinyModel(architecture="Qwen2ForCausalLM", seed=2),
+    "gemma": TinyModel(architecture="Gemma2ForCausalLM", tied=True, head_dim=16, extra={"sliding_window": 64}),
+    "shards": TinyModel(seed=3, shards=3),
+}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """A cache of its own, with the compiled kernels; every model is large enough for it."""
+    kernels = build.kernels_directory()
+    build.cached(kernels)
+    (tmp_path / "cache" / "penstock").mkdir(parents=True)
+    (tmp_path / "cache" / "penstock" / "kernels").symlink_to(kernels)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for module in (packing, runners):
+        monkeypatch.setattr(module, "SMALL_BYTES", 0)
+    return tmp_path / "cache" / "penstock" / "packed"
+
+
+def load(directory: Path, dtype: str, cache_bytes: int = 1 << 30) -> Runner:
+    return Runner(inspect(directory), dtype, "cpu", 40, 16, 512, cache_bytes=cache_bytes)
+
+
+@torch.inference_mode()
+def logits(runner: Runner) -> torch.Tensor:
+    """Of 60 tokens at once and then of one more."""
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    tokens = [(7 * number) % 256 for number in range(61)]
+    pages = [1, 2, 3, 4]
+    rows = []
+    for start, count in ((0, 60), (60, 1)):
+        choice = Choice(params, frozenset(), tokens[: start + count], start + count, (), {})
+        rows.append(runner.logits([Run(choice, start, count, pages, ("one", 0))]).clone())
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("model", MODELS)
+def test_mapped_weights_compute_the_same(tmp_path, cache, model, dtype):
+    directory = write_checkpoint(tmp_path / model, MODELS[model])
+    private = load(directory, dtype, cache_bytes=0)
+    made, mapped = load(directory, dtype), load(directory, dtype)
+    assert [(one.packed.shared, one.packed.packed) for one in (private, made, mapped)] == [
+        (False, True),
+        (True, True),
+        (True, False),
+    ]
+    expected = logits(private)
+    for shared in (made, mapped):
+        assert torch.equal(logits(shared), expected)
+
+
+def test_another_model_is_another_file(tmp_path, cache):
+    for seed in (1, 2):
+        directory = write_checkpoint(tmp_path / str(seed), TinyModel(seed=seed))
+        assert load(directory, "float32").packed.packed
+    assert len(list(cache.glob("*.packed"))) == 2
+
+
+def test_kinds_that_are_packed_whole_are_kept_as_well(tmp_path, cache, monkeypatch):
+    directory = write_checkpoint(tmp_path / "model")
+    expected = logits(load(directory, "int8", cache_bytes=0))
+    monkeypatch.setattr(packing, "sliced", lambda stack, kind: False)
+    whole = load(directory, "int8", cache_bytes=0)
+    assert torch.equal(logits(whole), expected)
+    for packed in (True, False):
+        one = load(directory, "int8")
+        assert one.packed.packed is packed
+        assert torch.equal(logits(one), expected)
+
+
+@pytest.mark.parametrize("fault", ["no directory", "no room"])
+def test_without_a_place_for_the_file_the_weights_are_private(tmp_path, cache, caplog, fault):
+    directory = write_checkpoint(tmp_path / "model")
+    expected = logits(load(directory, "bfloat16", cache_bytes=0))
+    if fault == "no directory":
+        cache.write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        private = load(directory, "bfloat16", cache_bytes=100 if fault == "no room" else 1 << 30)
+    assert not private.packed.shared
+    assert torch.equal(logits(private), expected)
+    said = [record for record in caplog.records if "private memory" in record.getMessage()]
+    assert len(said) == 1
+
+
+def test_rows_of_a_stored_table(tmp_path):
+    directory = write_checkpoint(tmp_path / "model")
+    checkpoint = inspect(directory)
+    table = StoredTable(checkpoint.tensors["model.embed_tokens.weight"])
+    ids = torch.tensor([5, 0, 319, 5])
+    expected = packing.read_tensor(checkpoint.tensors["model.embed_tokens.weight"])
+    assert torch.equal(table.rows(ids.tolist()), expected[ids])
+    scaled = Embedding(table, torch.bfloat16, 3.0).rows(ids)
+    assert torch.equal(scaled, expected[ids].bfloat16() * torch.tensor(3.0, dtype=torch.bfloat16))
+    assert torch.equal(Embedding(expected.bfloat16(), torch.bfloat16, 3.0).rows(ids), scaled)
+    with open(checkpoint.weight_files[0], "r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(CheckpointError, match=r"row 319 of model\.embed_tokens\.weight"):
+        table.rows([319])
+
+
+_PROCESS = """
+import sys
+from penstock.checkpoint import inspect
+from penstock.engine.runner import Runner
+
+def private():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+before = private()
+runner = Runner(inspect(sys.argv[1]), "bfloat16", "cpu", 4, 16, 64)
+print(private() - before, flush=True)
+sys.stdin.readline()  # until all have loaded
+mapping, found = "", {"Rss": 0, "Pss": 0}
+for line in open("/proc/self/smaps"):
+    name = line.split()[0]
+    if ":" not in name or "-" in name:
+        mapping = line
+    elif name[:-1] in found and mapping.rstrip().endswith(".packed"):
+        found[name[:-1]] += int(line.split()[1])
+print(found["Rss"], found["Pss"], flush=True)
+sys.stdin.readline()  # until all have looked
+"""
+
+
+def test_three_processes_hold_one_copy(tmp_path, cache):
+    """kB. The second and third start together, while the first serves."""
+    shape = TinyModel(vocab_size=24000, hidden_size=1024, intermediate_size=2048, layers=4, heads=16, tied=True)
+    directory = write_checkpoint(tmp_path / "model", shape)
+    weights = inspect(directory).parameters * 2 // 1024
+    assert weights > 90_000
+    with ExitStack() as stack:
+        processes = []
+        for number in range(3):
+            command = (sys.executable, "-c", _PROCESS, str(directory))
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+            if number == 0:
+                private = [int(process.stdout.readline())]
+        private += [int(process.stdout.readline()) for process in processes[1:]]
+        for process in processes:
+            print(file=process.stdin, flush=True)
+        shares = [tuple(map(int, process.stdout.readline().split())) for process in processes]
+        for process in processes:
+            print(file=process.stdin, flush=True)
+    assert [rss for rss, _ in shares] == pytest.approx([weights] * 3, rel=0.02), "all of it is there"
+    assert sum(pss for _, pss in shares) == pytest.approx(weights, rel=0.02), "once"
+    assert max(private[1:]) < 30_000, "nobody has a copy of its own"
+    assert private[0] < 60_000, "nor did the one who packed, but for the slices"
