@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine import runner as runners
 from penstock.engine.batch import Run
 from penstock.engine.kernels.cpu import build
+from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.models import packed as packing
+from penstock.engine.models.loading import all_stacks
 from penstock.engine.request import SamplingParams
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice
@@ -94,6 +97,20 @@ def test_kinds_that_are_packed_whole_are_kept_as_well(tmp_path, cache, monkeypat
         one = load(directory, "int8")
         assert one.packed.packed is packed
         assert torch.equal(logits(one), expected)
+
+
+def test_lossless_weights_are_kept_as_well(tmp_path, cache):
+    checkpoint = inspect(write_checkpoint(tmp_path / "model"))
+    arguments = (checkpoint, "lossless", torch.bfloat16, 2)
+    private, made, mapped = (packing.packed_weights(*arguments, cache_bytes) for cache_bytes in (0, 1 << 30, 1 << 30))
+    assert (private.shared, made.packed, mapped.packed) == (False, True, False)
+    for stack in all_stacks(checkpoint):
+        rows = torch.cat([packing.read_tensor(part) for part in stack.parts])
+        expected = pack(rows.bfloat16().t().contiguous(), "lossless")
+        for weights in (private, made, mapped):
+            for field in dataclasses.fields(expected):
+                own, other = (getattr(one, field.name) for one in (expected, weights.matrices[stack.name]))
+                assert torch.equal(own, other) if isinstance(own, torch.Tensor) else own == other
 
 
 @pytest.mark.parametrize("fault", ["no directory", "no room"])

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, TensorInfo, remembered_fingerprint
+from penstock.engine.kernels.cpu.build import library
+from penstock.engine.kernels.cpu.lossless import compressed
 from penstock.engine.kernels.cpu.memory import anonymous
-from penstock.engine.kernels.cpu.pack import Packed, pack
+from penstock.engine.kernels.cpu.pack import pack
+from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_cache import PackedCache
 from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
 from penstock.engine.kernels.cpu.packing import Packer, Stack, pack_slices, plan, read_tensor, sliced
@@ -86,16 +89,9 @@ class _Job:
         return sum(part.nbytes for stack in self._stacks for part in stack.parts)
 
     def in_memory(self) -> dict[str, Packed]:
-        if not self._sliced:
-            return {stack.name: self._whole(stack) for stack in self._stacks}
-        records, end = plan(self._stacks, self._kind, 0)
-        content = anonymous(end)
-
-        def write(at: int, piece: Tensor) -> None:
-            content[at : at + piece.numel()].copy_(piece)
-
-        pack_slices(self.packer, self._stacks, records, self._kind, self._threads, write)
-        return {name: packed_of(record, content) for name, record in records.items()}
+        if self._sliced:
+            return self._slices_in_memory(self._stacks, self._kind)
+        return {stack.name: self._whole(stack) for stack in self._stacks}
 
     def to_file(self, file: int) -> None:
         records: dict[str, Record] = {}
@@ -114,7 +110,19 @@ class _Job:
                     write_bytes(file, place.at, tensor)
         finish(file, records, end, lambda content: self.packer.checksums(content, self._threads))
 
+    def _slices_in_memory(self, stacks: Sequence[Stack], kind: str) -> dict[str, Packed]:
+        records, end = plan(stacks, kind, 0)
+        content = anonymous(end)
+
+        def write(at: int, piece: Tensor) -> None:
+            content[at : at + piece.numel()].copy_(piece)
+
+        pack_slices(self.packer, stacks, records, kind, self._threads, write)
+        return {name: packed_of(record, content) for name, record in records.items()}
+
     def _whole(self, stack: Stack) -> Packed:
+        if self._kind == "lossless" and sliced(stack, "bfloat16"):
+            return compressed(library(), self._slices_in_memory([stack], "bfloat16")[stack.name])
         matrix = torch.cat([self._read(part) for part in stack.parts]).t().contiguous()
         return pack(matrix, self._kind)
 

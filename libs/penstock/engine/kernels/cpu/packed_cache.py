@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engine.kernels.cpu.pack import Packed
+from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_file import FORMAT, Checksums, Unusable, checked, read
 
 _SPARE_BYTES = 256 << 20

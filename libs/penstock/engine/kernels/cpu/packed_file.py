@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kernels.cpu.memory import populated
-from penstock.engine.kernels.cpu.pack import Packed
+from penstock.engine.kernels.cpu.packed import Packed
 
 FORMAT = 1
 """Of this file and of what `pack` makes: files of another number are not read."""

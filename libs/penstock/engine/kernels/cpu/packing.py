@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.checkpoint import CheckpointError, TensorInfo
 from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.machine import KINDS
-from penstock.engine.kernels.cpu.pack import LANES
+from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.kernels.cpu.packed_file import Place, Record
 
 _STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
