@@ -11,7 +11,7 @@ of view: of a windowed layer only the pages that the window touches are gathered
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ _Tables = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive tokens of one sequence in one step, drafts included."""
+    """Consecutive tokens of one sequence in one step, drafts included. May be aimed anew for the next step."""
 
     choice: Choice
     """How to sample; also holds the sequence's tokens and this step's drafts."""
@@ -40,26 +40,29 @@ class Run:
     """Block table; covers every position of the run."""
     table: tuple[str, int]
     """Names the content of `pages`: a sequence and the version of its table."""
+    rows: int = field(init=False)
+    end: int = field(init=False)
+    """Position behind the last row's."""
+    samples: int = field(init=False)
+    """How many of its last rows are sampled: none while known tokens are left for later steps."""
 
-    @property
-    def rows(self) -> int:
-        return self.count + len(self.choice.drafts)
+    def __post_init__(self) -> None:
+        self.aim(self.start, self.count, self.choice.drafts)
 
-    @property
-    def end(self) -> int:
-        return self.start + self.rows
+    def aim(self, start: int, count: int, drafts: tuple[int, ...]) -> None:
+        """Chooses the rows: `count` known tokens from position `start` on, and the drafts behind them."""
+        self.start, self.count = start, count
+        choice = self.choice
+        choice.drafts = drafts
+        self.rows = count + len(drafts)
+        self.end = start + self.rows
+        self.samples = 1 + len(drafts) if start + count == len(choice.tokens) else 0
 
     @property
     def ids(self) -> Sequence[int]:
         """The tokens of its rows."""
         known = self.choice.tokens[self.start : self.start + self.count]
         return [*known, *self.choice.drafts] if self.choice.drafts else known
-
-    @property
-    def samples(self) -> int:
-        """How many of its last rows are sampled: none while known tokens are left for later steps."""
-        done = self.start + self.count == len(self.choice.tokens)
-        return 1 + len(self.choice.drafts) if done else 0
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out.
 
 Everything is decided on the event loop; only the forward pass runs elsewhere, in one thread of its own. The loop
-of an engine is: ask for drafts, plan a step, run it, hand out what came of it.
+of an engine is: ask for drafts, plan a step, have it run, hand out meanwhile what came of the step before.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 import logging
 import resource
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import torch
 
@@ -23,7 +23,8 @@ from penstock.engine.checks import check_request
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
-from penstock.engine.pool import LAYOUT
+from penstock.engine.lane import Lane
+from penstock.engine.pool import LAYOUT, KvPool
 from penstock.engine.request import FinishReason, Request, TokenOut, Update
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice, Chosen
@@ -36,8 +37,20 @@ from penstock.engine.transfer import LentPage, Writer
 from penstock.kv.identity import KvSpec
 from penstock.kv.pages import PagePool
 
+Load = Callable[[EngineConfig, Checkpoint], tuple["Computes", KvSpec]]
 _LENT = "lent to sinks"
 _log = logging.getLogger(__name__)
+
+
+class Computes(Protocol):
+    """What carries out steps: a Runner, or what stands in for one."""
+
+    @property
+    def pool(self) -> KvPool: ...
+
+    def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
+        """See Runner.step; called in the engine's thread."""
+        ...
 
 
 class Engine:
@@ -48,8 +61,8 @@ class Engine:
         config: EngineConfig,
         checkpoint: Checkpoint,
         spec: KvSpec,
-        runner: Runner,
-        thread: ThreadPoolExecutor,
+        runner: Computes,
+        lane: Lane,
         tasks: asyncio.TaskGroup,
         drafter: Drafter | None,
     ) -> None:
@@ -58,7 +71,7 @@ class Engine:
         self.spec = spec
         self.max_model_len = _context(config, checkpoint)
         self._runner = runner
-        self._thread = thread
+        self._lane = lane
         self._tasks = tasks
         limits = Limits(config.max_batch_tokens, config.max_running, config.block_size)
         self._scheduler = Scheduler(limits, PagePool(_pages(config)))
@@ -68,22 +81,27 @@ class Engine:
         self._counters = Counters()
         self._speculation = Speculation(config, checkpoint.config.vocab_size, drafter, self._counters)
         self._wake = asyncio.Event()
+        self._news: list[Live] = []
+        """Sequences whose readers and sinks were not told yet of the last step."""
         self._closing = False
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, config: EngineConfig, drafter: Drafter | None = None) -> AsyncIterator[Engine]:
+    async def open(
+        cls, config: EngineConfig, drafter: Drafter | None = None, load: Load | None = None
+    ) -> AsyncIterator[Engine]:
         """Loads the model (in a thread) and serves until the block is left; then live requests get EngineClosed.
 
-        Raises CheckpointError when the model cannot be served. `drafter` proposes tokens for every request.
+        Raises CheckpointError when the model cannot be served. `drafter` proposes tokens for every request. `load`
+        brings something else than the model to carry out the steps.
         """
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len)
-        thread = ThreadPoolExecutor(1, "engine", _set_threads, (config.threads,))
-        try:
-            runner, spec = await asyncio.get_running_loop().run_in_executor(thread, _load, config, checkpoint)
+        with Lane("engine") as lane:
+            await lane.call(_set_threads, config.threads)
+            runner, spec = await lane.call(load or _load, config, checkpoint)
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
-                engine = cls(config, checkpoint, spec, runner, thread, tasks, drafter)
+                engine = cls(config, checkpoint, spec, runner, lane, tasks, drafter)
                 tasks.create_task(engine._serve(), name="engine")
                 try:
                     yield engine
@@ -93,8 +111,6 @@ class Engine:
                     engine._close()
             if failure is not None:
                 raise failure
-        finally:
-            thread.shutdown()
 
     def check(self, request: Request) -> None:
         """Raises what `generate` would raise for a request that can never run here: RequestRefused."""
@@ -110,10 +126,13 @@ class Engine:
         soon as these let go. Raises EngineError when a step with this request failed.
         """
         one = self._accept(request, source, sink)
+        slot = one.slot
         try:
             finish: FinishReason | None = None
             while finish is None:
-                tokens, finish = await one.slot.take()
+                while not (slot.tokens or slot.finish or slot.error):
+                    await slot.news()
+                tokens, finish = slot.take(), slot.finish
                 yield _update(one, tokens, finish)
         finally:
             self._drop(one)
@@ -160,6 +179,8 @@ class Engine:
         self._tickets += 1
         eos = self.checkpoint.eos_token_ids
         one = new_sequence(request, self._tickets, eos, source, sink, time.monotonic())
+        choice = Choice(request.sampling, one.stops, one.tokens, len(request.prompt), (), one.memory)
+        one.run = Run(choice, 0, 0, one.pages, (one.owner, one.version))
         self._live[request.id] = one
         if source is None:
             self._enter(one)
@@ -172,12 +193,13 @@ class Engine:
 
     def _enter(self, one: Live) -> None:
         """Into the line, or straight to the end when its given output ends it."""
-        one.timeline.loaded = time.monotonic()
+        one.timeline.load_over(time.monotonic())
         verdict = one.verdict(self.max_model_len)
         if verdict is None:
             self._scheduler.add(one)
         else:
-            one.slot.put([], verdict)
+            one.slot.finish = verdict
+            one.slot.wake()
             self._finish(one)
         self._wake.set()
 
@@ -203,6 +225,7 @@ class Engine:
     def _close(self) -> None:
         """No new requests; live ones fail; `_serve` and the loads end by themselves."""
         self._closing = True
+        self._hand_out()
         for one in list(self._live.values()):
             self._fail(one, EngineClosed("the engine is shutting down"))
         self._wake.set()
@@ -263,13 +286,18 @@ class Engine:
         stalled = False
         while not self._closing:
             self._wake.clear()
-            drafts = await self._speculation.ask(self._scheduler.decoding())
+            drafts: Mapping[int, tuple[int, ...]] = {}
+            if self._speculation.drafter is not None:
+                self._hand_out()
+                drafts = await self._speculation.ask(self._scheduler.decoding())
             counts = {ticket: len(tokens) for ticket, tokens in drafts.items()}
             step = self._scheduler.next_step(counts, stalled)
             stalled = False
             if step:
                 await self._step(step, drafts)
-            elif not self._closing:
+                continue
+            self._hand_out()
+            if not self._closing:
                 stalled = not await self._woken()
 
     async def _woken(self) -> bool:
@@ -283,14 +311,23 @@ class Engine:
             return False
 
     async def _step(self, step: list[tuple[Live, Row]], drafts: Mapping[int, tuple[int, ...]]) -> None:
-        runs = [_run(one, row, drafts.get(one.ticket, ())) for one, row in step]
+        """Carries a step out; what came of the one before is handed out meanwhile, so that no model waits for it."""
         started = time.monotonic()
-        for one, _ in step:
+        runs, rows, prefill = [], 0, 0
+        for one, row in step:
+            run = one.run
+            run.aim(one.computed, row.count, drafts[one.ticket][: row.drafts] if row.drafts else ())
+            if run.table[1] != one.version:
+                run.table = (one.owner, one.version)
             if one.timeline.started is None:
-                one.timeline.started = started
+                one.timeline.step_begins(started)
+            rows += run.rows
+            prefill += run.rows if row.count > 1 else 0
+            runs.append(run)
+        answered = self._lane.call(self._runner.step, runs)
+        self._hand_out()
         try:
-            loop = asyncio.get_running_loop()
-            answers = await loop.run_in_executor(self._thread, self._runner.step, runs)
+            answers = await answered
         except Exception as error:
             self._counters.failed_steps += 1
             _log.exception("a step of %d sequences failed", len(step))
@@ -298,37 +335,55 @@ class Engine:
                 self._fail(one, EngineError(f"the step failed: {error}"))
                 self._scheduler.settle(one)
             return
-        prefill = sum(run.rows for run in runs if run.rows - len(run.choice.drafts) > 1)
         now = time.monotonic()
-        self._counters.step(now - started, prefill, sum(run.rows for run in runs))
-        for (one, _), run, answer in zip(step, runs, answers, strict=True):
+        self._counters.step(now - started, prefill, rows)
+        for (one, _), answer in zip(step, answers, strict=True):
             if not one.gone:
-                self._commit(one, run, answer, now)
+                self._commit(one, answer, now)
             self._scheduler.settle(one)
 
-    def _commit(self, one: Live, run: Run, answer: Sequence[Chosen], now: float) -> None:
-        """Takes a step's result into the sequence and tells sink and reader."""
-        news: list[TokenOut] = []
+    def _commit(self, one: Live, answer: Sequence[Chosen], now: float) -> None:
+        """Takes a step's result into the sequence."""
         verdict = None
+        tokens, run = one.tokens, one.run
+        known, prompt = len(tokens), run.choice.prompt_length
         for chosen in answer:
-            news.append(TokenOut(one.generated, chosen.token, chosen.logprob, chosen.top))
-            one.tokens.append(chosen.token)
-            verdict = one.verdict(self.max_model_len)
-            if verdict is not None:
-                break
-        one.computed = run.start + run.count + max(0, len(news) - 1)
-        one.reached = max(one.reached, one.computed)
+            token = chosen.token
+            one.slot.tokens.append(TokenOut(len(tokens) - prompt, token, chosen.logprob, chosen.top))
+            tokens.append(token)
+            if token in one.stops or len(tokens) >= one.ends_at or len(tokens) >= self.max_model_len:
+                verdict = one.verdict(self.max_model_len)
+                if verdict is not None:
+                    break
+        count = len(tokens) - known
+        computed = run.start + run.count
+        if count:
+            computed += count - 1
+            self._counters.generated_tokens += count
+            times = one.timeline
+            if times.first_token is None:
+                times.first(now)
+            times.last_token = now
+        one.computed = computed
+        if computed > one.reached:
+            one.reached = computed
         if run.choice.drafts:
-            self._speculation.learn(one, len(run.choice.drafts), len(news) - 1)
-        if news:
-            self._counters.generated_tokens += len(news)
-            one.timeline.first_token = one.timeline.first_token or now
-            one.timeline.last_token = now
-        self._report_filled(one)
-        if news:
-            one.slot.put(news, verdict)
+            self._speculation.learn(one, len(run.choice.drafts), count - 1)
         if verdict is not None:
+            self._report_filled(one)
+            one.slot.finish = verdict
             self._finish(one)
+        self._news.append(one)
+
+    def _hand_out(self) -> None:
+        """Tells sinks and readers what there is since the last step."""
+        news, self._news = self._news, []
+        for one in news:
+            if one.sink is not None and not one.gone:
+                self._report_filled(one)
+            slot = one.slot
+            if slot.tokens:
+                slot.wake()
 
     def _finish(self, one: Live) -> None:
         """The sequence ended normally; its slot has the verdict."""
@@ -406,30 +461,18 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
     return runner, spec
 
 
-def _run(one: Live, row: Row, drafts: tuple[int, ...]) -> Run:
-    choice = Choice(
-        params=one.sampling,
-        stops=one.stops,
-        tokens=one.tokens,
-        prompt_length=len(one.request.prompt),
-        drafts=drafts[: row.drafts],
-        memory=one.memory,
-    )
-    return Run(choice, one.computed, row.count, one.pages, (one.owner, one.version))
-
-
 def _update(one: Live, tokens: tuple[TokenOut, ...], finish: FinishReason | None) -> Update:
     times = one.timeline
     return Update(
-        tokens=tokens,
-        finish=finish,
-        cached_tokens=one.cached_tokens,
-        computed_tokens=one.computed_tokens,
-        drafted=one.drafted,
-        accepted=one.accepted,
-        preemptions=one.preemptions,
-        load_s=times.between(times.submitted, times.loaded),
-        queue_s=times.between(times.loaded, times.started),
-        prefill_s=times.between(times.started, times.first_token),
-        decode_s=times.between(times.first_token, times.last_token),
+        tokens,
+        finish,
+        one.cached_tokens,
+        one.computed_tokens,
+        one.drafted,
+        one.accepted,
+        one.preemptions,
+        times.load_s,
+        times.queue_s,
+        times.prefill_s,
+        times.last_token - times.first_token if times.first_token is not None else 0.0,
     )

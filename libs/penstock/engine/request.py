@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 FinishReason = Literal["stop", "length"]
 """stop: an end or stop token was sampled (it is the last token). length: max_tokens or the context is used up."""
 
@@ -57,8 +59,9 @@ class Request:
     """Tokens that were generated and emitted before, by this or another worker; new indices continue after them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOut:
+class TokenOut(msgspec.Struct, frozen=True, gc=False):
+    """One generated token."""
+
     index: int
     """From 0 at the request's first generated token; `Request.output` counts."""
     token: int
@@ -67,8 +70,7 @@ class TokenOut:
     """(token, logprob), most probable first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True, gc=False):
     """New tokens since the last update, and running totals. The last update carries `finish`.
 
     cached_tokens + computed_tokens = len(prompt + output as given) once the first token is there.

@@ -73,29 +73,35 @@ class Runner:
         """
         for run in runs:
             self._clear_tail(run)
-        order = arrange(runs)
+        order = runs if self._is_thin(runs) else arrange(runs)
         logits = self.logits(order)
         rows = [choice for run in order for choice in _choices(run)]
         sampled = self.sampler.sample(logits, rows) if rows else []
         answers: dict[int, list[Chosen]] = {}
         first = 0
         for run in order:
-            answers[id(run)] = accepted(run.choice.drafts, sampled[first : first + run.samples])
+            own = sampled[first : first + run.samples]
+            answers[id(run)] = accepted(run.choice.drafts, own) if len(own) > 1 else own
             first += run.samples
         return [answers[id(run)] for run in runs]
 
     def logits(self, order: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab] of runs in the order of `arrange`; leaves their keys and values in the pool."""
-        if self._thin is not None and sum(run.rows for run in order) <= THIN_ROWS:
+        """float32 [samples, vocab] of runs in the order of `arrange`, those of a thin step in any order; leaves their
+        keys and values in the pool."""
+        if self._thin is not None and self._is_thin(order):
             return self._thin.forward(order)
         return self.decoder.forward(self._builder.build(order), self.pool)
+
+    def _is_thin(self, runs: Sequence[Run]) -> bool:
+        return self._thin is not None and sum([run.rows for run in runs]) <= THIN_ROWS
 
     def _clear_tail(self, run: Run) -> None:
         """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is
         still a NaN, and the page may leave as a sequence's tail."""
-        begun, filled = divmod(run.end, self.pool.block_size)
-        if filled and begun * self.pool.block_size >= run.start:
-            self.pool.clear(run.pages[begun])
+        size = self.pool.block_size
+        filled = run.end % size
+        if filled and run.end - filled >= run.start:
+            self.pool.clear(run.pages[run.end // size])
 
 
 def _machine(checkpoint: Checkpoint, place: torch.device) -> Machine | None:
@@ -134,7 +140,7 @@ def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tup
 def _choices(run: Run) -> list[Choice]:
     """One choice for each sampled row: after the known tokens, after the first draft, after the second..."""
     choice = run.choice
-    if run.samples <= 1:
+    if run.samples <= 1 or choice.plain:
         return [choice] * run.samples
     return [
         Choice(

@@ -9,9 +9,10 @@ renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -37,6 +38,14 @@ class Choice:
     """Proposed tokens taken for granted in this row."""
     memory: dict[str, Any]
     """The sequence's scratch space; the sampler keeps token counts in it."""
+    plain: bool = field(init=False)
+    """Whatever the place, the most probable token and nothing else is asked for."""
+
+    def __post_init__(self) -> None:
+        params = self.params
+        unbanned = params.min_tokens == 0 or not self.stops
+        unbiased = unbanned and not params.logit_bias and not self.penalised
+        self.plain = self.greedy and unbiased and params.logprobs is None
 
     @property
     def position(self) -> int:
@@ -65,8 +74,9 @@ class Choice:
         return not (self.penalised or self.params.logit_bias or self.banned)
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True, gc=False):
+    """A sampled token."""
+
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
@@ -84,6 +94,9 @@ class Sampler:
         On a device all is submitted without waiting, and the host waits once, for the copies of the results; a
         second time when some row's top-p takes more than its best _NUCLEUS tokens.
         """
+        if all(choice.plain for choice in choices):
+            [tokens] = on_host(logits.argmax(-1))
+            return [Chosen(token) for token in tokens.tolist()]
         chosen = self._sample(logits, choices, _NUCLEUS)
         if chosen is None:
             chosen = self._sample(logits, choices, self._vocab_size)

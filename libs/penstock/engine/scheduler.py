@@ -208,13 +208,17 @@ class Scheduler:
         self.waiting: list[Live] = []
         self.loading: list[Live] = []
         self.preemptions = 0
+        self._decoding: list[tuple[Live, Row]] | None = None
+        """The last step, when it was nothing but a token for each that runs, and nobody has come or gone since."""
 
     def load(self, one: Live) -> None:
         """A source begins to fill the sequence's pages; ends with `add` or `drop`."""
+        self._decoding = None
         insort(self.loading, one, key=_by_ticket)
 
     def add(self, one: Live) -> None:
         """Puts a sequence (whose loaded pages come with it) in the line, at its place by arrival."""
+        self._decoding = None
         if one in self.loading:
             self.loading.remove(one)
         insort(self.waiting, one, key=_by_ticket)
@@ -225,6 +229,34 @@ class Scheduler:
 
     def next_step(self, drafts: Mapping[int, int], stalled: bool = False) -> list[tuple[Live, Row]]:
         """Plans a step, carries the plan out and marks its sequences busy until `settle`."""
+        step = self._once_more() if not drafts else None
+        if step is None:
+            step = self._planned(drafts, stalled)
+        for one, _ in step:
+            assert not one.busy, f"{one.owner} is in two steps"
+            one.busy = True
+        return step
+
+    def _once_more(self) -> list[tuple[Live, Row]] | None:
+        """The last step again, one token later: what `plan` would say, in a fraction of its time. None where it
+        would say something else."""
+        step, size = self._decoding, self.limits.block_size
+        if step is None:
+            return None
+        full = []
+        for one, _ in step:
+            length = len(one.tokens)
+            if length - one.computed != 1:
+                return None
+            if length > len(one.pages) * size:
+                full.append(one)
+        if len(full) > self.pool.free:
+            return None
+        for one in full:
+            self.grow(one, 1)
+        return step
+
+    def _planned(self, drafts: Mapping[int, int], stalled: bool) -> list[tuple[Live, Row]]:
         lines = (self.running, self.waiting, self.loading)
         situation = Situation(self.limits, self.pool.free, *lines, drafts, self.pool.sole, stalled)
         made = plan(situation)
@@ -238,10 +270,10 @@ class Scheduler:
             insort(self.running, live[ticket], key=_by_ticket)
         step = [(live[row.ticket], row) for row in made.rows]
         for one, row in step:
-            assert not one.busy, f"{one.owner} is in two steps"
-            one.busy = True
             if row.new_pages:
                 self.grow(one, row.new_pages)
+        alike = len(step) == len(self.running) and all(row.count == 1 and not row.drafts for row in made.rows)
+        self._decoding = step if alike and not self.waiting else None
         return step
 
     def grow(self, one: Live, pages: int) -> None:
@@ -267,6 +299,7 @@ class Scheduler:
 
     def drop(self, one: Live) -> None:
         """Takes a sequence out for good. Its pages go at once, or in `settle` when a step is using them."""
+        self._decoding = None
         one.gone = True
         for line in (self.running, self.waiting, self.loading):
             if one in line:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.appetite import Appetite
 from penstock.engine.hooks import KvSink, KvSource
 from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut
 
+if TYPE_CHECKING:
+    from penstock.engine.batch import Run
+
 
 @dataclass(slots=True)
 class Timeline:
-    """Moments on the engine's clock, in seconds; None has not come yet."""
+    """Moments on the engine's clock, in seconds, None while they have not come yet, and the times between them."""
 
     submitted: float
     loaded: float | None = None
     started: float | None = None
     first_token: float | None = None
-    last_token: float | None = None
+    last_token: float = 0.0
+    load_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
 
-    def between(self, begin: float | None, end: float | None) -> float:
-        return 0.0 if begin is None or end is None else max(0.0, end - begin)
+    def load_over(self, now: float) -> None:
+        self.loaded, self.load_s = now, now - self.submitted
+
+    def step_begins(self, now: float) -> None:
+        """The first one."""
+        assert self.loaded is not None
+        self.started, self.queue_s = now, now - self.loaded
+
+    def first(self, now: float) -> None:
+        """A token is there."""
+        assert self.started is not None
+        self.first_token, self.prefill_s = now, now - self.started
 
 
 class Slot:
@@ -32,27 +48,29 @@ class Slot:
         self.tokens: list[TokenOut] = []
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
-        self._news = asyncio.Event()
-
-    def put(self, tokens: list[TokenOut], finish: FinishReason | None) -> None:
-        self.tokens.extend(tokens)
-        self.finish = finish
-        self._news.set()
+        self._reader: asyncio.Future[None] | None = None
 
     def fail(self, error: Exception) -> None:
         self.error = error
-        self._news.set()
+        self.wake()
 
-    async def take(self) -> tuple[tuple[TokenOut, ...], FinishReason | None]:
-        """The tokens since the last call, at least one or a finish; raises the error after the last token."""
-        await self._news.wait()
-        self._news.clear()
+    def wake(self) -> None:
+        """Tells the reader, if it waits, of what was put into the fields."""
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def news(self) -> asyncio.Future[None]:
+        """For the reader: done at the next `wake`. Only to be awaited while there is nothing to take."""
+        self._reader = asyncio.get_running_loop().create_future()
+        return self._reader
+
+    def take(self) -> tuple[TokenOut, ...]:
+        """For the reader: the tokens since the last call. Raises the error when the last token is taken."""
         if self.error is not None and not self.tokens:
             raise self.error
         tokens, self.tokens = tuple(self.tokens), []
-        if self.error is not None:
-            self._news.set()
-        return tokens, self.finish
+        return tokens
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +88,10 @@ class Sequence:
     timeline: Timeline
     tokens: list[int]
     """Prompt and output. Only ever grows."""
+    given: int
+    """How many of them came with the request."""
+    ends_at: int
+    """Tokens with which `max_tokens` is used up."""
     computed: int = 0
     """Leading tokens whose KV is in `pages`."""
     pages: list[int] = field(default_factory=list)
@@ -94,6 +116,8 @@ class Sequence:
     """Finished, failed or dropped: no more news, pages go as soon as nothing uses them."""
     memory: dict[str, Any] = field(default_factory=dict)
     """The sampler's running counts; touched by steps only."""
+    run: Run = field(init=False)
+    """What it puts in a step, made once by the engine and aimed anew before each."""
 
     @property
     def id(self) -> str:
@@ -118,10 +142,6 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
-    def given(self) -> int:
-        return len(self.request.prompt) + len(self.request.output)
-
-    @property
     def generated(self) -> int:
         """Output tokens, those of `Request.output` included."""
         return len(self.tokens) - len(self.request.prompt)
@@ -141,7 +161,7 @@ class Sequence:
             return None
         if self.tokens[-1] in self.stops and self.generated > self.sampling.min_tokens:
             return "stop"
-        if self.generated >= self.sampling.max_tokens or self.length >= limit:
+        if self.length >= self.ends_at or self.length >= limit:
             return "length"
         return None
 
@@ -165,4 +185,6 @@ def new_sequence(
         slot=Slot(),
         timeline=Timeline(submitted=now),
         tokens=[*request.prompt, *request.output],
+        given=len(request.prompt) + len(request.output),
+        ends_at=len(request.prompt) + sampling.max_tokens,
     )

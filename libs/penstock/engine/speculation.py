@@ -27,14 +27,14 @@ class Speculation:
         self._most = config.draft_tokens
         self._timeout_s = config.draft_timeout_s
         self._vocab_size = vocab_size
-        self._drafter = drafter
+        self.drafter = drafter
         self._counters = counters
         self._pause = 0
         self._misses = 0
 
     async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
         """Proposed tokens by ticket, for sequences whose next step is a decode step."""
-        if self._drafter is None:
+        if self.drafter is None:
             return {}
         if self._pause:
             self._pause -= 1
@@ -44,7 +44,7 @@ class Speculation:
             return {}
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._drafter.propose(list(asks.values()))
+                found = await self.drafter.propose(list(asks.values()))
             self._misses = 0
             return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
         except (Exception, asyncio.CancelledError) as error:
@@ -63,10 +63,10 @@ class Speculation:
 
     def forget(self, id: str) -> None:
         """The sequence is gone."""
-        if self._drafter is None:
+        if self.drafter is None:
             return
         try:
-            self._drafter.forget(id)
+            self.drafter.forget(id)
         except Exception:
             _log.warning("the drafter could not forget %s", id, exc_info=True)
 

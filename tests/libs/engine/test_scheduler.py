@@ -154,9 +154,10 @@ def test_plans_are_sound(situation):
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),
     limits=st.builds(Limits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
     spare=st.integers(0, 12),
+    drafted=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_everything_ends_whatever_happens(requests, limits, spare, seed):
+def test_everything_ends_whatever_happens(requests, limits, spare, drafted, seed):
     """A simulated engine: prompts, drafts accepted or not, loaded pages, sinks that hold pages, readers that leave."""
     luck = Random(seed)
     largest = max(limits.pages_for(prompt + output - 1) for prompt, output, _ in requests)
@@ -179,7 +180,12 @@ def test_everything_ends_whatever_happens(requests, limits, spare, seed):
                 scheduler.grow(one, blocks)
                 one.computed = min(blocks * limits.block_size, one.length - 1)
             scheduler.add(one)
-        step = scheduler.next_step({one.ticket: luck.randint(0, 3) for one in scheduler.decoding()})
+        drafts = {one.ticket: luck.randint(0, 3) for one in scheduler.decoding() if drafted}
+        lines = (scheduler.running, scheduler.waiting, scheduler.loading)
+        expected = plan_of(Situation(limits, pool.free, *lines, drafts, pool.sole))
+        step = scheduler.next_step(drafts)
+        planned = [(row.ticket, row.count, row.drafts) for row in expected.rows]
+        assert [(one.ticket, row.count, row.drafts) for one, row in step] == planned, "also when it is the last again"
         assert step or lent or not (scheduler.running or scheduler.waiting), "somebody always moves"
         pages = [page for one in scheduler.running + scheduler.waiting for page in one.pages]
         assert len(set(pages)) == len(pages), "no page has two owners"

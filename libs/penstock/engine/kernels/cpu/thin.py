@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -61,6 +62,10 @@ class ThinDecoder:
             pool=pool.data.data_ptr(),
         )
         self._keep.append(layers)
+        self._names: list[tuple[str, int, int]] = []
+        self._known: dict[tuple[str, int, int], npt.NDArray[np.int32]] = {}
+        """Block tables of the last step: sequence, version, length."""
+        self._end_to_end = np.zeros(0, dtype=np.int32)
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
@@ -79,20 +84,48 @@ class ThinDecoder:
 
     def forward(self, runs: Sequence[Run]) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the pool."""
-        ids = [token for run in runs for token in run.ids]
-        positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
-        first = np.cumsum([0, *(run.rows for run in runs)])
-        table_at = np.cumsum([0, *(len(run.pages) for run in runs[:-1])])
-        tables = [page for run in runs for page in run.pages]
+        ids: list[int] = []
+        positions: list[int] = []
+        first, at, table_at = [0], 0, []
+        for run in runs:
+            ids += run.ids
+            positions += range(run.start, run.end)
+            first.append(len(ids))
+            table_at.append(at)
+            at += len(run.pages)
         sampled = sampled_rows(runs)
+        numbers = np.array([*first, *positions, *table_at, *sampled], dtype=np.int32)
+        tables = self._tables(runs)
         x = self._embedding.rows(torch.tensor(ids)).float()
         logits = torch.empty(len(sampled), self._vocab)
-        arrays = [np.asarray(values, dtype=np.int32) for values in (first, positions, tables, table_at, sampled)]
+        begin: int = numbers.ctypes.data
         step = StepArgs(
-            len(ids), len(runs), len(sampled), 0, *(a.ctypes.data for a in arrays), x.data_ptr(), logits.data_ptr()
+            rows=len(ids),
+            sequences=len(runs),
+            samples=len(sampled),
+            first=begin,
+            position=begin + 4 * len(first),
+            table=tables.ctypes.data,
+            table_at=begin + 4 * (len(first) + len(ids)),
+            sampled=begin + 4 * (len(first) + len(ids) + len(runs)),
+            x=x.data_ptr(),
+            logits=logits.data_ptr(),
         )
         self._machine.forward(self._model, step)
         return logits
+
+    def _tables(self, runs: Sequence[Run]) -> npt.NDArray[np.int32]:
+        """The runs' block tables end to end; those of the last step when nothing moved."""
+        names = [(*run.table, len(run.pages)) for run in runs]
+        if names != self._names:
+            known = self._known
+            found = [
+                known[name] if name in known else np.array(run.pages, dtype=np.int32)
+                for name, run in zip(names, runs, strict=True)
+            ]
+            self._names, self._known = names, dict(zip(names, found, strict=True))
+            self._end_to_end = np.concatenate(found)
+        return self._end_to_end
 
     def _layer(self, layer: LayerWeights, window: int) -> LayerArgs:
         assert isinstance(layer.mlp, Dense)
