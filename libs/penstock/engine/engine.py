@@ -24,6 +24,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.lane import Lane
+from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pool import LAYOUT, KvPool
 from penstock.engine.request import FinishReason, Request, TokenOut, Update
 from penstock.engine.runner import Runner
@@ -47,6 +48,9 @@ class Computes(Protocol):
 
     @property
     def pool(self) -> KvPool: ...
+
+    @property
+    def packed(self) -> PackedWeights | None: ...
 
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
         """See Runner.step; called in the engine's thread."""
