@@ -10,7 +10,7 @@ of view: of a windowed layer only the pages that the window touches are gathered
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,6 +89,15 @@ class Group:
 
 
 @dataclass(slots=True)
+class Leading:
+    """The first rows of the queries it is for, which are attended in one call that reads pages where they are."""
+
+    rows: int
+    attend: Callable[[int, Tensor], Tensor]
+    """(layer, queries [rows, heads, head_dim]) -> [rows, heads * head_dim]."""
+
+
+@dataclass(slots=True)
 class Batch:
     """Everything the decoder needs for one step. N rows, S of them sampled."""
 
@@ -99,12 +108,15 @@ class Batch:
     slots: Tensor
     """[layers, 2, N]: where each row's keys and values go in KvPool.slots."""
     groups: list[Group]
-    """Cover all N rows."""
+    """Cover all N rows but the leading ones."""
     sampled: Tensor | None
     """[S] row numbers; None when all rows are sampled, and then `last_groups` is `groups`."""
     n_sampled: int
     last_groups: list[Group]
-    """Cover the S sampled rows: the last layer computes nothing else."""
+    """Cover the S sampled rows but the leading ones: the last layer computes nothing else."""
+    leading: Leading | None = None
+    last_leading: Leading | None = None
+    """Of the sampled rows; as `last_groups`."""
 
 
 class BatchBuilder:
@@ -125,13 +137,13 @@ class BatchBuilder:
         self._indices: dict[_Tables, Tensor] = {}
         self._used: dict[_Tables, Tensor] = {}
 
-    def build(self, runs: Sequence[Run]) -> Batch:
-        """`runs` in the order that `arrange` gave them."""
+    def build(self, runs: Sequence[Run], leading: int = 0) -> Batch:
+        """`runs` in the order that `arrange` gave them; the first `leading` of them are in no group."""
         ids = [token for run in runs for token in run.ids]
         positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
         sampled = sampled_rows(runs)
         self._used = {}
-        groups = self._groups(runs, [run.rows for run in runs])
+        groups = self._groups(runs, [run.rows for run in runs], leading)
         everything = len(sampled) == len(ids)
         batch = Batch(
             ids=self._tensor(ids),
@@ -140,7 +152,7 @@ class BatchBuilder:
             groups=groups,
             sampled=None if everything else self._tensor(sampled),
             n_sampled=len(sampled),
-            last_groups=groups if everything else self._groups(runs, [run.samples for run in runs]),
+            last_groups=groups if everything else self._groups(runs, [run.samples for run in runs], leading),
         )
         self._indices = self._used
         return batch
@@ -159,13 +171,13 @@ class BatchBuilder:
             slots.append(pages[positions // size - first] * per_page + positions % size)
         return np.concatenate(slots)
 
-    def _groups(self, runs: Sequence[Run], rows: Sequence[int]) -> list[Group]:
-        """Groups over the last `rows[i]` rows of each run; runs with no rows are left out."""
+    def _groups(self, runs: Sequence[Run], rows: Sequence[int], leading: int) -> list[Group]:
+        """Groups over the last `rows[i]` rows of each run behind the leading ones; runs with no rows are left out."""
         groups: list[Group] = []
-        first = 0
+        first = sum(rows[:leading])
         members: list[Run] = []
         width = 0
-        for run, count in [*zip(runs, rows, strict=True), (None, 0)]:
+        for run, count in [*zip(runs[leading:], rows[leading:], strict=True), (None, 0)]:
             if members and (run is None or count != width or not _alike(members[0], run, count)):
                 groups.append(self._group(members, first, width))
                 first += width * len(members)

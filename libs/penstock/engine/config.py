@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", "int8", "float8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,10 @@ class EngineConfig:
 
     model: Path
     dtype: str = "float32"
-    """How weights are kept: float32, bfloat16, or int8 with a scale per column, whose KV is bfloat16."""
+    """How weights are kept: float32, bfloat16, or, with a scale per column, int8 and on a CUDA device float8; KV is
+    bfloat16 then. What a device can't compute is refused when it is opened."""
     device: str = "cpu"
+    """cpu, cuda or cuda:0, cuda:1..."""
     block_size: int = 16
     """Tokens per page."""
     kv_pool_tokens: int = 32768
@@ -46,6 +48,11 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
+            raise ValueError(f"device must be cpu, cuda, or cuda and its number (cuda:0), not {self.device!r}")
+        if self.dtype == "float8" and kind == "cpu":
+            raise ValueError("dtype float8 needs a CUDA device, device is 'cpu': use int8 or bfloat16 there")
         for name in ("block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -453,6 +453,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         _context(config, checkpoint),
         config.kernels,
         config.packed_bytes,
+        config.max_running,
     )
     spec = KvSpec(
         model=remembered_fingerprint(checkpoint),

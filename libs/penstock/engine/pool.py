@@ -23,30 +23,53 @@ from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.hooks import Check, Source
+from penstock.engine.kernels.cuda.arena import open_arena
+from penstock.engine.kernels.cuda.copies import PageCopies
+from penstock.kv.device.leased import PoolLease
 
 LAYOUT = "lkbhd-v1"
 """Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
 
 
 class KvPool:
-    """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool)."""
+    """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool).
+
+    On a CUDA device one more page lies behind them, for rows of captured steps that are padding, and all are one arena
+    that other processes can open, where that is possible.
+    """
 
     def __init__(
         self, config: ModelConfig, pages: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (pages + 1, config.n_layers, 2, block_size, config.n_kv_heads, config.head_dim)
+        cuda = device.type == "cuda"
+        shape = (pages + 1 + cuda, config.n_layers, 2, block_size, config.n_kv_heads, config.head_dim)
         self.block_size = block_size
         self.n_layers = config.n_layers
-        self.data = _zeros(shape, dtype, device)
+        self._arena = open_arena(math.prod(shape) * dtype.itemsize, device) if cuda else None
+        if self._arena is None:
+            self.data = _zeros(shape, dtype, device)
+        else:
+            self.data = self._arena.bytes.view(dtype).view(shape)
         width = config.n_kv_heads * config.head_dim
         self.runs = self.data.view(-1, block_size * width)
         """[pages * layers * 2, block_size * width]: run (page * layers + layer) * 2 is keys, the next one values."""
         self.slots = self.data.view(-1, width)
         """[pages * layers * 2 * block_size, width]: one token's keys or values in one layer."""
         self._scratch = self.data.new_empty(0)
-        self._bytes = self.data.view(pages + 1, -1).view(torch.uint8)
+        self._bytes = self.data.view(shape[0], -1).view(torch.uint8)
         self.block_bytes = self._bytes.shape[1]
         self._host = self._bytes.numpy() if device.type == "cpu" else None
+        self._copies = PageCopies(self._bytes) if cuda else None
+
+    @property
+    def lease(self) -> PoolLease | None:
+        """By this another process of the host reads pages on the device; None when it can't."""
+        return None if self._arena is None else self._arena.lease(self.block_bytes, self.data.shape[0])
+
+    def computed(self) -> None:
+        """A step over this pool was submitted, by the calling thread: copies come after it."""
+        if self._copies is not None:
+            self._copies.mark()
 
     def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
         """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], valid until the next call.
@@ -69,7 +92,10 @@ class KvPool:
 
     def view(self, page: int) -> memoryview:
         """The page's bytes, read-only: the pool's own memory on the CPU, a copy otherwise."""
-        content = self._bytes[page].cpu().numpy() if self._host is None else self._host[page]
+        if self._copies is not None:
+            content = self._copies.read(page).numpy()
+        else:
+            content = self._bytes[page].cpu().numpy() if self._host is None else self._host[page]
         view: memoryview = content.data
         return view.toreadonly()
 
@@ -83,6 +109,8 @@ class KvPool:
 
         The interpreter lock is free while large ones are copied. When it returns, nothing is read any more.
         """
+        if self._copies is not None:
+            return self._copies.write(pages, blocks, check)
         on_device = self._write_on_device(pages, blocks)
         for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
             if index < on_device:
@@ -99,12 +127,10 @@ class KvPool:
         return len(blocks)
 
     def _write_on_device(self, pages: Sequence[int], blocks: Sequence[Source]) -> int:
-        """Copies the leading blocks that lie on the device, and returns how many when the last byte has been read."""
+        """Copies the leading blocks that lie on the device, and returns how many."""
         there = list(takewhile(lambda block: not isinstance(block, memoryview), blocks))
         for page, block in zip(pages, there, strict=False):
             self._bytes[page].copy_(from_dlpack(block))
-        if there and self.data.is_cuda:
-            torch.cuda.current_stream(self.data.device).synchronize()
         return len(there)
 
 

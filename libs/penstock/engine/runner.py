@@ -16,6 +16,7 @@ from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
 from penstock.engine.kernels.cpu.pack import dequantised
 from penstock.engine.kernels.cpu.packing import Stack
 from penstock.engine.kernels.cpu.thin import ThinDecoder
+from penstock.engine.kernels.cuda import setup as cuda
 from penstock.engine.layers.embedding import StoredTable
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import Decoder, Weights
@@ -24,9 +25,13 @@ from penstock.engine.models.packed import CACHE_BYTES, SMALL_BYTES, PackedWeight
 from penstock.engine.pool import KvPool
 from penstock.engine.sampler import Choice, Chosen, Sampler
 
-_WEIGHTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-"""As loaded; int8 is rounded from there."""
-_CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+_WEIGHTS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "float8": torch.bfloat16,
+}
+"""As loaded; 8 bits are rounded from there. Also what KV is kept in, and what a CUDA device computes in."""
 _BYTES_PER_THREAD = 16 << 20
 """Weights for which one more thread is worth meeting it five times per layer, also when cores are shared."""
 _log = logging.getLogger(__name__)
@@ -48,21 +53,36 @@ class Runner:
         max_positions: int,
         kernels: bool = True,
         cache_bytes: int = CACHE_BYTES,
+        max_running: int = 64,
     ) -> None:
-        """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them.
-        `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept."""
+        """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them, and a CUDA
+        device paged attention and captured steps, of up to `max_running` sequences.
+        `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept.
+
+        Raises ValueError when the device can't compute in this dtype.
+        """
         config, place = checkpoint.config, torch.device(device)
         machine = _machine(checkpoint, place) if kernels else None
-        plain = machine is None and dtype != "int8"
-        weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes)
-        compute = _WEIGHTS[dtype] if plain else torch.float32
+        compute = _WEIGHTS[dtype] if _computes_as_kept(dtype, place, machine) else torch.float32
+        attention, self.packed = None, None
+        if place.type == "cuda":
+            cuda.check(dtype, place)
+            with cuda.uploading(checkpoint, place) as upload:
+                self.pool = KvPool(config, pages, block_size, _WEIGHTS[dtype], place)
+                attention = cuda.attention_for(config, self.pool) if kernels else None
+                keep = cuda.keep_for(dtype, place)
+                weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep, source=upload.take)
+        else:
+            weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes)
+            self.pool = KvPool(config, pages, block_size, _WEIGHTS[dtype], place)
         self.decoder = Decoder(config, weights, max_positions, compute)
-        self.pool = KvPool(config, pages, block_size, _CACHE[dtype], place)
         self.sampler = Sampler(config.vocab_size, place)
         self._builder = BatchBuilder(self.pool, place, config.windows, compute)
-        self._thin = None
+        self._thin = self._device = None
         if machine is not None and ThinDecoder.fits(config):
             self._thin = ThinDecoder(machine, config, weights, self.decoder.tables[0], self.pool)
+        if place.type == "cuda" and kernels:
+            self._device = cuda.steps_for(self.decoder, self.pool, self._builder, attention, max_running, max_positions)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
@@ -75,6 +95,7 @@ class Runner:
             self._clear_tail(run)
         order = runs if self._is_thin(runs) else arrange(runs)
         logits = self.logits(order)
+        self.pool.computed()
         rows = [choice for run in order for choice in _choices(run)]
         sampled = self.sampler.sample(logits, rows) if rows else []
         answers: dict[int, list[Chosen]] = {}
@@ -90,6 +111,8 @@ class Runner:
         keys and values in the pool."""
         if self._thin is not None and self._is_thin(order):
             return self._thin.forward(order)
+        if self._device is not None:
+            return self._device.logits(order)
         return self.decoder.forward(self._builder.build(order), self.pool)
 
     def _is_thin(self, runs: Sequence[Run]) -> bool:
@@ -135,6 +158,11 @@ def _load(
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
     """To what int8 can say."""
     return dequantised(matrix()), None if bias is None else bias.float()
+
+
+def _computes_as_kept(dtype: str, place: torch.device, machine: Machine | None) -> bool:
+    """Whether activations have the weights' type; a CPU's own kernels, and int8 there, compute in float32."""
+    return place.type == "cuda" or (machine is None and dtype != "int8")
 
 
 def _choices(run: Run) -> list[Choice]:

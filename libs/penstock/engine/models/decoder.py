@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.batch import Batch, Group
+from penstock.engine.batch import Batch, Group, Leading
 from penstock.engine.layers.attention import attend
 from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import Dense, Routed, feed_forward
@@ -106,7 +106,7 @@ class Decoder:
         turned = self._turn(fused[:, : -self._kv_width], layer.qk_norm, turn)
         query, keys = turned[:, : self.config.n_heads], turned[:, self.config.n_heads :]
         self._store(number, keys, values, batch, pool)
-        return self._finish(number, layer, x, query, batch.groups, pool)
+        return self._finish(number, layer, x, query, batch.groups, batch.leading, pool)
 
     def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, pool: KvPool) -> Tensor:
         """[N, hidden] -> [S, hidden]: keys and values of all rows, everything else of the sampled ones only."""
@@ -124,7 +124,8 @@ class Decoder:
             return x[:0]
         query = linear(normed.index_select(0, chosen), columns(layer.qkv, 0, self._q_width), q_bias)
         query = self._turn(query, q_norm, _rows(turn, chosen))
-        return self._finish(number, layer, x.index_select(0, chosen), query, batch.last_groups, pool)
+        x = x.index_select(0, chosen)
+        return self._finish(number, layer, x, query, batch.last_groups, batch.last_leading, pool)
 
     def _turn(self, heads: Tensor, norm: Tensor | None, turn: Turn) -> Tensor:
         """[N, n * head_dim] -> [N, n, head_dim], normalised where the model asks for it, and rotated."""
@@ -139,10 +140,18 @@ class Decoder:
         pool.slots.index_copy_(0, value_slots, values.to(pool.slots.dtype))
 
     def _finish(
-        self, number: int, layer: LayerWeights, x: Tensor, query: Tensor, groups: list[Group], pool: KvPool
+        self,
+        number: int,
+        layer: LayerWeights,
+        x: Tensor,
+        query: Tensor,
+        groups: list[Group],
+        leading: Leading | None,
+        pool: KvPool,
     ) -> Tensor:
-        """Attention, its projection and the feed-forward block; `x` and `query` have the rows of `groups`."""
-        mixed = [self._attend(number, query, group, pool) for group in groups]
+        """Attention, its projection, the feed-forward block; the rows are the leading ones and those of `groups`."""
+        mixed = [] if leading is None else [leading.attend(number, query[: leading.rows])]
+        mixed += [self._attend(number, query, group, pool) for group in groups]
         added = linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
         x = x + self._post_norm(added, layer.attention_post_norm)
         added = feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation)

@@ -24,12 +24,18 @@ EMBEDDING = "model.embed_tokens.weight"
 Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]
 """What becomes of a matrix and its bias; the function reads the matrix, [in, out] in memory of its own."""
 
+Source = Callable[[TensorInfo], Tensor]
+"""Brings a tensor to the device, in its stored type and memory of its own."""
+
 
 class _Files:
     """Tensors by name out of the open files of a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, stack: ExitStack) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, stack: ExitStack, source: Source | None
+    ) -> None:
         self._checkpoint = checkpoint
+        self._source = source
         self._dtype = dtype
         self._device = device
         self._open: dict[Path, Any] = {}
@@ -60,6 +66,8 @@ class _Files:
         return torch.cat([self.one(f"{prefix}{name}.bias") for name in names]) if present else None
 
     def _read(self, stored: TensorInfo, dtype: torch.dtype) -> Tensor:
+        if self._source is not None:
+            return self._source(stored).to(dtype)
         tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor.to(self._device, dtype, copy=True)
 
@@ -75,15 +83,16 @@ def load_weights(
     device: torch.device,
     keep: Keep = as_it_is,
     table: StoredTable | None = None,
+    source: Source | None = None,
 ) -> Weights:
     """All weights in memory of their own, as `dtype` on `device`, matrices of dense layers as `keep` has them. With
-    `table` the embedding is left there.
+    `table` the embedding is left there; `source` None reads the files here.
 
     Raises CheckpointError.
     """
     config = checkpoint.config
     with ExitStack() as stack:
-        files = _Files(checkpoint, dtype, device, stack)
+        files = _Files(checkpoint, dtype, device, stack, source)
 
         def kept(own: Stack, bias: Tensor | None = None) -> tuple[Matrix, Tensor | None]:
             return keep(own, lambda: files.stacked(own), bias)

@@ -1,0 +1,119 @@
+"""Which way of paged attention a device gets: the first that is there and proves itself on this device.
+
+The order is torch's varlen attention, flashinfer, Triton. A proof is a small problem with the model's own heads over
+pages out of order, compared with gathering; a backend that raises or is wrong is passed over with the reason, and when
+none is left torch gathers, as on a CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from penstock.checkpoint import ModelConfig
+from penstock.engine.kernels.cuda import over_flashinfer, varlen
+from penstock.engine.kernels.cuda.paged import GatherPaged, Heads, PagedAttention, host_paged, on_device
+from penstock.engine.pool import KvPool
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A backend that may be chosen."""
+
+    name: str
+    missing: str | None
+    """Why it can't be tried."""
+    make: Callable[[], PagedAttention]
+
+
+def candidates(heads: Heads, pool: KvPool, capability: tuple[int, int]) -> list[Candidate]:
+    """In the order of preference."""
+    dtype = pool.data.dtype
+
+    def over_triton() -> PagedAttention:
+        from penstock.engine.kernels.cuda.triton_paged import TritonPaged
+
+        return TritonPaged(heads, pool)
+
+    return [
+        Candidate(
+            "varlen",
+            varlen.missing(heads, dtype, capability),
+            lambda: varlen.VarlenPaged(heads, pool, varlen.activate()),
+        ),
+        Candidate(
+            "flashinfer",
+            over_flashinfer.missing(heads, dtype, capability),
+            lambda: over_flashinfer.FlashInferPaged(heads, pool, importlib.import_module("flashinfer")),
+        ),
+        Candidate("triton", _without_triton(capability), over_triton),
+    ]
+
+
+def _without_triton(capability: tuple[int, int]) -> str | None:
+    if capability < (7, 5):
+        return f"it needs compute capability 7.5, this device has {capability[0]}.{capability[1]}"
+    return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
+
+
+def choose(config: ModelConfig, pool: KvPool, found: Sequence[Candidate]) -> PagedAttention | None:
+    """The first of `found` that works; None when torch has to gather. What was passed over is logged once, here."""
+    for candidate in found:
+        reason = candidate.missing
+        if reason is None:
+            try:
+                backend = candidate.make()
+                reason = disproof(backend, config, pool)
+            except Exception as error:  # anything may be wrong with a library that is only looked for
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if reason is None:
+                    _log.info("paged attention through %s", candidate.name)
+                    return backend
+        _log.info("no paged attention through %s: %s", candidate.name, reason)
+    _log.warning("no paged attention on this device: pages are gathered")
+    return None
+
+
+def disproof(backend: PagedAttention, config: ModelConfig, pool: KvPool) -> str | None:
+    """What is wrong with its answers; None when they are right. The pool is empty, and is so again afterwards."""
+    size = pool.block_size
+    ends = [1, 3 * size + 1, min(20 * size, (pool.data.shape[0] - 8) * size)]
+    if ends[2] <= 3 * size or pool.data.shape[0] < 8:
+        return None  # too small a pool to prove anything
+    pages = torch.randperm(pool.data.shape[0] - 1, generator=torch.Generator().manual_seed(1)).add_(1).tolist()
+    tables, used = [], 0
+    for end in ends:
+        tables.append(pages[used : used + -(-end // size)])
+        used += -(-end // size)
+    own = Heads.of(config)
+    generator = torch.Generator(pool.data.device).manual_seed(2)
+    shape = (used, 2, size, own.kv_heads, own.dim)
+    layers = {window: layer for layer, window in enumerate(own.windows)}
+    heads = replace(own)
+    worst = 0.0
+    try:
+        for window, layer in layers.items():
+            content = torch.randn(shape, generator=generator, device=pool.data.device)
+            pool.data[torch.tensor(pages[:used], device=pool.data.device), layer] = content.to(pool.data.dtype)
+            for rows in ([1, 1, 1], [1, 3, 2]):
+                host = host_paged(ends, rows, tables, max(map(len, tables)))
+                paged = on_device(host, pool.data.device)
+                query = torch.randn(paged.rows, own.heads, own.dim, generator=generator, device=pool.data.device)
+                query = query.to(pool.data.dtype)
+                answer = backend.begin(paged, host, False)(layer, query).float()
+                right = GatherPaged(heads, pool).begin(paged, host, False)(layer, query).float()
+                worst = max(worst, float((answer - right).abs().max()))
+                if not worst <= _TOLERANCE[pool.data.dtype]:
+                    return f"it is off by {worst:.2g} in a layer with window {window}"
+    finally:
+        pool.data[torch.tensor(pages[:used], device=pool.data.device)] = 0
+    return None

@@ -1,0 +1,152 @@
+"""Decode steps as CUDA graphs: hundreds of launches become one.
+
+A step is captured for a shape when that shape is first used: the step runs as it is, which also compiles what has to
+be compiled, and is captured behind it. From then on it is replayed: the input goes to the device in one copy from
+pinned memory, and the logits lie where they always lie.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.engine.batch import Batch, Leading, Run
+from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
+from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.pool import KvPool
+
+_log = logging.getLogger(__name__)
+
+
+class Capture(Protocol):
+    """Makes a body whose tensors stay where they are into something that can be repeated."""
+
+    def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """The body has run before, and is not computed now. Raises when it can't be captured."""
+        ...
+
+
+class CudaCapture:
+    """By CUDA graphs, whose memory is one pool: the result of one is gone when another one is replayed."""
+
+    def __init__(self) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """See Capture."""
+        graph = torch.cuda.CUDAGraph()
+        # other threads copy pages meanwhile, which a capture of the whole process would forbid
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            result = body()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+class GraphSteps:
+    """The captured steps of one model over one pool, whose last page is the scratch page."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KvPool,
+        attention: PagedAttention,
+        most_sequences: int,
+        max_positions: int,
+        capture: Capture,
+    ) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._attention = attention
+        self._sizes = buckets(most_sequences)
+        self._width = -(-max_positions // pool.block_size)
+        self._capture = capture
+        self._steps: dict[Shape, _Captured] = {}
+        self.possible = attention.graph_rows > 0 and decoder.config.experts is None
+        """Routed experts make the host wait in the middle of a step."""
+
+    def logits(self, runs: Sequence[Run]) -> Tensor | None:
+        """float32 [samples, vocab], valid until the next call; None when such a step can't be captured."""
+        shape = shape_of(runs, self._sizes, self._attention.graph_rows) if self.possible else None
+        if shape is None:
+            return None
+        step = self._steps.get(shape)
+        if step is None:
+            step = self._steps[shape] = _Captured(self._decoder, self._pool, self._attention, shape, self._width)
+            return step.first(runs, self._capture)
+        return step.logits(runs)
+
+
+class _Captured:
+    """One step: its input on the host and on the device, and how to repeat it."""
+
+    def __init__(self, decoder: Decoder, pool: KvPool, attention: PagedAttention, shape: Shape, width: int) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._attention = attention
+        device, size = pool.data.device, StepInput.size(shape, width)
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        page_slots = pool.n_layers * 2 * pool.block_size
+        scratch = pool.data.shape[0] - 1
+        self._input = StepInput(self._host.numpy(), shape, width, pool.block_size, page_slots, scratch)
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        rows = shape.sequences * shape.rows
+        parts = torch.split(self._device, [rows, rows, rows, shape.sequences, shape.sequences * width])
+        self._ids, self._positions, self._slots, ends, tables = parts
+        starts = torch.from_numpy(self._input.host.starts).to(device)
+        self._paged = Paged(
+            starts, ends, tables.view(shape.sequences, width), rows, shape.rows, width * pool.block_size
+        )
+        kinds = torch.arange(2 * pool.n_layers, device=device).view(pool.n_layers, 2, 1)
+        self._offsets = kinds * pool.block_size
+        self._attend: Attend | None = None
+        self._repeat: Callable[[], Tensor] = self._body
+
+    def first(self, runs: Sequence[Run], capture: Capture) -> Tensor:
+        """Computes the step as it is, and captures it."""
+        self._bring(runs)
+        logits = self._body().clone()
+        try:
+            self._repeat = capture(self._body)
+        except Exception:  # a driver's or a library's refusal; the step itself is right
+            _log.warning("a step of shape %s can't be captured and runs as it is", self._input.shape, exc_info=True)
+        return logits[: self._real(runs)]
+
+    def logits(self, runs: Sequence[Run]) -> Tensor:
+        """Repeats the step with other input."""
+        self._bring(runs)
+        return self._repeat()[: self._real(runs)]
+
+    def _real(self, runs: Sequence[Run]) -> int:
+        return len(runs) * self._input.shape.rows
+
+    def _bring(self, runs: Sequence[Run]) -> None:
+        """Whoever reads a step's logits has waited for it, so the host's copy is free again."""
+        self._input.fill(runs)
+        self._device.copy_(self._host, non_blocking=True)
+        if self._attend is None:
+            self._attend = self._attention.begin(self._paged, self._input.host, True)
+        else:
+            self._attend.again(self._input.host)
+
+    def _body(self) -> Tensor:
+        assert self._attend is not None, "a step is filled before it runs"
+        batch = Batch(
+            ids=self._ids.long(),
+            positions=self._positions.long(),
+            slots=self._slots.long() + self._offsets,
+            groups=[],
+            sampled=None,
+            n_sampled=self._paged.rows,
+            last_groups=[],
+            leading=Leading(self._paged.rows, self._attend),
+        )
+        return self._decoder.forward(batch, self._pool)

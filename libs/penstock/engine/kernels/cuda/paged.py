@@ -1,0 +1,185 @@
+"""Attention that reads keys and values on their pages: the seam, and its oracle.
+
+A backend is chosen once, when the model is loaded (see `choose`). For each step it is told which rows of which
+sequences look at which pages (`Paged`), and answers with a function that the layers call (`Attend`).
+
+The pool is page-major, so the keys of one layer are a strided view [pages, block, kv_heads, head_dim] whose pages lie
+far apart (`keys_of`, `values_of`). Backends take that view as it is; none copies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import ModelConfig
+from penstock.engine.layers.attention import attend
+from penstock.engine.pool import KvPool
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What attention of one model looks like."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    softcap: float | None
+    windows: tuple[int | None, ...]
+    """Of each layer."""
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Heads:
+        return cls(
+            config.n_heads,
+            config.n_kv_heads,
+            config.head_dim,
+            config.attention_scale,
+            config.attention_softcap,
+            tuple(config.windows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostPaged:
+    """Some rows of B sequences, laid end to end, and the pages they look at; as the host knows it."""
+
+    starts: Int32s
+    """[B + 1]: sequence b has the rows from starts[b] up to starts[b + 1], one at least."""
+    ends: Int32s
+    """[B]: tokens that its last row sees, its own included; each row before sees one less."""
+    tables: Int32s
+    """[B, width]: its pages, in order; anything beyond those that hold its tokens."""
+
+    @property
+    def most_rows(self) -> int:
+        return int(np.diff(self.starts).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """The same on the device, with the bounds that calls want beforehand."""
+
+    starts: Tensor
+    ends: Tensor
+    tables: Tensor
+    rows: int
+    most_rows: int
+    """Of one sequence."""
+    most_tokens: int
+    """That one row may see. In a captured step that is what the sequences may grow to."""
+
+
+class Attend(Protocol):
+    """Attention of one step, called by its layers in turn."""
+
+    def __call__(self, layer: int, query: Tensor) -> Tensor:
+        """[rows, heads, head_dim] -> [rows, heads * head_dim]."""
+        ...
+
+    def again(self, host: HostPaged) -> None:
+        """The content of the tensors has changed, and nothing else: called before a captured step is replayed."""
+        ...
+
+
+class PagedAttention(Protocol):
+    """One way to compute it. Stateless between steps, apart from its workspace; one thread at a time."""
+
+    name: str
+    most_rows: int | None
+    """Of one sequence; longer runs are left to gathering. None: any number."""
+    graph_rows: int
+    """Of one sequence in a step that is captured; 0: its steps can't be captured."""
+
+    def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
+        """`fixed`: for a captured step, whose tensors keep their places and shapes while their content changes."""
+        ...
+
+
+def keys_of(pool: KvPool, layer: int) -> Tensor:
+    """[pages, block, kv_heads, head_dim], a view."""
+    return pool.data[:, layer, 0]
+
+
+def values_of(pool: KvPool, layer: int) -> Tensor:
+    """As `keys_of`."""
+    return pool.data[:, layer, 1]
+
+
+def host_paged(ends: Sequence[int], rows: Sequence[int], tables: Sequence[Sequence[int]], width: int) -> HostPaged:
+    """From one entry per sequence; tables are filled up with page 0 to `width`."""
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(rows, out=starts[1:])
+    filled = np.zeros((len(rows), width), dtype=np.int32)
+    for row, table in enumerate(tables):
+        filled[row, : len(table)] = table
+    return HostPaged(starts, np.asarray(ends, dtype=np.int32), filled)
+
+
+def on_device(host: HostPaged, device: torch.device) -> Paged:
+    """A copy; for a step that is not captured."""
+    starts, ends, tables = (torch.from_numpy(each).to(device) for each in (host.starts, host.ends, host.tables))
+    return Paged(starts, ends, tables, int(host.starts[-1]), host.most_rows, int(host.ends.max()))
+
+
+class GatherPaged:
+    """Copies every sequence's pages together and attends as torch does: the oracle of the others."""
+
+    name = "gather"
+    most_rows: int | None = None
+
+    def __init__(self, heads: Heads, pool: KvPool) -> None:
+        self.graph_rows = 1 << 20
+        self._heads = heads
+        self._pool = pool
+
+    def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
+        return _Gathered(self._heads, self._pool, paged)
+
+
+class _Gathered:
+    def __init__(self, heads: Heads, pool: KvPool, paged: Paged) -> None:
+        self._heads = heads
+        self._pool = pool
+        self._paged = paged
+
+    def __call__(self, layer: int, query: Tensor) -> Tensor:
+        """Rows are laid out [B, most_rows], those that a sequence does not have repeat its last one."""
+        heads, paged, size = self._heads, self._paged, self._pool.block_size
+        starts, ends = paged.starts.long(), paged.ends.long()
+        count = starts.diff()
+        place = torch.arange(paged.most_rows, device=query.device)
+        row = torch.minimum(place, count.unsqueeze(1) - 1)  # [B, most_rows]
+        position = ends.unsqueeze(1) - count.unsqueeze(1) + row
+        token = torch.arange(paged.tables.shape[1] * size, device=query.device)
+        seen = token <= position.unsqueeze(2)
+        window = heads.windows[layer]
+        if window is not None:
+            seen &= token > position.unsqueeze(2) - window
+        mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
+        tables = paged.tables.long().clamp(0, self._pool.data.shape[0] - 1)
+        keys, values = (
+            each[tables].flatten(1, 2) for each in (keys_of(self._pool, layer), values_of(self._pool, layer))
+        )
+        unseen = ~(token < ends.unsqueeze(1))[:, :, None, None]
+        keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
+        own = query[starts[:-1].unsqueeze(1) + row]
+        mixed = attend(
+            own, keys.to(own.dtype), values.to(own.dtype), mask.unsqueeze(1), False, heads.scale, heads.softcap
+        )
+        # a row that is not there writes what the last one writes, so that shapes depend on nothing but bounds
+        return mixed.new_empty(query.shape[0], mixed.shape[1]).index_copy_(
+            0, (starts[:-1].unsqueeze(1) + row).flatten(), mixed
+        )
+
+    def again(self, host: HostPaged) -> None:
+        pass

@@ -1,0 +1,101 @@
+"""Steps that can be captured, and their input. Pure: numpy in host memory, no device.
+
+A captured step has a fixed shape: a number of sequences (a bucket) that have equally many rows each. Sequences that are
+not there are padded: their rows are token 0 at position 0 on a scratch page that no sequence owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.engine.batch import Run
+from penstock.engine.kernels.cuda.paged import HostPaged, Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a captured step."""
+
+    sequences: int
+    rows: int
+    """Of each sequence."""
+
+
+def buckets(most: int) -> tuple[int, ...]:
+    """Numbers of sequences that steps are captured for, the last one `most`: never more than a third is padding
+    beyond eight, and up to four of them are exact."""
+    sizes = [1, 2, 3, 4, 6, 8]
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] + max(4, 1 << (sizes[-1].bit_length() - 2)))
+    return (*(size for size in sizes if size < most), most)
+
+
+def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> Shape | None:
+    """The captured step that computes these runs; None when there can't be one.
+
+    All rows of all runs are sampled, and the runs have equally many: decode steps, and verification of equally long
+    drafts. Chunks of prompts are not: their time is in the products, not in the calls.
+    """
+    rows = runs[0].rows
+    if rows > most_rows or any(run.rows != rows or run.samples != rows for run in runs):
+        return None
+    return next((Shape(size, rows) for size in sizes if len(runs) <= size), None)
+
+
+class StepInput:
+    """The input of one captured step in one run of int32, so that one copy brings it to the device."""
+
+    def __init__(
+        self, memory: Int32s, shape: Shape, width: int, block_size: int, page_slots: int, scratch: int
+    ) -> None:
+        """`memory` is flat and has `size` numbers; `width` is that of block tables; `page_slots` are the slots of a
+        page in all layers; `scratch` is the page of rows that are padding."""
+        self.shape = shape
+        self._block_size = block_size
+        self._page_slots = page_slots
+        self._scratch = scratch
+        self.ids, self.positions, self.slots, self.ends, tables = cut(memory, shape, width)
+        self.tables = tables.reshape(shape.sequences, width)
+        self._known: dict[tuple[str, int], Int32s] = {}
+        starts = np.arange(0, shape.sequences * shape.rows + 1, shape.rows, dtype=np.int32)
+        self.host = HostPaged(starts, self.ends, self.tables)
+
+    @staticmethod
+    def size(shape: Shape, width: int) -> int:
+        """Numbers in it."""
+        return shape.sequences * (3 * shape.rows + 1 + width)
+
+    def fill(self, runs: Sequence[Run]) -> None:
+        """Puts in the runs, in their order, and padding behind them."""
+        rows = self.shape.rows
+        known: dict[tuple[str, int], Int32s] = {}
+        for at, run in enumerate(runs):
+            own = slice(at * rows, (at + 1) * rows)
+            table = self._known.get(run.table)
+            if table is None:
+                table = np.asarray(run.pages, dtype=np.int32)
+            known[run.table] = table
+            positions = np.arange(run.start, run.end, dtype=np.int32)
+            self.ids[own] = run.ids
+            self.positions[own] = positions
+            page, offset = np.divmod(positions, self._block_size)
+            self.slots[own] = table[page] * self._page_slots + offset
+            self.ends[at] = run.end
+            self.tables[at, : len(table)] = table[: self.tables.shape[1]]
+        self._known = known
+        real = len(runs)
+        self.ids[real * rows :] = 0
+        self.positions[real * rows :] = 0
+        self.slots[real * rows :] = self._scratch * self._page_slots
+        self.ends[real:] = rows
+        self.tables[real:, : -(-rows // self._block_size)] = self._scratch
+
+
+def cut(memory: Int32s, shape: Shape, width: int) -> list[Int32s]:
+    """The parts of the input: ids, positions, slots, ends, tables (flat)."""
+    rows = shape.sequences * shape.rows
+    edges = np.cumsum([rows, rows, rows, shape.sequences])
+    return np.split(memory, edges)

@@ -1,0 +1,98 @@
+"""A model on a CUDA device: what `Runner` needs of it, in the order in which it is made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from penstock.checkpoint import Checkpoint, ModelConfig
+from penstock.engine.batch import BatchBuilder
+from penstock.engine.kernels.cpu.packing import Stack
+from penstock.engine.kernels.cuda.capability import check_dtype
+from penstock.engine.kernels.cuda.choose import candidates, choose
+from penstock.engine.kernels.cuda.graphs import CudaCapture
+from penstock.engine.kernels.cuda.matrix import Float8Matrix, Int8Matrix, refusal
+from penstock.engine.kernels.cuda.paged import Heads, PagedAttention
+from penstock.engine.kernels.cuda.steps import DeviceSteps
+from penstock.engine.kernels.cuda.upload import Upload
+from penstock.engine.layers.linear import Matrix
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.loading import Keep, as_it_is
+from penstock.engine.pool import KvPool
+
+_ROUNDING = 0.1
+"""Share of the largest result by which products in 8 bits may be off when they are tried."""
+_log = logging.getLogger(__name__)
+
+
+def check(dtype: str, device: torch.device) -> None:
+    """Raises ValueError when there is no such device, or it can't compute so."""
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {device} was asked for, and torch {torch.__version__} finds none: use cpu")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device {device} was asked for, and there are {torch.cuda.device_count()}: the first is cuda:0"
+        )
+    check_dtype(dtype, torch.cuda.get_device_capability(device))
+
+
+def uploading(checkpoint: Checkpoint, device: torch.device) -> AbstractContextManager[Upload]:
+    """Begins to bring the weights; what is done before they are taken is done meanwhile."""
+    return Upload(checkpoint, device)
+
+
+def keep_for(dtype: str, device: torch.device) -> Keep:
+    """How matrices are kept on this device. Raises ValueError when torch's product for them does not work there."""
+    if dtype == "int8":
+        return _keep_int8(device)
+    if dtype == "float8":
+        return _keep_float8(device)
+    return as_it_is
+
+
+def _keep_int8(device: torch.device) -> Keep:
+    reason = refusal(lambda x, matrix: Int8Matrix.of(matrix, None, True).product(x), device, _ROUNDING)
+    if reason is not None:
+        _log.warning("int8 weights are made bfloat16 in each step, torch's own product does not work here: %s", reason)
+
+    def keep(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
+        return Int8Matrix.of(matrix(), bias, reason is None), None
+
+    return keep
+
+
+def _keep_float8(device: torch.device) -> Keep:
+    reason = refusal(lambda x, matrix: Float8Matrix.of(matrix, None).product(x), device, _ROUNDING)
+    if reason is not None:
+        raise ValueError(f"dtype float8 does not work on {device} with torch {torch.__version__}: {reason}; use int8")
+
+    def keep(stack: Stack, read: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
+        """The head stays as it is: what it rounds, nothing evens out."""
+        matrix = read()
+        if stack.name == "head" or not Float8Matrix.fits(matrix):
+            return matrix, bias
+        return Float8Matrix.of(matrix, bias), None
+
+    return keep
+
+
+def attention_for(config: ModelConfig, pool: KvPool) -> PagedAttention | None:
+    """The backend for this pool's device."""
+    capability = torch.cuda.get_device_capability(pool.data.device)
+    return choose(config, pool, candidates(Heads.of(config), pool, capability))
+
+
+def steps_for(
+    decoder: Decoder,
+    pool: KvPool,
+    builder: BatchBuilder,
+    attention: PagedAttention | None,
+    most_sequences: int,
+    max_positions: int,
+) -> DeviceSteps:
+    """See DeviceSteps."""
+    return DeviceSteps(decoder, pool, builder, attention, CudaCapture(), most_sequences, max_positions)

@@ -1,0 +1,73 @@
+"""How a device computes steps: captured where that is possible, through pages where a backend reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from penstock.engine.batch import Batch, BatchBuilder, Leading, Run
+from penstock.engine.kernels.cuda.graphs import Capture, GraphSteps
+from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.pool import KvPool
+
+
+class DeviceSteps:
+    """Logits of the steps of one model over one pool, whose last page is a scratch page."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KvPool,
+        builder: BatchBuilder,
+        attention: PagedAttention | None,
+        capture: Capture | None,
+        most_sequences: int,
+        max_positions: int,
+    ) -> None:
+        """`attention` None: torch gathers; `capture` None: nothing is captured."""
+        self._decoder = decoder
+        self._pool = pool
+        self._builder = builder
+        self._attention = attention
+        self._graphs: GraphSteps | None = None
+        if attention is not None and capture is not None:
+            self._graphs = GraphSteps(decoder, pool, attention, most_sequences, max_positions, capture)
+
+    def logits(self, order: Sequence[Run]) -> Tensor:
+        """See Runner.logits; valid until the next call."""
+        if self._graphs is not None:
+            logits = self._graphs.logits(order)
+            if logits is not None:
+                return logits
+        return self._decoder.forward(self._build(order), self._pool)
+
+    def _build(self, order: Sequence[Run]) -> Batch:
+        short = self._short(order)
+        batch = self._builder.build(order, len(short))
+        if short:
+            batch.leading = self._leading(short, [run.rows for run in short])
+            batch.last_leading = batch.leading
+            if batch.sampled is not None:
+                batch.last_leading = self._leading(short, [run.samples for run in short])
+        return batch
+
+    def _short(self, order: Sequence[Run]) -> Sequence[Run]:
+        """The runs that the backend takes: the first ones, since the order is by rows."""
+        if self._attention is None:
+            return []
+        most = self._attention.most_rows
+        return [run for run in order if most is None or run.rows <= most]
+
+    def _leading(self, runs: Sequence[Run], rows: Sequence[int]) -> Leading | None:
+        """The last `rows[i]` rows of each run; runs without any are left out."""
+        assert self._attention is not None
+        some = [(run, count) for run, count in zip(runs, rows, strict=True) if count]
+        if not some:
+            return None
+        tables = [run.pages[: -(-run.end // self._pool.block_size)] for run, _ in some]
+        counts = [count for _, count in some]
+        host = host_paged([run.end for run, _ in some], counts, tables, max(map(len, tables)))
+        paged = on_device(host, self._pool.data.device)
+        return Leading(paged.rows, self._attention.begin(paged, host, False))

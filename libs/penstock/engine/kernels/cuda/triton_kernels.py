@@ -1,0 +1,151 @@
+"""Triton kernels of paged attention. This file needs triton; see `triton_paged` for what they compute."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def partial(
+    query,
+    keys,
+    values,
+    tables,
+    starts,
+    ends,
+    out,
+    lse,
+    first_sequence,
+    first_row,
+    rows,
+    tiles,
+    table_stride,
+    page_stride,
+    scale,
+    softcap,
+    window,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    M: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One tile of ROWS query rows of one sequence, all query heads of one KV head, one chunk of the context.
+
+    With SPLIT, `out` [chunks, rows, HEADS, DIM] and `lse` [chunks, rows, HEADS] are float32 and get the chunk's result
+    and the base-2 logarithm of its weight, minus infinity where a row sees nothing of the chunk; rows are counted from
+    `first_row`. Without, `out` [rows, HEADS, DIM] gets the result: the context fits one chunk.
+    """
+    sequence = first_sequence + tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    kv_head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    begin = tl.load(starts + sequence)
+    count = tl.load(starts + sequence + 1) - begin
+    end = tl.load(ends + sequence)
+    if tile * ROWS >= count:
+        return
+    m = tl.arange(0, M)
+    row = tile * ROWS + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    valid = (m < ROWS * GROUP) & (row < count)
+    position = end - count + row
+    last = tl.minimum(end - count + tile * ROWS + ROWS - 1, end - 1)
+    low = chunk * CHUNK
+    high = tl.minimum(low + CHUNK, last + 1)
+    if WINDOWED:
+        first_seen = tl.maximum(end - count + tile * ROWS - window + 1, 0)
+        low = tl.maximum(low, first_seen // TILE * TILE)
+    place = (begin + row).to(tl.int64) * HEADS + head
+    if SPLIT:
+        spot = (chunk * rows + (begin - first_row) + row).to(tl.int64) * HEADS + head
+        if low >= high:
+            tl.store(lse + spot, tl.full([M], float("-inf"), tl.float32), mask=valid)
+            return
+    d = tl.arange(0, WIDE)
+    q = tl.load(query + place[:, None] * DIM + d[None, :], mask=valid[:, None] & (d < DIM)[None, :], other=0.0)
+    best = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    mixed = tl.zeros([M, WIDE], tl.float32)
+    for at in range(low, high, TILE):
+        token = at + tl.arange(0, TILE)
+        inside = token < high
+        page = tl.load(tables + sequence.to(tl.int64) * table_stride + token // BLOCK, mask=inside, other=0)
+        where = page.to(tl.int64) * page_stride + (token % BLOCK) * (HEADS // GROUP * DIM) + kv_head * DIM
+        present = inside[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys + where[:, None] + d[None, :], mask=present, other=0.0)
+        v = tl.load(values + where[:, None] + d[None, :], mask=present, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if CAPPED:  # softcap * tanh(scores / softcap)
+            scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)
+        scores = scores * 1.4426950408889634
+        seen = inside[None, :] & (token[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (token[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        better = tl.maximum(best, tl.max(scores, 1))
+        anchor = tl.where(better == float("-inf"), 0.0, better)
+        weights = tl.exp2(scores - anchor[:, None])
+        fade = tl.exp2(best - anchor)
+        total = total * fade + tl.sum(weights, 1)
+        mixed = mixed * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        best = better
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    store = valid[:, None] & (d < DIM)[None, :]
+    if SPLIT:
+        tl.store(lse + spot, best + tl.log2(total), mask=valid)
+        tl.store(out + spot[:, None] * DIM + d[None, :], mixed, mask=store)
+    else:
+        tl.store(out + place[:, None] * DIM + d[None, :], mixed.to(out.dtype.element_ty), mask=store)
+
+
+@triton.jit
+def merge(
+    parts,
+    lse,
+    starts,
+    ends,
+    out,
+    first_sequence,
+    first_row,
+    rows,
+    most_rows,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One row and head: the chunks' results, weighted, in the order of the chunks."""
+    sequence = first_sequence + tl.program_id(0) // most_rows
+    row = tl.program_id(0) % most_rows
+    head = tl.program_id(1)
+    begin = tl.load(starts + sequence)
+    count = tl.load(starts + sequence + 1) - begin
+    if row >= count:
+        return
+    end = tl.load(ends + sequence)
+    chunks = (end - count + row) // CHUNK + 1
+    d = tl.arange(0, WIDE)
+    best = tl.full([], float("-inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    mixed = tl.zeros([WIDE], tl.float32)
+    for chunk in range(chunks):
+        spot = (chunk * rows + (begin - first_row) + row).to(tl.int64) * HEADS + head
+        weight = tl.load(lse + spot)
+        if weight != float("-inf"):
+            part = tl.load(parts + spot * DIM + d, mask=d < DIM, other=0.0)
+            better = tl.maximum(best, weight)
+            fade = tl.exp2(best - better)
+            share = tl.exp2(weight - better)
+            total = total * fade + share
+            mixed = mixed * fade + part * share
+            best = better
+    place = (begin + row).to(tl.int64) * HEADS + head
+    tl.store(out + place * DIM + d, (mixed / total).to(out.dtype.element_ty), mask=d < DIM)

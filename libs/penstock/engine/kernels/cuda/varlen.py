@@ -1,0 +1,103 @@
+"""Paged attention through torch.nn.attention.varlen.
+
+`varlen_attn` takes a block table since torch 2.12, and computes with one only where flash attention 3 was installed and
+activated (compute capability 9): torch's own kernel, flash attention 2, refuses. It computes in float16 and bfloat16,
+and has no soft cap. Its strides are free but for the last, so a layer's view of the pool is taken as it is. One split
+of the context (`num_splits=1`) makes a sequence's result independent of its batch, as torch documents.
+
+Written against the documented interface; not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Paged, keys_of, values_of
+from penstock.engine.pool import KvPool
+
+_IMPLEMENTATION, _MODULE = "FA3", "flash_attn_interface"
+_WANTED = ("seqused_k", "block_table", "enable_gqa", "window_size", "scale", "num_splits")
+
+
+def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
+    """Why this device or model can't use it; None when it can be tried."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"it computes in float16 and bfloat16, not in {dtype}"
+    if heads.softcap is not None:
+        return "it has no soft cap of scores"
+    if heads.dim > 256:
+        return f"heads of {heads.dim} are too wide, 256 is the most"
+    if capability[0] != 9:
+        return f"its paging needs compute capability 9, this device has {capability[0]}.{capability[1]}"
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError as error:
+        return str(error)
+    lacking = [name for name in _WANTED if name not in inspect.signature(varlen_attn).parameters]
+    if lacking:
+        return f"torch {torch.__version__} has it without {', '.join(lacking)}"
+    if importlib.util.find_spec(_MODULE) is None:
+        return f"its paging needs flash attention 3, and {_MODULE} is not installed"
+    return None
+
+
+def activate() -> Any:
+    """torch's `varlen_attn` with a kernel behind it that pages. It is the process's attention from then on."""
+    from torch.nn import attention
+    from torch.nn.attention.varlen import varlen_attn
+
+    if attention.current_flash_attention_impl() != _IMPLEMENTATION:
+        attention.activate_flash_attention_impl(_IMPLEMENTATION)
+    return varlen_attn
+
+
+class VarlenPaged:
+    """See PagedAttention."""
+
+    name = "varlen"
+    most_rows: int | None = None
+    graph_rows = 16
+
+    def __init__(self, heads: Heads, pool: KvPool, varlen_attn: Any) -> None:
+        self.heads = heads
+        self.pool = pool
+        self.attn = varlen_attn
+
+    def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
+        """See PagedAttention."""
+        return _Step(self, paged)
+
+
+class _Step:
+    def __init__(self, owner: VarlenPaged, paged: Paged) -> None:
+        self._owner = owner
+        self._paged = paged
+
+    def __call__(self, layer: int, query: Tensor) -> Tensor:
+        """See Attend. Causality is aligned to the end: a sequence's last row sees all of its tokens."""
+        owner, paged = self._owner, self._paged
+        window = owner.heads.windows[layer]
+        mixed: Tensor = owner.attn(
+            query.contiguous(),
+            keys_of(owner.pool, layer),
+            values_of(owner.pool, layer),
+            paged.starts,
+            None,
+            paged.most_rows,
+            paged.most_tokens,
+            scale=owner.heads.scale,
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=owner.heads.heads != owner.heads.kv_heads,
+            seqused_k=paged.ends,
+            block_table=paged.tables,
+            num_splits=1,
+        )
+        return mixed.flatten(1)
+
+    def again(self, host: HostPaged) -> None:
+        """See Attend: nothing to do."""
