@@ -1,16 +1,19 @@
 #include "attention.h"
 
-#include "lanes.h"
+#include "tiles.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace penstock {
 
 float norm_factor(const float *x, int size, float eps) {
-  Floats squares = {};
+  Floats squares[4] = {};
   int i = 0;
-  for (; i + kLanes <= size; i += kLanes) squares.add(Floats::load(x + i), Floats::load(x + i));
-  float sum = squares.total();
+  for (; i + 4 * kLanes <= size; i += 4 * kLanes)
+    for (int v = 0; v < 4; ++v) squares[v].add(Floats::load(x + i + v * kLanes), Floats::load(x + i + v * kLanes));
+  for (; i + kLanes <= size; i += kLanes) squares[0].add(Floats::load(x + i), Floats::load(x + i));
+  float sum = ((squares[0] + squares[1]) + (squares[2] + squares[3])).total();
   for (; i < size; ++i) sum += x[i] * x[i];
   return 1.0f / std::sqrt(sum / size + eps);
 }
@@ -24,123 +27,291 @@ void normalise(const float *x, const float *weight, int size, float eps, float *
 
 namespace {
 
-inline uint16_t to_bf16(float value) {  // to nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16) | 0x40;
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
+constexpr int kQueries = 32;            // that look at a piece together
+constexpr int kStride = kPiece + 16;    // of their scores; not a power of two, so that they don't share a cache set
+constexpr int kAhead = 16;               // tokens that are fetched while others are looked at
+constexpr int kBlock = 16;               // tokens whose values stay in the nearest cache for all queries
+constexpr float kNever = -1e30f;        // a score whose token is not seen
 
-struct F32Cache {
-  using Number = float;
-  static void put(float *at, float value) { *at = value; }
-};
-struct Bf16Cache {
-  using Number = uint16_t;
-  static void put(uint16_t *at, float value) { *at = to_bf16(value); }
-};
+typedef float Eight __attribute__((vector_size(32)));
 
-// A sequence's view of one layer's pages.
-template <class Cache> struct Pages {
-  using Number = typename Cache::Number;
-  const Model &model;
-  int layer;
-  const int32_t *table;
-  Number *token(int position, int which, int head) const {
-    const int64_t run = (int64_t(table[position / model.block_size]) * model.layers + layer) * 2 + which;
-    return static_cast<Number *>(model.pool) +
-           ((run * model.block_size + position % model.block_size) * model.kv_heads + head) * model.head_dim;
-  }
-};
-
-void turn(const Model &model, const Layer &layer, int position, int head, float *x) {
+// A query, or the row's key, as it looks and is looked at: normalised where the model asks for it, and rotated.
+void turn(const Model &model, const Layer &layer, int position, int head, const float *x, float *out) {
   const int dim = model.head_dim, half = dim / 2;
-  if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, x);
+  if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
   const float *cosine = model.cosine + int64_t(position) * dim, *sine = model.sine + int64_t(position) * dim;
-  for (int i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    x[i] = a * cosine[i] + b * sine[i];
-    x[i + half] = b * cosine[i + half] + a * sine[i + half];
+  auto at = [](const float *from) {
+    Eight eight;
+    std::memcpy(&eight, from, sizeof eight);
+    return eight;
+  };
+  for (int i = 0; i < half; i += 8) {
+    const Eight a = at(x + i), b = at(x + i + half);
+    const Eight first = a * at(cosine + i) + b * at(sine + i), second = b * at(cosine + i + half) + a * at(sine + i + half);
+    std::memcpy(out + i, &first, sizeof first);
+    std::memcpy(out + i + half, &second, sizeof second);
   }
 }
 
-// The queries of one row that share key head `kv_head`.
-template <class Cache> void mix(const Attention &work, const Pages<Cache> &pages, int row, int kv_head, float *scores) {
-  const Model &model = work.model;
-  const int dim = model.head_dim, group = model.heads / model.kv_heads, size = model.block_size;
-  const int tokens = work.step.position[row] + 1;
-  const int window = model.layer[work.layer].window, begin = window && tokens > window ? tokens - window : 0;
-  const float *query = work.qkv + (int64_t(row) * (model.heads + 2 * model.kv_heads) + kv_head * group) * dim;
-  const int64_t stride = int64_t(model.kv_heads) * dim;
-  for (int token = begin; token < tokens;) {
-    const int at = token % size, count = tokens - token < size - at ? tokens - token : size - at;
-    const auto *key = pages.token(token, 0, kv_head);
-    for (int t = 0; t < count; ++t, key += stride)
-      for (int q = 0; q < group; ++q) {
-        Floats sum = {};
-        for (int i = 0; i < dim; i += kLanes) sum.add(Floats::load(query + q * dim + i), Floats::load(key + i));
-        scores[int64_t(q) * work.longest + token - begin + t] = sum.total() * model.scale;
-      }
-    token += count;
+// What a query has seen: the highest score, the sum of the weights e^(score - most), and the values' mix by these.
+struct Seen {
+  float *at;
+  float &most() const { return at[0]; }
+  float &sum() const { return at[1]; }
+  float *mixed() const { return at + kLanes; }
+  static int size(int dim) { return kLanes + dim; }
+};
+
+// Joins what was seen in the next piece. Not inlined: always the same instructions, so always the same bits.
+__attribute__((noinline)) void join(Seen all, Seen piece, int dim) {
+  if (piece.sum() == 0) return;
+  if (all.sum() == 0) {
+    std::memcpy(all.at, piece.at, Seen::size(dim) * sizeof(float));
+    return;
   }
-  const int seen = tokens - begin;
-  for (int q = 0; q < group; ++q) {
-    float *score = scores + int64_t(q) * work.longest;
-    float most = score[0];
-    for (int t = 1; t < seen; ++t) most = score[t] > most ? score[t] : most;
-    for (int t = seen; t % kLanes; ++t) score[t] = most - 1000;  // e to that is nothing
-    Floats sum = {};
-    for (int t = 0; t < seen; t += kLanes) {
-      const Floats e = exponential(Floats::load(score + t) + Floats::all(-most));
-      e.store(score + t);
-      sum += e;
-    }
-    const float whole = 1.0f / sum.total();
-    float *out = work.mixed + (int64_t(row) * model.heads + kv_head * group + q) * dim;
-    for (int i = 0; i < dim; i += 4 * kLanes) {
-      Floats mixed[4] = {};
-      const int vectors = (dim - i) / kLanes < 4 ? (dim - i) / kLanes : 4;
-      for (int token = begin; token < tokens;) {
-        const int at = token % size, count = tokens - token < size - at ? tokens - token : size - at;
-        const auto *value = pages.token(token, 1, kv_head) + i;
-        for (int t = 0; t < count; ++t, value += stride)
-          for (int v = 0; v < vectors; ++v) mixed[v].add(Floats::load(value + v * kLanes), score[token - begin + t]);
-        token += count;
-      }
-      for (int v = 0; v < vectors; ++v) (mixed[v] * whole).store(out + i + v * kLanes);
-    }
+  const float most = std::max(all.most(), piece.most());
+  const float kept = exponential(Floats::all(all.most() - most)).part[0][0];
+  const float added = exponential(Floats::all(piece.most() - most)).part[0][0];
+  all.most() = most;
+  all.sum() = all.sum() * kept + piece.sum() * added;
+  for (int i = 0; i < dim; i += kLanes) {
+    Floats mixed = Floats::load(all.mixed() + i) * kept;
+    mixed.add(Floats::load(piece.mixed() + i), added);
+    mixed.store(all.mixed() + i);
   }
 }
 
-template <class Cache> void attend(const Attention &work, int sequence, int kv_head, float *room) {
-  const Model &model = work.model;
-  const Layer &layer = model.layer[work.layer];
-  const int dim = model.head_dim, group = model.heads / model.kv_heads;
-  const Pages<Cache> pages{model, work.layer, work.step.table + work.step.table_at[sequence]};
-  const int from = work.step.first[sequence], to = work.step.first[sequence + 1];
-  for (int row = from; row < to; ++row) {
-    float *x = work.qkv + int64_t(row) * (model.heads + 2 * model.kv_heads) * dim;
-    const int position = work.step.position[row], key_head = model.heads + kv_head;
-    for (int q = kv_head * group; q < (kv_head + 1) * group; ++q) turn(model, layer, position, q, x + q * dim);
-    turn(model, layer, position, key_head, x + key_head * dim);
-    for (int which = 0; which < 2; ++which) {
-      const float *own = x + (key_head + which * model.kv_heads) * dim;
-      auto *to = pages.token(position, which, kv_head);
-      for (int i = 0; i < dim; ++i) Cache::put(to + i, own[i]);
+// Turns score[begin, end) into weights, with zeros around them up to whole vectors. Positions are those of the piece.
+void weigh(float *score, int begin, int end, Seen seen) {
+  const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+  auto around = [&](float value) {
+    std::fill(score + first, score + begin, value);
+    std::fill(score + end, score + last, value);
+  };
+  around(kNever);
+  Floats high = Floats::load(score + first);
+  for (int t = first + kLanes; t < last; t += kLanes) high.most(Floats::load(score + t));
+  const float most = high.highest();
+  for (int t = first; t < last; t += kLanes) exponential(Floats::load(score + t) + Floats::all(-most)).store(score + t);
+  around(0);
+  Floats sum = {};
+  for (int t = first; t < last; t += kLanes) sum += Floats::load(score + t);
+  seen.most() = most, seen.sum() = sum.total();
+}
+
+// The rows of one sequence in the heads that share a key head.
+template <class Cache> class Head {
+ public:
+  using Number = typename Cache::Number;
+
+  Head(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, float *room)
+      : model_(model), step_(step), layer_(model.layer[layer]), number_(layer), kv_head_(kv_head), qkv_(qkv),
+        table_(step.table + step.table_at[sequence]), first_(step.first[sequence]), last_(step.first[sequence + 1]),
+        dim_(model.head_dim), group_(model.heads / model.kv_heads) {
+    tokens_ = reinterpret_cast<const Number **>(room), room += kPiece * 2 + kTokens * 2;
+    query_ = room, room += kQueries * dim_;
+    score_ = room, room += kQueries * kStride;
+    piece_ = room, room += kQueries * Seen::size(dim_);
+    all_ = room;
+  }
+  static int64_t room(int dim) { return 2 * (kPiece + kTokens) + kQueries * (dim + kStride + 2 * Seen::size(dim)) + dim; }
+
+  int queries() const { return (last_ - first_) * group_; }
+
+  // Keys and values of the rows whose positions are in [begin, end).
+  void keep(int begin, int end) {
+    for (int row = first_; row < last_; ++row) {
+      const int position = step_.position[row], key_head = model_.heads + kv_head_;
+      if (position < begin || position >= end) continue;
+      const float *x = qkv_ + int64_t(row) * (model_.heads + 2 * model_.kv_heads) * dim_;
+      turn(model_, layer_, position, key_head, x + key_head * dim_, query_);
+      Cache::write(query_, dim_, at(position, 0));
+      Cache::write(x + (key_head + model_.kv_heads) * dim_, dim_, at(position, 1));
     }
   }
-  for (int row = from; row < to; ++row) mix(work, pages, row, kv_head, room);
-}
+
+  // Queries [from, to) are those of the following calls.
+  void ask(int from, int to) {
+    from_ = from, count_ = to - from;
+    for (int q = 0; q < count_; ++q) {
+      const int row = this->row(q), head = kv_head_ * group_ + (from + q) % group_;
+      float *turned = score_;
+      turn(model_, layer_, step_.position[row], head, qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_, turned);
+      for (int i = 0; i < dim_; i += kLanes) (Floats::load(turned + i) * model_.scale).store(turned + i);
+      Cache::arrange(turned, dim_, query_ + q * dim_);
+    }
+  }
+
+  // What queries see of a piece: in `to`, Seen::size floats each.
+  void look(int piece, float *to) {
+    const int zero = piece * kPiece;
+    const int begin = std::max(0, this->begin(0) - zero), end = std::min(kPiece, this->end(count_ - 1) - zero);
+    for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
+    if (begin >= end) return;
+    list(zero + begin, end - begin, 0);
+    for (int t = begin; t < end; t += kTokens) {
+      fetch(t - begin + kAhead, kTokens, end - begin);
+      over(count_, [&]<int queries>(int q) {
+        scores<Cache, queries>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
+      });
+    }
+    for (int q = 0; q < count_; ++q) {
+      float *score = score_ + q * kStride;
+      const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
+      if (own < until) weigh(score, own, until, Seen{to + q * Seen::size(dim_)});
+      std::fill(score + begin, score + std::max(begin, std::min(own, end)), 0.0f);
+      std::fill(score + std::max(until, begin), score + end, 0.0f);
+    }
+    const int64_t values = at(zero + begin, 1) - at(zero + begin, 0);
+    for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
+    for (int t = begin; t < end; t += kBlock) {
+      fetch(t - begin + kAhead, kBlock, end - begin);
+      over(count_, [&]<int queries>(int q) {
+        const int tokens = std::min(kBlock, end - t);
+        mix<Cache, queries>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_), to + q * Seen::size(dim_) + kLanes);
+      });
+    }
+  }
+
+  // The queries' rows of `mixed`, from what they have seen.
+  void finish(float *mixed) {
+    for (int q = 0; q < count_; ++q) {
+      const float *seen = all_ + q * Seen::size(dim_);
+      float *out = mixed + (int64_t(row(q)) * model_.heads + kv_head_ * group_ + (from_ + q) % group_) * dim_;
+      const float whole = 1.0f / seen[1];
+      float *scaled = score_;
+      for (int i = 0; i < dim_; i += kLanes) (Floats::load(seen + kLanes + i) * whole).store(scaled + i);
+      Cache::restore(scaled, dim_, out);
+    }
+  }
+
+  // All pieces, one after the other.
+  void look_through() {
+    const int first = begin(0) / kPiece, last = (end(count_ - 1) + kPiece - 1) / kPiece;
+    if (last == first + 1) return look(first, all_);
+    forget();
+    for (int piece = first; piece < last; ++piece) {
+      look(piece, piece_);
+      join(piece_);
+    }
+  }
+
+  void forget() { std::fill_n(all_, count_ * Seen::size(dim_), 0.0f); }
+
+  void join(float *piece) {
+    for (int q = 0; q < count_; ++q) penstock::join(Seen{all_ + q * Seen::size(dim_)}, Seen{piece + q * Seen::size(dim_)}, dim_);
+  }
+
+ private:
+  int row(int q) const { return first_ + (from_ + q) / group_; }
+  int end(int q) const { return step_.position[row(q)] + 1; }
+  int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
+
+  Number *at(int position, int which) const {
+    const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
+    return static_cast<Number *>(model_.pool) +
+           ((run * model_.block_size + position % model_.block_size) * model_.kv_heads + kv_head_) * dim_;
+  }
+
+  // Where the keys (0) or values (1) of `count` tokens are, with the last one again up to a whole call of `scores`.
+  void list(int begin, int count, int which) {
+    const int64_t step = int64_t(model_.kv_heads) * dim_;
+    for (int t = 0; t < count;) {
+      const int offset = (begin + t) % model_.block_size, stop = std::min(count, t + model_.block_size - offset);
+      const Number *token = at(begin + t, which);
+      for (; t < stop; ++t, token += step) tokens_[t] = token;
+    }
+    for (int t = count; t % kTokens; ++t) tokens_[t] = tokens_[count - 1];
+  }
+
+  // Heads lie too far apart for the processor to see where the next token's is.
+  void fetch(int from, int count, int all) const {
+    for (int t = from; t < std::min(from + count, all); ++t)
+      for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(tokens_[t] + i);
+  }
+
+  template <class Work> static void over(int count, Work work) {
+    int q = 0;
+    if constexpr (kQueriesAtOnce >= 4)
+      for (; q + 4 <= count; q += 4) work.template operator()<4>(q);
+    for (; q + 2 <= count; q += 2) work.template operator()<2>(q);
+    if (q < count) work.template operator()<1>(q);
+  }
+
+  const Model &model_;
+  const Step &step_;
+  const Layer &layer_;
+  const int number_, kv_head_;
+  const float *qkv_;
+  const int32_t *table_;
+  const int first_, last_, dim_, group_;
+  int from_ = 0, count_ = 0;
+  const Number **tokens_;
+  float *query_, *score_, *piece_, *all_;
+};
 
 }  // namespace
 
-int64_t attention_room(const Model &model, int longest) {
-  return int64_t(model.heads / model.kv_heads) * longest;
+Attention::Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch)
+    : model_(model), step_(step), qkv_(qkv), mixed_(mixed) {
+  const int members = team_size(team);
+  room_size_ = (Head<F32Cache>::room(model.head_dim) + 15) / 16 * 16;
+  room_ = scratch.floats(room_size_ * members);
+  int64_t parts = 0;
+  for (int sequence = 0; sequence < step.sequences; ++sequence) {
+    const int queries = (step.first[sequence + 1] - step.first[sequence]) * (model.heads / model.kv_heads);
+    const int count = pieces(sequence), size = queries <= kQueries ? 1 : count;
+    const int64_t room = int64_t(queries) * Seen::size(model.head_dim);
+    const bool split = size < count;
+    for (int begin = 0; begin < count; begin += size)  // heads follow each other: their keys are neighbours
+      for (int head = 0; head < model.kv_heads; ++head)
+        units_.push_back({sequence, head, begin, begin + size, split ? int(shares_.size()) + head : -1, parts + head * count * room});
+    if (!split) continue;
+    parts += model.kv_heads * count * room;
+    shares_.insert(shares_.end(), model.kv_heads, count);
+  }
+  parts_ = scratch.floats(parts);
+  left_ = std::vector<std::atomic<int>>(shares_.size());
+  for (size_t i = 0; i < shares_.size(); ++i) left_[i] = shares_[i];
 }
 
-void attend(const Attention &work, int sequence, int kv_head, float *room) {
-  work.model.kv_kind == BF16 ? attend<Bf16Cache>(work, sequence, kv_head, room)
-                             : attend<F32Cache>(work, sequence, kv_head, room);
+int Attention::pieces(int sequence) const {
+  return step_.position[step_.first[sequence + 1] - 1] / kPiece + 1;
+}
+
+void Attention::run(int layer, int chunk, int member) {
+  float *room = room_ + room_size_ * member;
+  model_.kv_kind == BF16 ? run<Bf16Cache>(layer, units_[chunk], room) : run<F32Cache>(layer, units_[chunk], room);
+}
+
+template <class Cache> void Attention::run(int layer, const Unit &unit, float *room) {
+  Head<Cache> head(model_, step_, layer, unit.sequence, unit.kv_head, qkv_, room);
+  head.keep(unit.begin * kPiece, unit.end * kPiece);
+  if (unit.shared < 0) {
+    for (int from = 0; from < head.queries(); from += kQueries) {
+      head.ask(from, std::min(from + kQueries, head.queries()));
+      head.look_through();
+      head.finish(mixed_);
+    }
+    return;
+  }
+  head.ask(0, head.queries());
+  const int64_t size = head.queries() * Seen::size(model_.head_dim);
+  for (int piece = unit.begin; piece < unit.end; ++piece) head.look(piece, parts_ + unit.parts + piece * size);
+  if (left_[unit.shared].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  left_[unit.shared].store(shares_[unit.shared], std::memory_order_relaxed);  // for the next layer
+  head.forget();
+  for (int piece = 0; piece < pieces(unit.sequence); ++piece) head.join(parts_ + unit.parts + piece * size);
+  head.finish(mixed_);
+}
+
+void attend(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed) {
+  Scratch scratch;
+  Attention attention(team, model, step, qkv, mixed, scratch);
+  const int chunks = attention.chunks();
+  team_run(team, 1, &chunks, [](void *self, int, int chunk, int member) {
+    static_cast<Attention *>(self)->run(0, chunk, member);
+  }, &attention);
 }
 
 }  // namespace penstock

@@ -1,24 +1,52 @@
 // Attention of a few rows over the pages where their keys and values are.
 #pragma once
+#include "scratch.h"
 #include "thin.h"
+
+#include <atomic>
+#include <vector>
 
 namespace penstock {
 
-// One step's queries, keys and values of one layer.
-struct Attention {
-  const Model &model;
-  const Step &step;
-  int layer;
-  float *qkv;    // [rows][(heads + 2 kv_heads) head_dim]: turned in place
-  float *mixed;  // [rows][heads head_dim]
-  int longest;   // tokens of the longest context, rounded up to whole vectors
+constexpr int kPiece = 512;  // positions of a piece of a context
+
+// One step's attention, in chunks that threads take: a key head of a sequence each, or some pieces of a long context.
+//
+// A context is cut into pieces by position. Each piece has a maximum, a sum and a mix of its own, and they are joined
+// in the order of position (FlashDecoding, Dao et al. 2023), by whoever finishes last where several threads share
+// them. A sum's order follows from positions alone: not from the batch, the run's rows, or threads.
+class Attention {
+ public:
+  // `qkv` [rows, (heads + 2 kv_heads) head_dim] is read; `mixed` [rows, heads head_dim] is written.
+  Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch);
+
+  int chunks() const { return int(units_.size()); }
+  void run(int layer, int chunk, int member);
+
+ private:
+  struct Unit {
+    int sequence, kv_head;
+    int begin, end;  // pieces
+    int shared;      // which entry of `left_` counts the units of this head; -1 where there is but one
+    int64_t parts;   // where in `parts_` the head's pieces begin
+  };
+
+  template <class Cache> void run(int layer, const Unit &unit, float *room);
+  int pieces(int sequence) const;
+
+  const Model &model_;
+  const Step &step_;
+  const float *qkv_;
+  float *mixed_;
+  std::vector<Unit> units_;
+  std::vector<std::atomic<int>> left_;  // units that are not done
+  std::vector<int> shares_;             // units there are
+  float *parts_, *room_;                // what was seen in pieces of split heads; each member's own memory
+  int64_t room_size_;
 };
 
-// Floats that `attend` needs for itself.
-int64_t attention_room(const Model &model, int longest);
-
-// One sequence's rows in the heads that share key head `kv_head`: stores their keys and values in the pages, then mixes.
-void attend(const Attention &work, int sequence, int kv_head, float *room);
+// A step's attention in layer 0 alone.
+void attend(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed);
 
 // x / rms(x) * weight
 void normalise(const float *x, const float *weight, int size, float eps, float *out);

@@ -1,5 +1,5 @@
 // The functions that Python calls.
-#include "thin.h"
+#include "attention.h"
 
 using namespace penstock;
 
@@ -8,6 +8,9 @@ extern "C" {
 Team *penstock_open(int threads) { return team_new(threads); }
 void penstock_close(Team *team) { team_free(team); }
 void penstock_forward(Team *team, const Model *model, const Step *step) { forward(team, *model, *step); }
+void penstock_attend(Team *team, const Model *model, const Step *step, const float *qkv, float *mixed) {
+  attend(team, *model, *step, qkv, mixed);
+}
 void penstock_linear(Team *team, const Linear *matrix, const float *x, int rows, float *out) {
   linear(team, *matrix, x, rows, out);
 }

@@ -76,6 +76,13 @@ struct Floats {
   inline void add(const Floats &a, float b) { EACH part[i] += a.part[i] * b; }
   inline void add(const Floats &a, const Floats &b) { EACH part[i] += a.part[i] * b.part[i]; }
 
+  inline void most(const Floats &o) { EACH part[i] = part[i] < o.part[i] ? o.part[i] : part[i]; }
+  inline float highest() const {
+    float flat[kLanes], most;
+    store(flat), most = flat[0];
+    for (int i = 1; i < kLanes; ++i) most = most < flat[i] ? flat[i] : most;
+    return most;
+  }
   inline float total() const {
     float flat[kLanes];
     store(flat);
@@ -84,6 +91,30 @@ struct Floats {
     return flat[0];
   }
 };
+
+typedef float FourFloats __attribute__((vector_size(16)));
+
+// The totals of four, added in the order of `total`, without a way through memory.
+inline FourFloats totals(const Floats *sum) {
+#if defined(__AVX2__)
+  __m256 half[4];
+  for (int i = 0; i < 4; ++i) {
+#if defined(__AVX512F__)
+    const __m512 all = (__m512)sum[i].part[0];
+    half[i] = _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
+#else
+    half[i] = _mm256_add_ps((__m256)sum[i].part[0], (__m256)sum[i].part[1]);
+#endif
+  }
+  auto fold = [](__m256 a, __m256 b) { return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)); };
+  const __m256d one = _mm256_castps_pd(fold(half[0], half[2])), other = _mm256_castps_pd(fold(half[1], half[3]));
+  const __m256 pairs = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(one, other)), _mm256_castpd_ps(_mm256_unpackhi_pd(one, other)));
+  const __m128 low = _mm256_castps256_ps128(pairs), high = _mm256_extractf128_ps(pairs, 1);
+  return (FourFloats)_mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
+#else
+  return FourFloats{sum[0].total(), sum[1].total(), sum[2].total(), sum[3].total()};
+#endif
+}
 
 inline Floats operator+(Floats a, const Floats &b) { return a += b; }
 inline Floats operator*(Floats a, const Floats &b) { return a *= b; }

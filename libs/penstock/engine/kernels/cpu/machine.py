@@ -72,6 +72,7 @@ class Machine:
             ("open", c_void_p, (c_int32,)),
             ("close", None, (c_void_p,)),
             ("forward", None, (c_void_p, POINTER(ModelArgs), POINTER(StepArgs))),
+            ("attend", None, (c_void_p, POINTER(ModelArgs), POINTER(StepArgs), c_void_p, c_void_p)),
             ("linear", None, (c_void_p, POINTER(LinearArgs), c_void_p, c_int32, c_void_p)),
             ("unpack", None, (c_void_p, POINTER(LinearArgs), c_int32, c_int32, c_void_p)),
         ):
@@ -93,6 +94,14 @@ class Machine:
         piece = room[: matrix.inputs * LANES * (last - first)].view(matrix.inputs, -1)
         self._library.penstock_unpack(self._handle, ctypes.byref(matrix), first, last, piece.data_ptr())
         return piece
+
+    def attend(self, model: ModelArgs, step: StepArgs, qkv: Tensor, mixed: Tensor) -> None:
+        """Layer 0's attention alone: float32 [rows, (heads + 2 kv_heads) head_dim] -> [rows, heads head_dim].
+
+        Stores the rows' keys and values in the pool first.
+        """
+        args = ctypes.byref(model), ctypes.byref(step), qkv.data_ptr(), mixed.data_ptr()
+        self._library.penstock_attend(self._handle, *args)
 
     def forward(self, model: ModelArgs, step: StepArgs) -> None:
         """One step, see ThinDecoder."""

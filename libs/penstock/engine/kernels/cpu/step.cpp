@@ -7,6 +7,7 @@
 #include "scratch.h"
 
 #include <cstring>
+#include <optional>
 #include <vector>
 
 namespace penstock {
@@ -19,29 +20,26 @@ class Pass {
  public:
   Pass(Team *team, const Model &model, const Step &step) : team_(team), model_(model), step_(step), blocks_(step.rows), last_(step.samples) {
     const int rows = step.rows, members = team_size(team), widest = largest_in();
-    for (int row = 0; row < rows; ++row) longest_ = step.position[row] >= longest_ ? step.position[row] + 1 : longest_;
-    longest_ = (longest_ + kLanes - 1) / kLanes * kLanes;
     Scratch scratch;
     qkv_ = scratch.floats(int64_t(rows) * (model.heads + 2 * model.kv_heads) * model.head_dim);
     mixed_ = scratch.floats(int64_t(rows) * model.heads * model.head_dim);
     inner_ = scratch.floats(int64_t(rows) * model.intermediate);
-    const int64_t sums = int64_t(rows) * kGang * kLanes, room = rows >= kExpandFrom ? kRoom : 0, seen = attention_room(model, longest_);
-    float *all = scratch.floats(members * (int64_t(rows) * widest + 2 * sums + room + seen));
+    attention_.emplace(team, model, step, qkv_, mixed_, scratch);
+    const int64_t sums = int64_t(rows) * kGang * kLanes, room = rows >= kExpandFrom ? kRoom : 0;
+    float *all = scratch.floats(members * (int64_t(rows) * widest + 2 * sums + room));
     for (int i = 0; i < members; ++i) {
       Member &member = members_.emplace_back();
       member.x = all, all += int64_t(rows) * widest;
       member.sums = all, all += 2 * sums;
       member.room = all, all += room;
-      member.scores = all, all += seen;
     }
   }
 
   void run() {
     const Layer &layer = model_.layer[0];
-    const int heads = model_.kv_heads * step_.sequences;
     sizes_[QKV] = size_of(layer.qkv.out), sizes_[OUTPUT] = size_of(layer.output.out);
     sizes_[GATE_UP] = size_of(model_.intermediate), sizes_[DOWN] = size_of(layer.down.out);
-    const int counts[PARTS] = {chunks(layer.qkv.out, sizes_[QKV]), heads, chunks(layer.output.out, sizes_[OUTPUT]),
+    const int counts[PARTS] = {chunks(layer.qkv.out, sizes_[QKV]), attention_->chunks(), chunks(layer.output.out, sizes_[OUTPUT]),
                                chunks(model_.intermediate, sizes_[GATE_UP]), chunks(layer.down.out, sizes_[DOWN])};
     std::vector<int> phases;
     for (int i = 0; i < model_.layers; ++i) phases.insert(phases.end(), counts, counts + PARTS);
@@ -55,7 +53,7 @@ class Pass {
   struct alignas(64) Member {
     float *x;       // [rows, in], packed: what the current phase multiplies
     float *sums;    // twice
-    float *room, *scores;
+    float *room;
     int ready = -1;  // the phase that x is for
   };
 
@@ -94,7 +92,7 @@ class Pass {
         });
       }
       case ATTENTION:
-        return attend(Attention{model_, step_, at, qkv_, mixed_, longest_}, chunk / model_.kv_heads, chunk % model_.kv_heads, own.scores);
+        return attention_->run(at, chunk, number);
       case OUTPUT:
         if (fresh) pack(own, mixed_, model_.heads * model_.head_dim);
         return panels(own, layer.output, part, chunk, added);
@@ -161,7 +159,7 @@ class Pass {
   const Blocks blocks_, last_;
   std::vector<Member> members_;
   float *qkv_, *mixed_, *inner_;  // [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim], [rows, intermediate]
-  int longest_ = 0;
+  std::optional<Attention> attention_;
   int sizes_[PARTS] = {};  // panels of a chunk
 };
 
