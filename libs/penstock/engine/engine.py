@@ -344,7 +344,9 @@ class Engine:
         for (one, _), answer in zip(step, answers, strict=True):
             if not one.gone:
                 self._commit(one, answer, now)
-            self._scheduler.settle(one)
+            one.busy = False
+            if one.gone:
+                self._scheduler.settle(one)
 
     def _commit(self, one: Live, answer: Sequence[Chosen], now: float) -> None:
         """Takes a step's result into the sequence."""
@@ -369,8 +371,8 @@ class Engine:
                 times.first(now)
             times.last_token = now
         one.computed = computed
-        if computed > one.reached:
-            one.reached = computed
+        if one.reached < one.given:
+            one.reached = max(one.reached, min(computed, one.given))
         if run.choice.drafts:
             self._speculation.learn(one, len(run.choice.drafts), count - 1)
         if verdict is not None:

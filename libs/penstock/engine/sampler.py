@@ -95,8 +95,7 @@ class Sampler:
         second time when some row's top-p takes more than its best _NUCLEUS tokens.
         """
         if all(choice.plain for choice in choices):
-            [tokens] = on_host(logits.argmax(-1))
-            return [Chosen(token) for token in tokens.tolist()]
+            return [Chosen(token) for token in best(logits)]
         chosen = self._sample(logits, choices, _NUCLEUS)
         if chosen is None:
             chosen = self._sample(logits, choices, self._vocab_size)
@@ -256,6 +255,16 @@ class Sampler:
         own = logprobs.gather(1, tokens.index_select(0, index).unsqueeze(1)).squeeze(1)
         values, ids = logprobs.topk(min(most, self._vocab_size))
         return own, ids, values
+
+
+def best(logits: Tensor) -> list[int]:
+    """The most probable token of each row, the lowest id where several are. On a CPU by numpy: torch's is scalar code
+    behind a slow door."""
+    if logits.device.type == "cpu":
+        found: list[int] = logits.numpy().argmax(-1).tolist()
+        return found
+    [tokens] = on_host(logits.argmax(-1))
+    return tokens.tolist()
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:

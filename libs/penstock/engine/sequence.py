@@ -102,7 +102,7 @@ class Sequence:
     loaded: int = 0
     """Leading given tokens that a source provided and that were used."""
     reached: int = 0
-    """The most tokens that were ever computed or loaded."""
+    """The most given tokens that were ever computed or loaded."""
     cached_tokens: int = 0
     stripped: bool = False
     """Its loaded pages were taken away."""
@@ -148,7 +148,8 @@ class Sequence:
 
     @property
     def computed_tokens(self) -> int:
-        return max(0, min(self.reached, self.given) - self.loaded)
+        """Given tokens that were computed here."""
+        return self.reached - self.loaded
 
     def forget_loaded(self) -> None:
         """What a source loaded was lost before it was of use; what it loads from now on will not be used."""

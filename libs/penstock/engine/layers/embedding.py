@@ -6,7 +6,6 @@ import os
 import weakref
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.checkpoint import CheckpointError, TensorInfo
@@ -27,7 +26,7 @@ class Embedding:
     def rows(self, ids: Tensor) -> Tensor:
         """[N] -> [N, hidden], memory of their own."""
         table = self._table
-        found = F.embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids.tolist())
+        found = table.index_select(0, ids) if isinstance(table, Tensor) else table.rows(ids.tolist())
         found = found.to(self._dtype)
         return found if self._scale is None else found.mul_(self._scale)
 

@@ -96,7 +96,7 @@ class ThinDecoder:
         sampled = sampled_rows(runs)
         numbers = np.array([*first, *positions, *table_at, *sampled], dtype=np.int32)
         tables = self._tables(runs)
-        x = self._embedding.rows(torch.tensor(ids)).float()
+        x = self._embedding.rows(torch.from_numpy(np.array(ids))).float()
         logits = torch.empty(len(sampled), self._vocab)
         begin: int = numbers.ctypes.data
         step = StepArgs(

@@ -1,0 +1,19 @@
+"""The measurement of the engine's own work measures that, and the work is not much."""
+
+from __future__ import annotations
+
+from penstock.engine.overhead import step_overhead_us
+
+GENEROUS_US = 3000
+"""At 32 streams on a machine with other things to do; quietly it is a tenth of that."""
+
+
+async def test_a_step_without_a_model_takes_little(tiny):
+    found = await step_overhead_us(tiny, 32, steps=40, rounds=5)
+    assert len(found) == 5 and 0 < min(found) < GENEROUS_US
+
+
+async def test_one_stream_costs_less_than_many(tiny):
+    alone = await step_overhead_us(tiny, 1, steps=40, rounds=5)
+    many = await step_overhead_us(tiny, 32, steps=40, rounds=5)
+    assert 0 < min(alone) < min(many)
