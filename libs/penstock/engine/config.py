@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DTYPES = ("float32", "bfloat16", "int8", "float8")
+WEIGHTS = ("plain", "lossless")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class EngineConfig:
     dtype: str = "float32"
     """How weights are kept: float32, bfloat16, or, with a scale per column, int8 and on a CUDA device float8; KV is
     bfloat16 then. What a device can't compute is refused when it is opened."""
+    weights: str = "plain"
+    """lossless: bfloat16 in 12 bits a weight, bit-exact, for the C++ kernels of a CPU; a step reads less memory."""
     device: str = "cpu"
     """cpu, cuda or cuda:0, cuda:1..."""
     block_size: int = 16
@@ -53,6 +56,12 @@ class EngineConfig:
             raise ValueError(f"device must be cpu, cuda, or cuda and its number (cuda:0), not {self.device!r}")
         if self.dtype == "float8" and kind == "cpu":
             raise ValueError("dtype float8 needs a CUDA device, device is 'cpu': use int8 or bfloat16 there")
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+        if self.weights == "lossless" and self.dtype != "bfloat16":
+            raise ValueError(f"weights can be lossless with dtype bfloat16 only, not with {self.dtype}")
+        if self.weights == "lossless" and kind != "cpu":
+            raise ValueError(f"weights can be lossless on a cpu only, not on {self.device}")
         for name in ("block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -456,6 +456,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         config.kernels,
         config.packed_bytes,
         config.max_running,
+        config.weights == "lossless",
     )
     spec = KvSpec(
         model=remembered_fingerprint(checkpoint),

@@ -54,10 +54,12 @@ class Runner:
         kernels: bool = True,
         cache_bytes: int = CACHE_BYTES,
         max_running: int = 64,
+        lossless: bool = False,
     ) -> None:
         """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them, and a CUDA
         device paged attention and captured steps, of up to `max_running` sequences.
         `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept.
+        `lossless`: keep the bfloat16 weights for the kernels in 12 bits.
 
         Raises ValueError when the device can't compute in this dtype.
         """
@@ -73,7 +75,7 @@ class Runner:
                 keep = cuda.keep_for(dtype, place)
                 weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep, source=upload.take)
         else:
-            weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes)
+            weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes, lossless)
             self.pool = KvPool(config, pages, block_size, _WEIGHTS[dtype], place)
         self.decoder = Decoder(config, weights, max_positions, compute)
         self.sampler = Sampler(config.vocab_size, place)
@@ -139,13 +141,14 @@ def _machine(checkpoint: Checkpoint, place: torch.device) -> Machine | None:
 
 
 def _load(
-    checkpoint: Checkpoint, dtype: str, place: torch.device, machine: Machine | None, cache_bytes: int
+    checkpoint: Checkpoint, dtype: str, place: torch.device, machine: Machine | None, cache_bytes: int, lossless: bool
 ) -> tuple[Weights, PackedWeights | None]:
     """The weights, and how they were packed, where they are."""
     loaded = _WEIGHTS[dtype]
     if machine is None:
         return load_weights(checkpoint, loaded, place, _rounded if dtype == "int8" else as_it_is), None
-    packed = packed_weights(checkpoint, dtype, loaded, torch.get_num_threads(), cache_bytes)
+    kind = "lossless" if lossless else dtype
+    packed = packed_weights(checkpoint, kind, loaded, torch.get_num_threads(), cache_bytes)
     _log.info("%s", packed)
 
     def keep(stack: Stack, _: object, bias: Tensor | None) -> tuple[Matrix, None]:

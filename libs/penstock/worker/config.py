@@ -30,6 +30,8 @@ class WorkerConfig:
     """Members with one host id share memory; empty: this machine's."""
     dtype: str = "float32"
     """float32, bfloat16 or int8 (weights; its KV is bfloat16)."""
+    weights: str = "plain"
+    """plain, or lossless: bfloat16 in 12 bits a weight."""
     threads: int = 0
     """Threads of one model step; 0: all cores."""
     max_model_len: int = 0
@@ -77,6 +79,7 @@ class WorkerConfig:
             return EngineConfig(
                 model=self.model,
                 dtype=self.dtype,
+                weights=self.weights,
                 block_size=self.block_size,
                 kv_pool_tokens=self.kv_pool_tokens,
                 max_batch_tokens=self.max_batch_tokens,

@@ -49,6 +49,8 @@ class MeshOptions:
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     dtype: str = "float32"
     """float32, bfloat16 or int8."""
+    weights: str = "plain"
+    """plain, or lossless: bfloat16 weights in 12 bits each, the same tokens from less memory."""
     threads: int = 0
     """Threads of one worker's model step; 0 shares the cores out among the workers."""
     log_level: str = "warning"
@@ -66,6 +68,10 @@ class MeshOptions:
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         if self.dtype not in ("float32", "bfloat16", "int8"):
             raise ConfigError("dtype", self.dtype, "must be float32, bfloat16 or int8")
+        if self.weights not in ("plain", "lossless"):
+            raise ConfigError("weights", self.weights, "must be plain or lossless")
+        if self.weights == "lossless" and self.dtype != "bfloat16":
+            raise ConfigError("weights", self.weights, f"needs dtype bfloat16, not {self.dtype}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError("log-level", self.log_level, "must be debug, info, warning or error")
 
@@ -108,7 +114,7 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     draft = ports.reserve() if options.draft_model != "none" else None
     worker = (
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
-        *("--dtype", options.dtype, "--threads", str(_threads(options))),
+        *("--dtype", options.dtype, "--weights", options.weights, "--threads", str(_threads(options))),
     )
     children: list[ChildSpec] = [*_workers(options, ports, worker, draft)]
     if draft is not None:

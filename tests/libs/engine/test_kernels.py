@@ -9,12 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
 from penstock.engine.kernels.cpu import build
 from penstock.engine.kernels.cpu.lossless import compressed, naive_restore, verbatim_share
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
 from penstock.engine.kernels.cpu.pack import dequantised, pack, quantised, unpack
 from penstock.engine.kernels.cpu.packed import LANES
+from penstock.engine.request import Request, SamplingParams
+from penstock.models import NAMES, embedded
 
 KINDS = ("float32", "bfloat16", "int8", "lossless")
 
@@ -79,6 +83,22 @@ def test_lossless_weights_multiply_as_bfloat16_does(machine, inputs, columns):
     for rows in (1, 2, 5, 9, THIN_ROWS, 70):
         x = torch.randn(rows, inputs)
         assert torch.equal(small.product(x), plain.product(x))
+
+
+async def test_lossless_weights_give_the_tokens_of_bfloat16():
+    request = Request("one", tuple(range(300, 400)), SamplingParams(max_tokens=24, temperature=0.7, seed=3))
+    said = []
+    for weights in ("plain", "lossless"):
+        config = EngineConfig(embedded(NAMES[0]), dtype="bfloat16", weights=weights)
+        async with Engine.open(config) as engine:
+            said.append([token.token async for update in engine.generate(request) for token in update.tokens])
+    assert len(said[0]) == 24
+    assert said[0] == said[1]
+
+
+def test_lossless_is_for_bfloat16():
+    with pytest.raises(ValueError, match="dtype bfloat16 only, not with int8"):
+        EngineConfig(embedded(NAMES[0]), dtype="int8", weights="lossless")
 
 
 def test_lossless_takes_12_bits_and_a_bit_a_group():

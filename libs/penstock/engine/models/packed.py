@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, TensorInfo, remembered_fingerprint
 from penstock.engine.kernels.cpu.build import library
-from penstock.engine.kernels.cpu.lossless import compressed
+from penstock.engine.kernels.cpu.lossless import compressed, verbatim_share
 from penstock.engine.kernels.cpu.memory import anonymous
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import Packed
@@ -43,7 +43,9 @@ class PackedWeights:
     def __str__(self) -> str:
         where = "shared" if self.shared else "private"
         how = "packed" if self.packed else "mapped"
-        return f"weights {self.nbytes / 1e6:.0f} MB ({where}), {how} in {self.seconds:.2f} s"
+        shares = [verbatim_share(packed) for packed in self.matrices.values() if packed.kind == "lossless"]
+        lossless = f", lossless, {max(shares):.1%} verbatim at most" if shares else ""
+        return f"weights {self.nbytes / 1e6:.0f} MB ({where}{lossless}), {how} in {self.seconds:.2f} s"
 
 
 def packed_weights(
