@@ -1,0 +1,110 @@
+"""Whole steps of every family on a device that only says it is one: what is where, and when the host waits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+from tests.libs.engine.cuda.pretend import CUDA, Pretend, there
+from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_of
+
+from penstock.checkpoint import SUPPORTED, inspect
+from penstock.engine import pool
+from penstock.engine.kernels.cuda import setup
+from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
+from penstock.engine.request import SamplingParams
+from penstock.engine.runner import Runner
+from penstock.engine.sampler import Choice, Sampler
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+
+EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 20}
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, see tests/gpu")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    mode = Pretend()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: mode.stream)
+    monkeypatch.setattr(setup, "check", lambda dtype, device: None)
+    monkeypatch.setattr(setup, "CudaCapture", Recorder)
+    monkeypatch.setattr(pool, "PageCopies", lambda content: SimpleNamespace(mark=lambda: None))
+
+    def gathering(config, of):
+        backend = GatherPaged(Heads.of(config), of)
+        backend.most_rows = 8
+        return backend
+
+    def take(info):
+        with safe_open(info.file, framework="pt") as stored:
+            tensor = stored.get_tensor(info.name)
+        return tensor.to(CUDA)
+
+    monkeypatch.setattr(setup, "attention_for", gathering)
+    monkeypatch.setattr(setup, "uploading", lambda checkpoint, device: nullcontext(SimpleNamespace(take=take)))
+    with mode:
+        yield mode
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_the_same_tokens_as_on_the_cpu(tmp_path, pretend, architecture):
+    directory = write_checkpoint(tmp_path / "model", TinyModel(architecture, extra=EXTRA))
+    plain = play(Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False))
+    assert not pretend.waits
+    on_device = Runner(inspect(directory), "float32", "cuda", PAGES, BLOCK, 160)
+    assert there(on_device.pool.data) and on_device.pool.data.shape[0] == PAGES + 2
+    assert play(on_device) == plain
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8"])
+def test_every_dtype_runs(tmp_path, pretend, dtype):
+    directory = write_checkpoint(tmp_path / "model", TinyModel("Qwen2ForCausalLM", head_dim=16))
+    on_device = Runner(inspect(directory), dtype, "cuda", PAGES, BLOCK, 160)
+    assert play(on_device)
+    assert on_device.pool.data.dtype == torch.bfloat16
+
+
+def test_a_captured_step_waits_once(tmp_path, pretend):
+    directory = write_checkpoint(tmp_path / "model", TinyModel())
+    on_device = Runner(inspect(directory), "float32", "cuda", PAGES, BLOCK, 160)
+    for _ in range(3):
+        pretend.waits.clear()
+        on_device.step([run_of(list(range(40)), 39, 1, [1, 2, 3, 4, 5], seed=at) for at in range(3)])
+    assert pretend.waits == ["synchronize"], "for the tokens"
+
+
+@pytest.mark.parametrize("least", [0, 3])
+def test_sampling_waits_once(pretend, least):
+    """Whatever is asked of it; a second time only for a nucleus that is wider than those looked at first."""
+    sampler = Sampler(1000, CUDA)
+    logits = (torch.randn(6, 1000, generator=torch.Generator().manual_seed(1)) * 9).to(CUDA)
+    params = [
+        SamplingParams(9, temperature=0.0, logprobs=3),
+        SamplingParams(9, top_p=0.9, min_tokens=least),
+        SamplingParams(9, top_k=7, top_p=0.5, min_p=0.01, logprobs=0),
+        SamplingParams(9, repetition_penalty=1.2, presence_penalty=0.3, logit_bias={5: 1.0, 7: -2.0}),
+        SamplingParams(9, temperature=0.4, frequency_penalty=0.2, min_p=0.2),
+        SamplingParams(9),
+    ]
+    choices = [Choice(one, frozenset([3, 4]), [1, 2, 3], 2, (8,), {}) for one in params]
+    for _ in range(2):
+        pretend.waits.clear()
+        found = sampler.sample(logits, choices)
+        assert pretend.waits == ["synchronize"]
+    again = Sampler(1000, torch.device("cpu")).sample(
+        logits.cpu(), [Choice(one, frozenset([3, 4]), [1, 2, 3], 2, (8,), {}) for one in params]
+    )
+    assert found == again, "and says what it says on a CPU"
+
+
+def test_it_would_notice(pretend):
+    here, away = torch.ones(3), torch.ones(3, device="cuda")
+    with pytest.raises(RuntimeError, match="one device"):
+        here + away
+    with pytest.raises(TypeError):
+        away.numpy()
+    assert away.device == CUDA and away[:2].is_cuda and not away.cpu().is_cuda
+    assert (away * 2).tolist() == [2, 2, 2]
+    assert pretend.waits == ["cpu", "tolist"]
