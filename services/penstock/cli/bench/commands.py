@@ -35,8 +35,11 @@ def overhead(*, json: bool = False, quick: bool = False) -> None:
 
 @app.command
 def engine(*, json: bool = False, quick: bool = False) -> None:
-    """The bare engine on the embedded model: C++ steps beside torch, float32, bfloat16 and int8 weights."""
-    from penstock.cli.bench.engine import measure
+    """The bare engine beside other engines, memory and torch: two shapes with random weights, and the embedded model.
+
+    Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
+    """
+    from penstock.cli.bench.engine.measure import measure
 
     _run(measure, json, quick)
 

@@ -29,13 +29,13 @@ _PACKAGES = ("penstock", "torch", "grpcio", "uvloop", "uvicorn", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One result. `value` is the median over the rounds."""
+    """One result. `value` is the median over the rounds; None when nothing could be measured."""
 
     id: str
-    value: float
+    value: float | None
     unit: str
-    min: float
-    max: float
+    min: float | None
+    max: float | None
     against: str
     """What the value is a ratio to, or was measured beside."""
     goal: float | None = None
@@ -90,15 +90,21 @@ def figure(
     return Figure(id, value, unit, min(samples), max(samples), against, goal, met)
 
 
+def missing(id: str, unit: str, why: str, goal: float | None = None) -> Figure:
+    """A figure that could not be measured."""
+    return Figure(id, None, unit, None, None, why, goal, None)
+
+
 async def interleave(
-    subjects: Mapping[str, Measure[Sample]], rounds: int, progress: bool = True
+    subjects: Mapping[str, Measure[Sample]], rounds: int, progress: bool = True, warm_up: bool = True
 ) -> dict[str, list[Sample]]:
-    """`rounds` samples of each subject. One more round at the start warms up and is thrown away."""
+    """`rounds` samples of each subject. One more round at the start, number 0, warms up and is thrown away."""
     samples: dict[str, list[Sample]] = {name: [] for name in subjects}
     names = list(subjects)
     with Progress(console=Console(stderr=True), disable=not (progress and sys.stderr.isatty())) as bar:
-        task = bar.add_task("warm-up", total=(rounds + 1) * len(names))
-        for number in range(rounds + 1):
+        first = 0 if warm_up else 1
+        task = bar.add_task("warm-up", total=(rounds + 1 - first) * len(names))
+        for number in range(first, rounds + 1):
             for name in names if number % 2 else reversed(names):
                 bar.update(task, description=f"round {number} of {rounds}: {name}")
                 sample = await subjects[name](number)
@@ -143,5 +149,5 @@ def _cpu_name() -> str:
 def _cells(figure: Figure) -> list[str]:
     goal = "" if figure.goal is None else f"{figure.goal:g}"
     met = {None: "", True: "yes", False: "no"}[figure.met]
-    numbers = [f"{number:.4g}" for number in (figure.value, figure.min, figure.max)]
+    numbers = ["" if number is None else f"{number:.4g}" for number in (figure.value, figure.min, figure.max)]
     return [figure.id, *numbers, figure.unit, figure.against, goal, met]

@@ -1,4 +1,4 @@
-"""`penstock bench engine`: the bare engine on the embedded model, with and without the C++ steps.
+"""The embedded model, with and without the C++ steps.
 
 All engines are open at once and take turns, with as many threads as the machine has cores. Greedy, without drafting;
 a sample is one stream, then eight, of short prompts. The limit beside them is reading the weights: what one pass over
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.cli.bench.harness import Figure, Report, figure, interleave
+from penstock.cli.bench.harness import Figure, figure, interleave
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
@@ -43,8 +43,8 @@ class Sample:
     """If a token took as long as one pass over the float32 weights."""
 
 
-async def measure(quick: bool) -> Report:
-    """Runs the bench."""
+async def measure(quick: bool) -> list[Figure]:
+    """Its figures."""
     tokens, rounds = (64, 3) if quick else (256, 9)
     async with AsyncExitStack() as stack:
         subjects = {}
@@ -52,15 +52,15 @@ async def measure(quick: bool) -> Report:
             config = EngineConfig(embedded(NAMES[0]), dtype=dtype, kernels=kernels, threads=os.cpu_count())
             subjects[name] = _Subject(await stack.enter_async_context(Engine.open(config)), tokens).measure
         samples = await interleave(subjects, rounds)
-    return Report("engine", _figures(samples))
+    return _figures(samples)
 
 
 def _figures(samples: dict[str, list[Sample]]) -> list[Figure]:
     plain, best = samples["torch"], samples["float32"]
     rates = [
-        figure(f"{name}_tokens_per_s_{count}", [getattr(one, part) for one in samples[name]], "tokens/s", "for scale")
+        figure(f"embedded_{name}_b{count}_tokens_per_s", [getattr(one, part) for one in found], "tokens/s", "for scale")
         for count, part in ((1, "alone"), (_STREAMS, "together"))
-        for name in samples
+        for name, found in samples.items()
     ]
     pairs = list(zip(best, plain, strict=True))
     passes = "one pass over the weights by torch's sum"
@@ -68,10 +68,10 @@ def _figures(samples: dict[str, list[Sample]]) -> list[Figure]:
     return [
         figure("embedded_tokens_per_s", [one.alone for one in best], "tokens/s", "float32, one stream", 1500.0),
         figure(
-            "decode_b1_vs_torch", [one.alone / other.alone for one, other in pairs], "ratio", "same engine on torch"
+            "embedded_b1_vs_torch", [one.alone / other.alone for one, other in pairs], "ratio", "same engine on torch"
         ),
-        figure("decode_b8_vs_torch", [a.together / b.together for a, b in pairs], "ratio", same),
-        figure("decode_b1_vs_weights_read", [one.alone / one.limit for one in best], "ratio", passes),
+        figure("embedded_b8_vs_torch", [a.together / b.together for a, b in pairs], "ratio", same),
+        figure("embedded_b1_vs_weights_read", [one.alone / one.limit for one in best], "ratio", passes),
         *rates,
     ]
 

@@ -1,0 +1,66 @@
+"""All of `penstock bench engine`."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from penstock.cli.bench.engine import embedded, figures, own
+from penstock.cli.bench.engine.cells import sessions
+from penstock.cli.bench.engine.limits import Memory, gemm_rate
+from penstock.cli.bench.engine.rounds import THREADS, Row
+from penstock.cli.bench.engine.rounds import measure as measure_session
+from penstock.cli.bench.engine.shapes import BIG, checkpoint, weight_bytes
+from penstock.cli.bench.engine.subjects import Places
+from penstock.cli.bench.harness import Figure, Report, figure
+
+_GEMM = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+async def measure(quick: bool) -> Report:
+    """Runs the bench."""
+    torch.set_num_threads(THREADS)
+    places = Places.default()
+    memory = Memory(THREADS)
+    gemm = _gemm()
+    rows: list[Row] = []
+    for session in sessions(quick):
+        rows += await measure_session(session, places, memory)
+    found = [*figures.compared(rows), *_decoding(rows, places)]
+    found += await own.measure(places, memory, quick)
+    found += await own.start(places, quick)
+    found += await embedded.measure(quick)
+    for name, rates in _gemm().items():
+        gemm[name] += rates
+    return Report("engine", [*found, *figures.rates(rows), *figures.memory_rates(rows), *_limits(gemm, rows)])
+
+
+def _decoding(rows: list[Row], places: Places) -> list[Figure]:
+    """What else there is to say of decoding alone."""
+    weights = weight_bytes(checkpoint(BIG, places.models))
+    rivals = [row for row in rows if (row.cell, row.subject.name) == ("decode_b1", "llamacpp int8")]
+    plain = figures.find(rows, BIG.name, "decode_b1", "penstock")
+    return [
+        figures.beside_best("decode_b1_1b_int8_vs_llamacpp", rivals, 1.0),
+        figures.beside_memory("decode_b1_1b_bf16_vs_bandwidth", plain, weights, 0.85),
+    ]
+
+
+def _gemm() -> dict[str, list[float]]:
+    return {name: [gemm_rate(dtype)] for name, dtype in _GEMM.items()}
+
+
+def _limits(gemm: dict[str, list[float]], rows: list[Row]) -> list[Figure]:
+    """torch's products, and how far a long prompt on the big shape is from them."""
+    found = [
+        figure(f"gemm_{name}_gflops", [rate / 1e9 for rate in rates], "GFLOP/s", "torch, 512 rows, first and last")
+        for name, rates in gemm.items()
+    ]
+    row = figures.find(rows, BIG.name, "prefill_512", "penstock")
+    if row is not None:
+        best = max(statistics.median(rates) for rates in gemm.values())
+        work = 2.0 * BIG.layers * BIG.layer_parameters
+        shares = [sample.rate * work / best for sample in row.samples if sample.rate is not None]
+        found.append(figure("prefill_512_1b_vs_gemm", shares, "ratio", "torch's better product, layers' matrices only"))
+    return found

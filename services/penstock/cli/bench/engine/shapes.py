@@ -1,0 +1,117 @@
+"""The two models that are measured: shapes of real ones, with random weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.checkpoint.model_config import parse_config
+from penstock.checkpoint.tensors import needed_tensors
+from penstock.testing.checkpoints import write_tokenizer
+
+_DEVIATION = 0.02
+"""Of the weights, as of a trained model's: so their exponents are spread as a trained model's are."""
+_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama with tied embeddings."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int = 32768
+
+    @property
+    def kv_bytes(self) -> int:
+        """One token's keys and values in bfloat16."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * 2
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights in the matrices of one layer."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+
+BIG = Shape("1b", 16, 2048, 32, 8, 64, 8192, 128256)
+"""Llama-3.2-1B's."""
+SMALL = Shape("135m", 30, 576, 9, 3, 64, 1536, 49152)
+
+
+def checkpoint(shape: Shape, place: Path) -> Path:
+    """A directory under `place` with the shape's weights in bfloat16, the same ones always; made when it is missing."""
+    directory = place / shape.name
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / _FILE).exists():
+        values = _config(shape)
+        (directory / "config.json").write_text(json.dumps(values, indent=2))
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 257}))
+        (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+        write_tokenizer(directory / "tokenizer.json")
+        part = directory / f"{_FILE}.{os.getpid()}"
+        _write(part, needed_tensors(parse_config(directory / "config.json", values)))
+        part.replace(directory / _FILE)
+    return directory
+
+
+def weight_bytes(directory: Path) -> int:
+    """Of the weights of a checkpoint made here, as they are stored."""
+    return (directory / _FILE).stat().st_size
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write(file: Path, needed: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file, one tensor after the other: the model need not fit into memory."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in needed.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in _draw(needed):
+            stream.write(tensor.view(torch.uint8).numpy().data)
+
+
+def _draw(needed: dict[str, tuple[int, ...]]) -> Iterator[torch.Tensor]:
+    source = torch.Generator().manual_seed(1)
+    for name, shape in needed.items():
+        noise = torch.empty(math.prod(shape)).normal_(0.0, _DEVIATION, generator=source)
+        yield (noise + 1.0 if name.endswith("norm.weight") else noise).bfloat16()
