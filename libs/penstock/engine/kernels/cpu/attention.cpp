@@ -151,8 +151,8 @@ template <class Cache> class Head {
     list(zero + begin, end - begin, 0);
     for (int t = begin; t < end; t += kTokens) {
       fetch(t - begin + kAhead, kTokens, end - begin);
-      over(count_, [&]<int queries>(int q) {
-        scores<Cache, queries>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
+      over<4>([&]<int queries, int dim>(int q) {
+        scores<Cache, queries, dim>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
       });
     }
     for (int q = 0; q < count_; ++q) {
@@ -166,9 +166,9 @@ template <class Cache> class Head {
     for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
     for (int t = begin; t < end; t += kBlock) {
       fetch(t - begin + kAhead, kBlock, end - begin);
-      over(count_, [&]<int queries>(int q) {
+      over<kMixes>([&]<int queries, int dim>(int q) {
         const int tokens = std::min(kBlock, end - t);
-        mix<Cache, queries>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_), to + q * Seen::size(dim_) + kLanes);
+        mix<Cache, queries, dim>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_), to + q * Seen::size(dim_) + kLanes);
       });
     }
   }
@@ -230,12 +230,16 @@ template <class Cache> class Head {
       for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(tokens_[t] + i);
   }
 
-  template <class Work> static void over(int count, Work work) {
+  // work<queries at a time, head dimension if known>(first query) for all; `most` of them at a time.
+  template <int most, class Work> void over(Work work) const {
+    dim_ == 64 ? over<most, 64>(work) : dim_ == 128 ? over<most, 128>(work) : over<most, 0>(work);
+  }
+  template <int most, int dim, class Work> void over(Work work) const {
     int q = 0;
-    if constexpr (kQueriesAtOnce >= 4)
-      for (; q + 4 <= count; q += 4) work.template operator()<4>(q);
-    for (; q + 2 <= count; q += 2) work.template operator()<2>(q);
-    if (q < count) work.template operator()<1>(q);
+    if constexpr (most >= 4)
+      for (; q + 4 <= count_; q += 4) work.template operator()<4, dim>(q);
+    for (; q + 2 <= count_; q += 2) work.template operator()<2, dim>(q);
+    if (q < count_) work.template operator()<1, dim>(q);
   }
 
   const Model &model_;

@@ -2,22 +2,22 @@
 #pragma once
 #include "lanes.h"
 
-#include <cmath>
+#include <utility>
 
 namespace penstock {
 
-constexpr int kTokens = 8;                            // keys of a call of `scores`
-constexpr int kSums = kWidth >= 16 ? 8 : 4;           // that the registers hold, while they also hold what is multiplied
-constexpr int kQueriesAtOnce = kWidth >= 16 ? 4 : 2;  // at least so many share each load of a key or value
+constexpr int kTokens = 8;                    // keys of a call of `scores`
+constexpr int kSums = kWidth >= 16 ? 8 : 4;   // that the registers hold, besides what is multiplied
+constexpr int kMixes = kWidth >= 16 ? 4 : 2;  // queries whose mixes they hold
 
 // How numbers of a cache are read and written. Two vectors at a time are read in the order that is cheapest; `arrange`
 // brings a query into this order and `restore` brings a mix back from it.
 struct F32Cache {
   using Number = float;
   static inline void read(const float *at, Floats &one, Floats &two) { one = Floats::load(at), two = Floats::load(at + kLanes); }
-  static void write(const float *from, int dim, float *to) { std::memcpy(to, from, dim * sizeof(float)); }
-  static void arrange(const float *from, int dim, float *to) { std::memcpy(to, from, dim * sizeof(float)); }
-  static void restore(const float *from, int dim, float *to) { std::memcpy(to, from, dim * sizeof(float)); }
+  static void write(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
+  static void arrange(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
+  static void restore(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
 };
 
 struct Bf16Cache {  // the even numbers of 32, then the odd ones
@@ -31,75 +31,95 @@ struct Bf16Cache {  // the even numbers of 32, then the odd ones
       to[i] = uint16_t(nan ? (bits >> 16 | 0x40) : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
   }
-  static void arrange(const float *from, int dim, float *to) {
-    for (int i = 0; i < dim; ++i) to[place(i, dim)] = from[i];
+  static void arrange(const float *__restrict from, int dim, float *__restrict to) {
+    int i = 0;
+    for (; i + 2 * kLanes <= dim; i += 2 * kLanes)
+      for (int j = 0; j < kLanes; ++j) to[i + j] = from[i + 2 * j], to[i + kLanes + j] = from[i + 2 * j + 1];
+    for (; i < dim; ++i) to[i] = from[i];
   }
-  static void restore(const float *from, int dim, float *to) {
-    for (int i = 0; i < dim; ++i) to[i] = from[place(i, dim)];
-  }
-
- private:
-  static inline int place(int i, int dim) {
-    return i < dim / 32 * 32 ? i / 32 * 32 + i % 2 * kLanes + i % 32 / 2 : i;
+  static void restore(const float *__restrict from, int dim, float *__restrict to) {
+    int i = 0;
+    for (; i + 2 * kLanes <= dim; i += 2 * kLanes)
+      for (int j = 0; j < kLanes; ++j) to[i + 2 * j] = from[i + j], to[i + 2 * j + 1] = from[i + kLanes + j];
+    for (; i < dim; ++i) to[i] = from[i];
   }
 };
 
-template <class Cache, int count> inline void read(const typename Cache::Number *at, Floats *to) {
-  if constexpr (count == 1) to[0] = Floats::load(at);
-  for (int i = 0; i + 1 < count; i += 2) Cache::read(at + i * kLanes, to[i], to[i + 1]);
+#define INLINE __attribute__((always_inline))
+
+// work(0), work(1) ... as constants, so that arrays of vectors become registers.
+template <int count, class Work> INLINE inline void each(Work work) {
+  [&]<int... i>(std::integer_sequence<int, i...>) INLINE { (work(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, count>());
 }
 
-// score[q][t] for kTokens tokens: each sum in an order that only `dim` determines.
-template <class Cache, int queries>
-inline void scores(const typename Cache::Number *const *key, const float *query, int dim, float *score, int stride) {
+template <class Cache, int count> INLINE inline void read(const typename Cache::Number *at, Floats *to) {
+  if constexpr (count == 1)
+    to[0] = Floats::load(at);
+  else
+    each<count / 2>([&](auto i) INLINE { Cache::read(at + i * 2 * kLanes, to[i * 2], to[i * 2 + 1]); });
+}
+
+// score[q][t] for kTokens tokens: each sum in an order that only the dimension determines. `fixed` is the dimension
+// where it is known to the compiler, else 0.
+template <class Cache, int queries, int fixed>
+INLINE inline void scores(const typename Cache::Number *const *key, const float *query, int any, float *score, int stride) {
   constexpr int together = kSums / queries;
+  const int dim = fixed ? fixed : any;
   for (int t = 0; t < kTokens; t += together) {
     Floats sum[kSums] = {};  // [queries][together]
-    auto add = [&]<int count>(int i) {
+    auto add = [&](int i, auto count) INLINE {
       Floats keys[together][count];
-      for (int j = 0; j < together; ++j) read<Cache, count>(key[t + j] + i, keys[j]);
-      for (int v = 0; v < count; ++v)
-        for (int q = 0; q < queries; ++q) {
-          const Floats own = Floats::load(query + q * dim + i + v * kLanes);
-          for (int j = 0; j < together; ++j) sum[q * together + j].add(own, keys[j][v]);
-        }
+      each<together>([&](auto j) INLINE {
+        read<Cache, count>(key[t + j] + i, keys[j]);
+        if constexpr (queries > 1) each<count>([&](auto v) INLINE { keys[j][v].hold(); });
+      });
+      each<count>([&](auto v) INLINE {
+        each<queries>([&](auto q) INLINE {
+          Floats own = Floats::load(query + q * dim + i + v * kLanes);
+          if constexpr (together > 1) own.hold();  // loaded once for all keys
+          each<together>([&](auto j) INLINE { sum[q * together + j].add(own, keys[j][v]); });
+        });
+      });
     };
+    const std::integral_constant<int, 1> one;
+    const std::integral_constant<int, 2> two;
     int i = 0;
-    for (; i + 2 * kLanes <= dim; i += 2 * kLanes) add.template operator()<2>(i);
-    if (i < dim) add.template operator()<1>(i);
+#pragma GCC unroll 4
+    for (; i + 2 * kLanes <= dim; i += 2 * kLanes) add(i, two);
+    if (i < dim) add(i, one);
     float whole[kSums];
     for (int s = 0; s < kSums; s += 4) {
       const FourFloats four = totals(sum + s);
       std::memcpy(whole + s, &four, sizeof four);
     }
-    for (int q = 0; q < queries; ++q) std::memcpy(score + q * stride + t, whole + q * together, together * sizeof(float));
+    each<queries>([&](auto q) INLINE { std::memcpy(score + q * stride + t, whole + q * together, together * sizeof(float)); });
   }
 }
 
 // mixed[q][i ...] += weight[q][t] * value[t][i ...] of `count` vectors; the mixes are `apart` floats from each other
 template <class Cache, int queries, int count>
-inline void mix_vectors(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int i, int apart, float *mixed) {
-  Floats sum[queries][count];
-  for (int q = 0; q < queries; ++q)
-    for (int v = 0; v < count; ++v) sum[q][v] = Floats::load(mixed + q * apart + i + v * kLanes);
+INLINE inline void mix_vectors(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int i, int apart, float *mixed) {
+  Floats sum[queries * count];
+  each<queries * count>([&](auto s) INLINE { sum[s] = Floats::load(mixed + s / count * apart + i + s % count * kLanes); });
   for (int t = 0; t < tokens; ++t) {
     Floats values[count];
     read<Cache, count>(value[t] + i, values);
-    for (int q = 0; q < queries; ++q)
-      for (int v = 0; v < count; ++v) sum[q][v].add(values[v], weight[q * stride + t]);
+    each<queries * count>([&](auto s) INLINE { sum[s].add(values[s % count], weight[s / count * stride + t]); });
   }
-  for (int q = 0; q < queries; ++q)
-    for (int v = 0; v < count; ++v) sum[q][v].store(mixed + q * apart + i + v * kLanes);
+  each<queries * count>([&](auto s) INLINE { sum[s].store(mixed + s / count * apart + i + s % count * kLanes); });
 }
 
 // mixed[q] += weight[q][t] * value[t], one token after the other
-template <class Cache, int queries>
-inline void mix(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int dim, int apart, float *mixed) {
+template <class Cache, int queries, int fixed>
+INLINE inline void mix(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int any, int apart, float *mixed) {
   constexpr int many = queries == 1 ? 4 : 2;
+  const int dim = fixed ? fixed : any;
   int i = 0;
   for (; i + many * kLanes <= dim; i += many * kLanes) mix_vectors<Cache, queries, many>(value, tokens, weight, stride, i, apart, mixed);
   for (; i + 2 * kLanes <= dim; i += 2 * kLanes) mix_vectors<Cache, queries, 2>(value, tokens, weight, stride, i, apart, mixed);
   if (i < dim) mix_vectors<Cache, queries, 1>(value, tokens, weight, stride, i, apart, mixed);
 }
+
+#undef INLINE
 
 }  // namespace penstock
