@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.engine.config import EngineConfig
 from penstock.kv.host import host_id
-from penstock.runtime.config import ConfigError
+from penstock.runtime.config import ConfigError, Size
+from penstock.runtime.cores import available_cores, parse_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,11 @@ class WorkerConfig:
     weights: str = "plain"
     """plain, or lossless: bfloat16 in 12 bits a weight."""
     threads: int = 0
-    """Threads of one model step; 0: all cores."""
+    """Threads of one model step; 0: as many as there are cores for this process."""
+    cores: str = ""
+    """Cores to stay on, such as 0-3 or 0,2; empty: wherever the system puts the worker."""
+    packed_bytes: Size = 16 << 30
+    """Disk for packed weights, in ~/.cache/penstock, which workers of a host share; 0: each has its own in memory."""
     max_model_len: int = 0
     """Tokens of one text; 0: the model's own limit, for longrope models their original context. All workers alike."""
     kv_pool_tokens: int = 32768
@@ -58,6 +62,10 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.threads <= 1024:
             raise ConfigError("threads", self.threads, "use 0 for all cores, or 1 to 1024")
+        try:
+            parse_cores(self.cores)
+        except ValueError as error:
+            raise ConfigError("cores", self.cores, str(error)) from error
         if self.max_model_len < 0:
             raise ConfigError("max_model_len", self.max_model_len, "use 0 for the model's limit, or a number of tokens")
         if self.store_timeout_s <= 0:
@@ -86,7 +94,8 @@ class WorkerConfig:
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
                 max_model_len=self.max_model_len or None,
-                threads=self.threads or os.cpu_count(),
+                threads=self.threads or available_cores(),
+                packed_bytes=self.packed_bytes,
                 **more,
             )
         except ValueError as error:

@@ -24,6 +24,8 @@ from penstock.rpc.convert import spec_to_message
 from penstock.rpc.errors import Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import RpcServer, serve
+from penstock.runtime.config import ConfigError
+from penstock.runtime.cores import parse_cores, stay_on
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
@@ -165,6 +167,7 @@ async def open_worker(
     **engine_settings: Any,
 ) -> AsyncIterator[ServedWorker]:
     """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
+    _stay(config)
     settings = config.engine(**engine_settings)
     device = device_of(settings.device)
     async with open_channels() as channels, Engine.open(settings, drafter=drafter) as engine:
@@ -186,6 +189,15 @@ async def open_worker(
                 address = f"{config.address.rsplit(':', 1)[0]}:{server.port}"
                 async with _joined(worker, role, address, server):
                     yield ServedWorker(address, worker)
+
+
+def _stay(config: WorkerConfig) -> None:
+    """Before the first thread that computes. Raises ConfigError."""
+    if config.cores:
+        try:
+            stay_on(parse_cores(config.cores))
+        except OSError as error:
+            raise ConfigError("cores", config.cores, f"{error.strerror}; use cores of this host") from error
 
 
 @asynccontextmanager

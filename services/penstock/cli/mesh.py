@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from penstock.cli.ports import Ports
 from penstock.kv.room import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.models import NAMES, embedded
 from penstock.runtime.config import ConfigError, Size, format_size
+from penstock.runtime.cores import Share, format_cores, host_shares
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 """The order of stopping: nobody loses what it still needs."""
@@ -112,11 +112,12 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     http, grpc = _address("port", options.port, ports), _address("grpc_port", options.grpc_port, ports)
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
+    weights = sum(file.stat().st_size for file in inspect(model).weight_files)
     worker = (
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
-        *("--dtype", options.dtype, "--weights", options.weights, "--threads", str(_threads(options))),
+        *("--dtype", options.dtype, "--weights", options.weights),
     )
-    children: list[ChildSpec] = [*_workers(options, ports, worker, draft)]
+    children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
     if draft is not None:
         children.append(_draft(options, draft))
     children += [
@@ -130,13 +131,27 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     return MeshPlan(f"http://{http}", tuple(children), grpc)
 
 
-def _workers(options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft: str | None) -> Iterator[ChildSpec]:
-    for number in range(0 if options.aggregated else options.prefill):
-        yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *worker, number=number)
+def _workers(
+    options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft: str | None, weights: int
+) -> Iterator[ChildSpec]:
+    """`weights`: bytes of the model."""
+    prefill = 0 if options.aggregated else options.prefill
+    shared = iter(host_shares(prefill + options.decode, weights))
+    for number in range(prefill):
+        own = _cores(options, next(shared))
+        yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *worker, *own, number=number)
     role = "both" if options.aggregated else "decode"
     more = ("--role", role, "--draft", draft or "none")
     for number in range(options.decode):
-        yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *worker, *more, number=number)
+        own = _cores(options, next(shared))
+        yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *worker, *more, *own, number=number)
+
+
+def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
+    """Who says how many threads there are gets no cores of its own."""
+    yield from ("--threads", str(options.threads or share.threads))
+    if share.cores and not options.threads:
+        yield from ("--cores", format_cores(share.cores))
 
 
 def _tiers(options: MeshOptions) -> Iterator[str]:
@@ -191,14 +206,3 @@ def _address(field: str, port: int, ports: Ports) -> str:
         return ports.reserve(port)
     except OSError as error:
         raise ConfigError(field, port, f"{error}; choose another, or 0 for a free one") from error
-
-
-def _threads(options: MeshOptions) -> int:
-    if options.threads:
-        return options.threads
-    return default_threads(options.decode + (0 if options.aggregated else options.prefill))
-
-
-def default_threads(workers: int) -> int:
-    """The cores, shared out among the workers."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)

@@ -212,6 +212,7 @@ def _load(config: DraftConfig) -> Drafts:
 
     from penstock.engine.draft_model import ModelProposer
 
+    torch.set_num_threads(config.threads)  # this thread loads, and decides how many compute
     try:
         proposer = ModelProposer(Path(config.model), dtype=config.dtype, max_sequences=config.max_sequences)
     except CheckpointError as error:

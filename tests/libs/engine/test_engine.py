@@ -603,3 +603,31 @@ async def test_it_says_what_its_weights_take(config):
         assert stats.weights_bytes == pytest.approx(4 * layers, rel=0.02)
         assert not stats.weights_shared
         assert stats.peak_bytes > 50 << 20
+
+
+async def test_the_loop_turns_while_a_step_runs(config, kit):
+    """Requests come, go and are refused, while the engine's thread is held inside a step."""
+    async with Engine.open(config) as engine:
+        inside, go = threading.Event(), threading.Event()
+        step = engine._runner.step
+
+        def held(runs):
+            inside.set()
+            assert go.wait(30), "nobody could say go: the step holds the loop"
+            return step(runs)
+
+        engine._runner.step = held
+        first = asyncio.create_task(kit.read(engine, kit.request("a", 20, kit.greedy(3))))
+        assert await asyncio.to_thread(inside.wait, 30)
+        second = asyncio.create_task(kit.read(engine, kit.request("b", 20, kit.greedy(3))))
+        leaving = asyncio.create_task(kit.read(engine, kit.request("c", 20, kit.greedy(3))))
+        while engine.stats().waiting < 2:
+            await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        with pytest.raises(RequestRefused):
+            await kit.read(engine, kit.request("d", 0, kit.greedy(3)))
+        assert engine.stats().steps == 0 and not first.done() and not second.done()
+        go.set()
+        assert [len((await task).ids) for task in (first, second)] == [3, 3]

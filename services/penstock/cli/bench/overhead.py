@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import httpx2
 import msgspec
 
+from penstock.checkpoint import inspect
 from penstock.cli.bench.harness import Figure, Report, figure, interleave
-from penstock.cli.mesh import default_threads
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
 from penstock.models import embedded
+from penstock.runtime.cores import host_shares
 
 _PROMPT_TOKENS = 512
 _MODEL = "penstock-mini"
@@ -74,12 +75,18 @@ class Prompts:
 async def measure(quick: bool) -> Report:
     """Runs the bench."""
     tokens, rounds = (64, 3) if quick else (192, 7)
-    config = EngineConfig(model=embedded(_MODEL), threads=default_threads(_WORKERS))
+    config = EngineConfig(model=embedded(_MODEL), threads=_threads())
     async with Engine.open(config) as engine, _mesh() as client:
         prompts = Prompts(engine.checkpoint.config.vocab_size)
         bare, mesh = _Bare(engine, prompts, tokens), _Mesh(client, prompts, tokens)
         samples = await interleave({"bare": bare.measure, "mesh": mesh.measure}, rounds)
     return Report("overhead", _figures(samples["bare"], samples["mesh"]))
+
+
+def _threads() -> int:
+    """As a worker of the mesh has them."""
+    weights = sum(file.stat().st_size for file in inspect(embedded(_MODEL)).weight_files)
+    return host_shares(_WORKERS, weights)[0].threads
 
 
 def _figures(bare: Sequence[Sample], mesh: Sequence[Sample]) -> list[Figure]:

@@ -1,0 +1,98 @@
+"""Which cores are there for this process, and how the workers of a host share them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_SMALL_BYTES = 32 << 20
+"""Weights whose step is over before a second thread has begun."""
+_OTHERS = 2
+"""Cores for the services without a model, where workers have cores of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker gets."""
+
+    threads: int
+    """Of a model step."""
+    cores: tuple[int, ...] = ()
+    """On which the worker stays; none: the system places it."""
+
+
+def available_cores() -> int:
+    """What the scheduler lets this process run on, and its control group lets it use."""
+    return cores_of(len(os.sched_getaffinity(0)), _quota(_CGROUP))
+
+
+def cores_of(affinity: int, quota: float | None) -> int:
+    """`quota` is processor time per time, None where there is no limit. A part of a core counts as one: a thread
+    less would leave it idle, a thread more would be stopped in the middle of a step."""
+    return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
+
+
+def host_shares(workers: int, weights_bytes: int) -> list[Share]:
+    """`shares` of this host."""
+    affinity = sorted(os.sched_getaffinity(0))
+    return shares(affinity, available_cores(), workers, weights_bytes)
+
+
+def shares(affinity: Sequence[int], cores: int, workers: int, weights_bytes: int) -> list[Share]:
+    """How `workers` engines share `cores` cores of those in `affinity`.
+
+    Where two cores for each worker and some for the other services are there, each worker stays on neighbouring ones of
+    its own, and its threads' caches with them. Where a quota is the limit, or cores are few, staying would only keep
+    idle ones from being used; and there a worker of a model that is not small has two threads, even if that makes more
+    than cores: workers pause between their steps, and a thread of the kernels that gets no core holds up nobody (see
+    team.cpp).
+
+    Draft models and the services without a model get by on what the steps leave: they are small, and sleep.
+    """
+    threads = max(cores // workers, 1 if weights_bytes < _SMALL_BYTES else min(cores, 2))
+    own = (len(affinity) - _OTHERS) // workers
+    if cores < len(affinity) or own < 2:
+        return [Share(threads)] * workers
+    return [Share(own, tuple(affinity[number * own : (number + 1) * own])) for number in range(workers)]
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """`"0-3,8"` -> {0, 1, 2, 3, 8}. Raises ValueError that says what would be right."""
+    found: set[int] = set()
+    for part in text.split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        if not first.strip().isdecimal() or not (last if dash else first).strip().isdecimal():
+            raise ValueError(f"{part!r} is no core; write for example 0-3 or 0,2")
+        cores = range(int(first), int(last or first) + 1)
+        if not cores or cores.stop > 4096:
+            raise ValueError(f"{part!r} is no range of cores; write for example 0-3")
+        found.update(cores)
+    return frozenset(found)
+
+
+def format_cores(cores: Iterable[int]) -> str:
+    """What `parse_cores` reads."""
+    return ",".join(map(str, sorted(cores)))
+
+
+def stay_on(cores: Iterable[int]) -> None:
+    """This thread, and all that it starts from now on, run on these cores only. Raises OSError: there is none."""
+    os.sched_setaffinity(0, cores)
+
+
+def _quota(root: Path) -> float | None:
+    """Of control groups v2 or v1, as a container sees its own."""
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
