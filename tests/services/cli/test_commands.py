@@ -14,6 +14,8 @@ import pytest
 
 from penstock.cli.mesh import MeshOptions, plan_mesh
 from penstock.cli.ports import PortTaken, reserved_ports
+from penstock.models import NAMES, embedded
+from penstock.runtime import cores
 from penstock.runtime.config import ConfigError
 
 
@@ -156,6 +158,33 @@ def test_everybody_is_told_the_same_addresses() -> None:
         assert option(name, "--model-name") == option("gateway", "--model-name") == "penstock-mini"
     assert option("decode-0", "--draft") == option("draft", "--address")
     assert plan.url == f"http://{option('gateway', '--http-address')}"
+
+
+def test_workers_are_told_their_threads_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cores, "_quota", lambda _: None)
+
+    def told(**options: object) -> dict[str, tuple[str, ...]]:
+        with reserved_ports() as ports:
+            plan = plan_mesh(MeshOptions(port=0, **options), ports)  # type: ignore[arg-type]
+        commands = {child.name: child.command for child in plan.children}
+        return {name: line[line.index("--threads") :][:4] for name, line in commands.items() if "-0" in name}
+
+    assert told() == {
+        "prefill-0": ("--threads", "3", "--cores", "0,1,2"),
+        "decode-0": ("--threads", "3", "--cores", "3,4,5"),
+    }
+    assert {line[:2] for line in told(threads=5).values()} == {("--threads", "5")}
+    assert not any("--cores" in line for line in told(threads=5).values())
+
+
+def test_cores_that_are_none_are_refused_by_a_worker() -> None:
+    for wrong in ("one", "4000"):
+        arguments = ("--model", str(embedded(NAMES[0])), "--cores", wrong)
+        done = penstock("decode", *arguments)
+        assert done.returncode == 1
+        assert f"cores = {wrong!r}" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
