@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loadtest.peers.cpu import torch_dtype
 from loadtest.peers.protocol import serve
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 class Transformers:
     """A model; a static batch; the caches of a batch's prompts are kept and cut back.
 
-    It computes in float32 where the processor has no bfloat16: torch's emulation takes several times as long.
+    It computes in float32 where the processor has no bfloat16.
     """
 
     def prepare(self, checkpoint: Path, kind: str) -> None:
@@ -23,8 +24,7 @@ class Transformers:
 
     def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
         torch.set_num_threads(threads)
-        dtype = torch.bfloat16 if _multiplies_bfloat16() else torch.float32
-        self._model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, torch_dtype())).eval()
         self._known: tuple[int, ...] = ()
 
     @torch.inference_mode()
@@ -53,13 +53,6 @@ class Transformers:
             tokens = logits[:, -1].argmax(-1, keepdim=True)
             begin = begin or time.perf_counter()
         return time.perf_counter() - begin
-
-
-def _multiplies_bfloat16() -> bool:
-    try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.peers.cpu import torch_dtype
 from loadtest.peers.protocol import serve
 from loadtest.peers.window import Window
 
 
 class Vllm:
-    """Its engine, driven in this process. Prefix caching keeps the prompts of a batch for the next time."""
+    """Its engine, driven in this process. Prefix caching keeps the prompts of a batch for the next time.
+
+    It computes in float32 where the processor has no bfloat16.
+    """
 
     def prepare(self, checkpoint: Path, kind: str) -> None:
         pass
@@ -26,7 +30,7 @@ class Vllm:
 
         model: Any = LLM(
             str(checkpoint),
-            dtype=kind,
+            dtype=torch_dtype(),
             skip_tokenizer_init=True,
             enforce_eager=True,
             max_model_len=tokens,

@@ -35,7 +35,7 @@ class Subject:
     def memory(self) -> float:
         """About how many times the bfloat16 weights it holds; some keep float32 where they multiply so."""
         factor = {"int8": 0.6, "lossless": 0.8}.get(self.kind, 1.0)
-        return 2 * factor if self.engine in ("openvino", "transformers") else factor
+        return factor if self.engine in (OURS, "llamacpp") else 2 * factor
 
 
 @dataclass(frozen=True, slots=True)
