@@ -39,9 +39,11 @@ def engine(*, json: bool = False, quick: bool = False) -> None:
 
     Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
     """
+    import uvloop  # what the workers run on
+
     from penstock.cli.bench.engine.measure import measure
 
-    _run(measure, json, quick)
+    _run(measure, json, quick, uvloop.new_event_loop)
 
 
 @app.command

@@ -11,7 +11,7 @@ import torch
 
 from penstock.engine.kernels.cpu.build import NotBuilt, library
 
-_BYTES = 512 << 20
+_BYTES = 256 << 20
 """Far more than caches hold."""
 _PASSES = 2
 

@@ -30,6 +30,7 @@ async def measure(quick: bool) -> Report:
     found = [*figures.compared(rows), *_decoding(rows, places)]
     found += await own.measure(places, memory, quick)
     found += await own.start(places, quick)
+    found += await own.overhead(quick)
     found += await embedded.measure(quick)
     for name, rates in _gemm().items():
         gemm[name] += rates

@@ -19,6 +19,8 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop  # what the workers run on
+
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk, LoadResult, PageWriter
@@ -219,4 +221,4 @@ def _answer(wire: Any, values: Mapping[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve())
+    uvloop.run(serve())

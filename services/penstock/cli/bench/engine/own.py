@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from penstock.cli.bench.engine.cells import PROMPT
 from penstock.cli.bench.engine.limits import Memory
@@ -13,6 +15,8 @@ from penstock.cli.bench.engine.rounds import THREADS, Asked, prompt
 from penstock.cli.bench.engine.shapes import BIG, checkpoint, weight_bytes
 from penstock.cli.bench.engine.subjects import OURS, Places, Subject, running
 from penstock.cli.bench.harness import Figure, figure, interleave, missing
+from penstock.engine.overhead import step_overhead_us
+from penstock.testing.checkpoints import write_checkpoint
 
 _LIMIT_S = 300.0
 _LONG = 8192
@@ -93,6 +97,20 @@ async def _verify(plain: Asked, rounds: int, steps: int) -> list[Figure]:
     return [
         figure(id, costs, "ratio", "a step of one token", goal, lower_is_better=True),
         figure("verify5_tokens_per_step_1b", given, "tokens", "5: every draft was right"),
+    ]
+
+
+async def overhead(quick: bool) -> list[Figure]:
+    """What the engine does beside the model."""
+    rounds = 3 if quick else 9
+    with TemporaryDirectory() as directory:
+        model = write_checkpoint(Path(directory))
+        many = await step_overhead_us(model, 32, rounds=rounds)
+        one = await step_overhead_us(model, 1, rounds=rounds)
+    whole = "engine, thread and readers around a model that answers at once"
+    return [
+        figure("step_overhead_us_b32", many, "us", whole, 150.0, lower_is_better=True),
+        figure("step_overhead_us_b1", one, "us", whole),
     ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -48,6 +50,12 @@ class Row:
     def absent(self) -> str:
         """Why the subject has no figure here; empty when it has."""
         return next((sample.reason for sample in self.samples if sample.rate is None), "")
+
+    @property
+    def told(self) -> str:
+        """For somebody who watches."""
+        rates = [sample.rate for sample in self.samples if sample.rate is not None]
+        return f"{statistics.median(rates):.4g} tokens/s" if rates else self.absent
 
 
 @dataclass
@@ -122,7 +130,10 @@ async def _cell(cell: Cell, session: Session, asked: Mapping[str, Asked], memory
     subjects = {name: subject(one) for name, one in asked.items()}
     found: dict[str, list[Sample]] = await interleave(subjects, cell.rounds, warm_up=cell.warm_up)
     first = found[session.subjects[0].name]
-    return [Row(session.shape.name, cell.name, one.subject, found[name], first) for name, one in asked.items()]
+    rows = [Row(session.shape.name, cell.name, one.subject, found[name], first) for name, one in asked.items()]
+    for row in rows:
+        print(f"{session.shape.name} {cell.name} {row.subject.name}: {row.told}", file=sys.stderr, flush=True)
+    return rows
 
 
 async def _sample(cell: Cell, shape: Shape, one: Asked, memory: Memory, number: int) -> Sample:
