@@ -51,17 +51,17 @@ PROMPT = 128
 
 
 _SMALL = (
-    Cell("decode_b1", PROMPT, 1, 64, rounds=7),
+    Cell("decode_b1", PROMPT, 1, 64, rounds=5),
     Cell("decode_b8", PROMPT, 8, 24, rounds=5),
     Cell("decode_b32", PROMPT, 32, 16, rounds=5),
     Cell("prefill_512", 512, rounds=5),
-    Cell("prefill_2048", 2048, rounds=3, warm_up=False),
+    Cell("prefill_2048", 2048, rounds=2, warm_up=False),
 )
 _BIG = (
     Cell("decode_b1", PROMPT, 1, 16, rounds=5),
     Cell("decode_b8", 64, 8, 8, rounds=3),
-    Cell("decode_b32", 64, 32, 4, rounds=3),
-    Cell("prefill_512", 512, rounds=2),
+    Cell("decode_b32", 32, 32, 4, rounds=3),
+    Cell("prefill_512", 512, rounds=2, warm_up=False),
     Cell("prefill_2048", 2048, rounds=2, warm_up=False),
 )
 _QUICK_SMALL = (

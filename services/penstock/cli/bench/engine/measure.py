@@ -11,8 +11,8 @@ from penstock.cli.bench.engine.cells import sessions
 from penstock.cli.bench.engine.limits import Memory, gemm_rate
 from penstock.cli.bench.engine.rounds import THREADS, Row
 from penstock.cli.bench.engine.rounds import measure as measure_session
-from penstock.cli.bench.engine.shapes import BIG, checkpoint, weight_bytes
-from penstock.cli.bench.engine.subjects import Places
+from penstock.cli.bench.engine.shapes import BIG, SMALL, Shape, checkpoint, weight_bytes
+from penstock.cli.bench.engine.subjects import OURS, Places
 from penstock.cli.bench.harness import Figure, Report, figure
 
 _GEMM = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,12 +39,18 @@ async def measure(quick: bool) -> Report:
 
 def _decoding(rows: list[Row], places: Places) -> list[Figure]:
     """What else there is to say of decoding alone."""
-    weights = weight_bytes(checkpoint(BIG, places.models))
+    big, small = (weight_bytes(checkpoint(shape, places.models)) for shape in (BIG, SMALL))
     rivals = [row for row in rows if (row.cell, row.subject.name) == ("decode_b1", "llamacpp int8")]
-    plain = figures.find(rows, BIG.name, "decode_b1", "penstock")
+
+    def share(id: str, shape: Shape, name: str, weights: int, goal: float | None = None) -> Figure:
+        return figures.beside_memory(id, figures.find(rows, shape.name, "decode_b1", name), weights, goal)
+
     return [
         figures.beside_best("decode_b1_1b_int8_vs_llamacpp", rivals, 1.0),
-        figures.beside_memory("decode_b1_1b_bf16_vs_bandwidth", plain, weights, 0.85),
+        share("decode_b1_1b_bf16_vs_bandwidth", BIG, OURS, big, 0.85),
+        share("decode_b1_1b_bf16_llamacpp_vs_bandwidth", BIG, "llamacpp", big),
+        share("decode_b1_1b_bf16_openvino_vs_bandwidth", BIG, "openvino", big),
+        share("decode_b1_135m_bf16_vs_bandwidth", SMALL, OURS, small),
     ]
 
 

@@ -20,7 +20,7 @@ from penstock.cli.bench.engine.subjects import Places, Subject, prepare, running
 from penstock.cli.bench.harness import interleave
 
 THREADS = 2
-BUDGET = 10 << 30
+BUDGET = 12 << 30
 """Bytes that the processes of one group may take, by what is known of them."""
 _LOAD_S = 600.0
 _PAUSE_S = 0.3
