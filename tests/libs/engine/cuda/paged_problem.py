@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ NOWHERE = torch.device("cpu")
 
 @dataclass
 class Problem:
-    """Sequences of `ends` tokens with `rows` query rows each, on pages out of order; what is on no page is NaN."""
+    """Sequences of `ends` tokens with `rows` query rows each, on pages out of order."""
 
     rows: list[int]
     ends: list[int]
@@ -30,12 +31,14 @@ class Problem:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     device: torch.device = NOWHERE
+    rest: float = math.nan
+    """What lies beyond the tokens. Libraries that multiply it by a weight of 0 need a number; pages have one there."""
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         used = sum(-(-end // self.block) for end in self.ends)
         shape = (used + 4, len(self.windows), 2, self.block, self.kv_heads, self.dim)
-        data = torch.full(shape, float("nan"))
+        data = torch.full(shape, self.rest)
         data[0] = 0
         pages = (torch.randperm(used + 3, generator=generator) + 1).tolist()
         self.tables: list[list[int]] = []

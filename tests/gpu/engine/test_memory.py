@@ -1,0 +1,105 @@
+"""What moves between host and device: weights, pages, and a pool that another process opens."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tests.libs.engine.cuda.test_arena import seen_elsewhere
+from tests.libs.kv.device_contract import noise
+
+from penstock.checkpoint import inspect
+from penstock.engine.kernels.cuda.chunks import in_order
+from penstock.engine.kernels.cuda.upload import Upload
+from penstock.engine.models.loading import load_weights
+from penstock.engine.pool import KvPool
+from penstock.testing.checkpoints import TinyModel, write_checkpoint
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return inspect(write_checkpoint(tmp_path / "model", TinyModel(hidden_size=256, intermediate_size=512, shards=2)))
+
+
+def test_weights_arrive(checkpoint):
+    for ahead in (0, 1 << 20, 1 << 30):
+        with Upload(checkpoint, CUDA, lanes=3, chunk_bytes=50_000, ahead_bytes=ahead) as upload:
+            brought = load_weights(checkpoint, torch.bfloat16, CUDA, source=upload.take)
+        plain = load_weights(checkpoint, torch.bfloat16, CUDA)
+        for mine, right in zip(brought.layers, plain.layers, strict=True):
+            for name in ("qkv", "out", "input_norm"):
+                assert torch.equal(getattr(mine, name), getattr(right, name)), name
+        assert torch.equal(brought.head, plain.head)
+
+
+def test_each_tensor_is_whole_while_others_are_freed(checkpoint):
+    """Memory of tensors that went away is given to those that arrive."""
+    for _ in range(5):
+        with Upload(checkpoint, CUDA, lanes=4, chunk_bytes=10_000, ahead_bytes=200_000) as upload:
+            for info in in_order(checkpoint):
+                taken = upload.take(info).double().sum()
+                right = load_one(info).double().sum()
+                assert float(taken) == pytest.approx(float(right), rel=1e-9)
+
+
+def load_one(info):
+    from safetensors import safe_open
+
+    with safe_open(info.file, framework="pt") as stored:
+        return stored.get_tensor(info.name).to(CUDA)
+
+
+def test_pages_come_and_go_beside_steps(checkpoint):
+    pool = KvPool(checkpoint.config, 40, 16, torch.bfloat16, CUDA)
+    size = pool.block_bytes
+    blocks = [noise(number, size) for number in range(1, 9)]
+    busy = torch.randn(2048, 2048, device=CUDA)
+
+    def beside() -> None:
+        for _ in range(50):
+            busy.mul_(1.0).matmul(busy)
+
+    with ThreadPoolExecutor(4) as threads:
+        beside()
+        written = list(threads.map(lambda at: pool.write([at + 1], [blocks[at]]), range(8)))
+        assert written == [1] * 8
+        seen = list(threads.map(lambda at: bytes(pool.view(at + 1)), range(8)))
+    assert seen == [bytes(block) for block in blocks]
+    back = memoryview(bytearray(size))
+    pool.read_into(3, back)
+    assert back == blocks[2]
+    assert pool.write([20, 21], blocks[:2], lambda index, copy: index == 0) == 1
+    assert bytes(pool.view(20)) == bytes(blocks[0]) and not any(pool.view(21))
+
+
+def test_a_page_is_read_after_the_step_that_computed_it(checkpoint):
+    """Without `computed` the copy would overtake the step: the step is long."""
+    pool = KvPool(checkpoint.config, 4, 16, torch.float32, CUDA)
+    long = torch.randn(4096, 4096, device=CUDA)
+    for value in (1.0, 2.0, 3.0):
+        for _ in range(20):
+            long = (long @ long).clamp_(-1, 1)
+        pool.data[2].fill_(value)
+        pool.computed()
+        assert memoryview(pool.view(2)).cast("f")[0] == value
+
+
+def test_another_process_reads_a_page_on_the_device(checkpoint):
+    pytest.importorskip("cupy")
+    pool = KvPool(checkpoint.config, 10, 16, torch.bfloat16, CUDA)
+    assert pool.lease is not None, "cupy is here, so the pool is an arena"
+    block = noise(7, pool.block_bytes)
+    assert pool.write([6], [block]) == 1
+    seen = seen_elsewhere(
+        pool.lease,
+        6,
+        "import torch\nfrom penstock.kv.device.cuda import open_cuda",
+        "open_cuda()",
+        "torch.from_dlpack(pool.page({page})).cpu().numpy()",
+    )
+    assert seen == hashlib.sha256(block).hexdigest()
+    assert bytes(pool.view(6)) == bytes(block)

@@ -1,0 +1,31 @@
+"""What bfloat16 and 8 bits change on a device, on the embedded model, against float32 on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from tests.libs.engine.test_precision import all_logits
+
+from penstock.checkpoint import inspect
+from penstock.engine.runner import Runner
+from penstock.models import NAMES, embedded
+
+BOUNDS = {"float32": (0.999, 1e-3), "bfloat16": (0.97, 0.05), "int8": (0.96, 0.06), "float8": (0.90, 0.25)}
+"""Share of positions with the same most probable token, and mean distance of a logit, against float32."""
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return all_logits(Runner(inspect(embedded(NAMES[0])), "float32", "cpu", 400, 16, 4096, kernels=False), 250)
+
+
+@pytest.mark.parametrize("step", [5, 250])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
+    agreement, distance = BOUNDS[dtype]
+    try:
+        runner = Runner(inspect(embedded(NAMES[0])), dtype, "cuda", 400, 16, 4096)
+    except ValueError as reason:
+        pytest.skip(str(reason))
+    found = all_logits(runner, step).cpu()
+    assert float((found.argmax(-1) == exact.argmax(-1)).float().mean()) >= agreement
+    assert float((found - exact).abs().mean()) <= distance
