@@ -20,13 +20,12 @@ from penstock.checkpoint import Checkpoint, inspect, remembered_fingerprint, tok
 from penstock.engine.batch import Run
 from penstock.engine.cancellation import cancelled
 from penstock.engine.checks import check_request
-from penstock.engine.chunking import chunk_tokens
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.lane import Lane
 from penstock.engine.models.packed import PackedWeights
-from penstock.engine.pool import LAYOUT, KvPool
+from penstock.engine.pool import KvPool
 from penstock.engine.request import FinishReason, Request, TokenOut, Update
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice, Chosen
@@ -296,7 +295,7 @@ class Engine:
                 self._hand_out()
                 drafts = await self._speculation.ask(self._scheduler.decoding())
             counts = {ticket: len(tokens) for ticket, tokens in drafts.items()}
-            step = self._scheduler.next_step(counts, stalled, self._chunk())
+            step = self._scheduler.next_step(counts, stalled)
             stalled = False
             if step:
                 await self._step(step, drafts)
@@ -304,12 +303,6 @@ class Engine:
             self._hand_out()
             if not self._closing:
                 stalled = not await self._woken()
-
-    def _chunk(self) -> int:
-        """Prompt tokens beside decode rows."""
-        config, counters = self.config, self._counters
-        rate = counters.prefill_tokens_per_s
-        return chunk_tokens(config.itl_target_s, counters.decode_step_s, rate, config.max_batch_tokens)
 
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
@@ -464,12 +457,15 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         config.packed_bytes,
         config.max_running,
         config.weights == "lossless",
+        config.kv_dtype,
     )
+    token, tokens = runner.pool.block_bytes // config.block_size, _pages(config) * config.block_size
+    _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
     spec = KvSpec(
         model=remembered_fingerprint(checkpoint),
         tokenizer=tokenizer_fingerprint(checkpoint),
-        layout=LAYOUT,
-        dtype=config.dtype,
+        layout=runner.pool.layout,
+        dtype=config.identity,
         block_size=config.block_size,
         block_bytes=runner.pool.block_bytes,
     )

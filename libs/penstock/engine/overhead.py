@@ -18,7 +18,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.pool import LAYOUT, KvPool
+from penstock.engine.pool import KvPool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampler import Chosen
 from penstock.kv.identity import KvSpec
@@ -63,4 +63,4 @@ async def _read(engine: Engine, name: str, tokens: int) -> None:
 def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[_Instant, KvSpec]:
     pages = -(-config.kv_pool_tokens // config.block_size)
     pool = KvPool(checkpoint.config, pages, config.block_size, torch.float32, torch.device("cpu"))
-    return _Instant(pool), KvSpec("", "", LAYOUT, config.dtype, config.block_size, pool.block_bytes)
+    return _Instant(pool), KvSpec("", "", pool.layout, config.dtype, config.block_size, pool.block_bytes)

@@ -23,16 +23,20 @@ from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.hooks import Check, Source
+from penstock.engine.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.engine.kernels.cuda.arena import open_arena
 from penstock.engine.kernels.cuda.copies import PageCopies
 from penstock.kv.device.leased import PoolLease
 
-LAYOUT = "lkbhd-v1"
+_LAYOUT = "lkbhd-v1"
 """Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
+_SCALED_LAYOUT = "lkbhd-scaled-v1"
+"""The same in int8, but that each token's heads are followed by their float32 scales, see int8_kv."""
 
 
 class KvPool:
-    """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool).
+    """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool). In int8 the
+    last two axes are one, a row of int8_kv.
 
     On a CUDA device one more page lies behind them, for rows of captured steps that are padding, and all are one arena
     that other processes can open, where that is possible.
@@ -42,7 +46,10 @@ class KvPool:
         self, config: ModelConfig, pages: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         cuda = device.type == "cuda"
-        shape = (pages + 1 + cuda, config.n_layers, 2, block_size, config.n_kv_heads, config.head_dim)
+        self._heads = (config.n_kv_heads, config.head_dim)
+        self._scaled = dtype == torch.int8
+        last = (config.n_kv_heads * (config.head_dim + SCALE_BYTES),) if self._scaled else self._heads
+        shape = (pages + 1 + cuda, config.n_layers, 2, block_size, *last)
         self.block_size = block_size
         self.n_layers = config.n_layers
         self._arena = open_arena(math.prod(shape) * dtype.itemsize, device) if cuda else None
@@ -50,7 +57,7 @@ class KvPool:
             self.data = _zeros(shape, dtype, device)
         else:
             self.data = self._arena.bytes.view(dtype).view(shape)
-        width = config.n_kv_heads * config.head_dim
+        width = math.prod(last)
         self.runs = self.data.view(-1, block_size * width)
         """[pages * layers * 2, block_size * width]: run (page * layers + layer) * 2 is keys, the next one values."""
         self.slots = self.data.view(-1, width)
@@ -58,6 +65,8 @@ class KvPool:
         self._scratch = self.data.new_empty(0)
         self._bytes = self.data.view(shape[0], -1).view(torch.uint8)
         self.block_bytes = self._bytes.shape[1]
+        self.layout = _SCALED_LAYOUT if self._scaled else _LAYOUT
+        """How the bytes of a block are ordered."""
         self._host = self._bytes.numpy() if device.type == "cpu" else None
         self._copies = PageCopies(self._bytes) if cuda else None
 
@@ -71,18 +80,26 @@ class KvPool:
         if self._copies is not None:
             self._copies.mark()
 
+    def store(self, slots: Tensor, rows: Tensor) -> None:
+        """Keeps keys or values, [N, kv_heads * head_dim], in rows `slots` [N] of `slots`."""
+        kept = to_rows(rows.view(-1, *self._heads)) if self._scaled else rows.to(self.slots.dtype)
+        self.slots.index_copy_(0, slots, kept)
+
     def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
         """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], valid until the next call.
 
         `index` [2 * batch * pages] names rows of `runs`, all keys before all values; `tokens` cuts off the end of
-        the last page. The copies go to one scratch buffer, which stays in the processor's cache.
+        the last page. The copies go to one scratch buffer, which stays in the processor's cache. Numbers are as the
+        pool keeps them, those of int8 float32.
         """
         count, width = index.shape[0], self.runs.shape[1]
         if self._scratch.numel() < count * width:
             self._scratch = self.data.new_empty(count * width * 2)
         found = self._scratch[: count * width].view(count, width)
         torch.index_select(self.runs, 0, index, out=found)
-        half = (batch, -1, *self.data.shape[-2:])
+        if self._scaled:
+            found = from_rows(found.view(-1, self.slots.shape[1]), self._heads[0]).view(count, -1)
+        half = (batch, -1, *self._heads)
         keys, values = found[: count // 2].view(half), found[count // 2 :].view(half)
         return keys[:, :tokens], values[:, :tokens]
 

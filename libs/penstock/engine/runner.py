@@ -31,7 +31,8 @@ _WEIGHTS = {
     "int8": torch.bfloat16,
     "float8": torch.bfloat16,
 }
-"""As loaded; 8 bits are rounded from there. Also what KV is kept in, and what a CUDA device computes in."""
+"""As loaded; 8 bits are rounded from there. Also what KV is kept in by default, and what a CUDA device computes in."""
+_CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _BYTES_PER_THREAD = 16 << 20
 """Weights for which one more thread is worth meeting it five times per layer, also when cores are shared."""
 _log = logging.getLogger(__name__)
@@ -55,28 +56,31 @@ class Runner:
         cache_bytes: int = CACHE_BYTES,
         max_running: int = 64,
         lossless: bool = False,
+        kv_dtype: str | None = None,
     ) -> None:
         """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them, and a CUDA
         device paged attention and captured steps, of up to `max_running` sequences.
         `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept.
         `lossless`: keep the bfloat16 weights for the kernels in 12 bits.
+        `kv_dtype`: see EngineConfig.
 
         Raises ValueError when the device can't compute in this dtype.
         """
         config, place = checkpoint.config, torch.device(device)
+        cache = _CACHE[kv_dtype] if kv_dtype else _WEIGHTS[dtype]
         machine = _machine(checkpoint, place) if kernels else None
         compute = _WEIGHTS[dtype] if _computes_as_kept(dtype, place, machine) else torch.float32
         attention, self.packed = None, None
         if place.type == "cuda":
             cuda.check(dtype, place)
             with cuda.uploading(checkpoint, place) as upload:
-                self.pool = KvPool(config, pages, block_size, _WEIGHTS[dtype], place)
+                self.pool = KvPool(config, pages, block_size, cache, place)
                 attention = cuda.attention_for(config, self.pool) if kernels else None
                 keep = cuda.keep_for(dtype, place)
                 weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep, source=upload.take)
         else:
             weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes, lossless)
-            self.pool = KvPool(config, pages, block_size, _WEIGHTS[dtype], place)
+            self.pool = KvPool(config, pages, block_size, cache, place)
         self.decoder = Decoder(config, weights, max_positions, compute)
         self.sampler = Sampler(config.vocab_size, place)
         self._builder = BatchBuilder(self.pool, place, config.windows, compute)

@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.ports import Ports
+from penstock.engine.config import KV_DTYPES, EngineConfig, kv_token_bytes
 from penstock.kv.room import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.models import NAMES, embedded
 from penstock.runtime.config import ConfigError, Size, format_size
@@ -49,10 +50,10 @@ class MeshOptions:
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     dtype: str = "float32"
     """float32, bfloat16 or int8."""
+    kv_dtype: str = ""
+    """How keys and values are kept: float32, bfloat16 or int8; empty: float32 with dtype float32, else bfloat16."""
     weights: str = "plain"
     """plain, or lossless: bfloat16 weights in 12 bits each, the same tokens from less memory."""
-    itl_target_ms: float = 100.0
-    """Milliseconds between tokens of running streams while a worker computes prompts beside them; 0: no target."""
     threads: int = 0
     """Threads of one worker's model step; 0 shares the cores out among the workers."""
     log_level: str = "warning"
@@ -68,10 +69,10 @@ class MeshOptions:
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
-        if self.itl_target_ms < 0:
-            raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
         if self.dtype not in ("float32", "bfloat16", "int8"):
             raise ConfigError("dtype", self.dtype, "must be float32, bfloat16 or int8")
+        if self.kv_dtype and self.kv_dtype not in KV_DTYPES:
+            raise ConfigError("kv-dtype", self.kv_dtype, f"must be {', '.join(KV_DTYPES)}, or empty")
         if self.weights not in ("plain", "lossless"):
             raise ConfigError("weights", self.weights, "must be plain or lossless")
         if self.weights == "lossless" and self.dtype != "bfloat16":
@@ -120,7 +121,7 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     worker = (
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
         *("--dtype", options.dtype, "--weights", options.weights),
-        *("--itl-target-ms", str(options.itl_target_ms)),
+        *(("--kv-dtype", options.kv_dtype) if options.kv_dtype else ()),
     )
     children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
     if draft is not None:
@@ -200,8 +201,8 @@ def _model_directory(field: str, chosen: str) -> Path:
 def _check_tiers(options: MeshOptions, model: Path) -> None:
     """A tier holds a few blocks at least. Raises ConfigError."""
     shape = inspect(model).config
-    values = 2 * shape.n_layers * shape.n_kv_heads * shape.head_dim * _BLOCK_SIZE
-    block_bytes = values * (4 if options.dtype == "float32" else 2)
+    kept = EngineConfig(model, dtype=options.dtype, kv_dtype=options.kv_dtype or None).kv
+    block_bytes = _BLOCK_SIZE * kv_token_bytes(kept, shape.n_layers, shape.n_kv_heads, shape.head_dim)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
         check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), block_bytes)
 

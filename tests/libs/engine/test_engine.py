@@ -596,6 +596,29 @@ async def test_bfloat16_runs(config, kit):
         assert_idle(engine)
 
 
+async def test_kv_may_have_fewer_bits_than_weights(config, kit, caplog):
+    caplog.set_level("INFO")
+    async with Engine.open(replace(config, kv_dtype="int8")) as engine:
+        answers = await kit.read_all(engine, kit.mixed())
+        assert all(answer.last.finish for answer in answers)
+        assert engine.spec.dtype == "float32, KV int8" and engine.spec.block_bytes == 3 * 2 * 16 * 2 * (16 + 4)
+        assert_idle(engine)
+        total = engine.stats().total_pages * 16
+    assert f"KV of {total} tokens fits: {3 * 2 * 2 * (16 + 4)} bytes each in int8" in caplog.text
+
+
+@pytest.mark.parametrize("given", [{"kv_dtype": "int4"}, {"kv_dtype": "int8", "device": "cuda"}])
+def test_an_impossible_kv_dtype_is_refused(config, given):
+    with pytest.raises(ValueError, match="kv_dtype"):
+        replace(config, **given)
+
+
+def test_kv_that_weights_imply_has_their_identity(config):
+    assert replace(config, kv_dtype="float32").identity == config.identity == "float32"
+    assert replace(config, dtype="int8", kv_dtype="bfloat16").identity == "int8"
+    assert replace(config, dtype="bfloat16", kv_dtype="int8").identity == "bfloat16, KV int8"
+
+
 async def test_it_says_what_its_weights_take(config):
     async with Engine.open(config) as engine:
         stats = engine.stats()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.checkpoint import Rope
+from penstock.engine.int8_kv import from_rows, to_rows
 from penstock.engine.kernels.cpu.build import instruction_sets
 from penstock.engine.kernels.cpu.machine import LayerArgs, Machine, ModelArgs, StepArgs
 from penstock.engine.layers.attention import naive_attend
@@ -21,8 +22,9 @@ from penstock.engine.layers.rope import rope_tables, rotate
 
 PIECE = 512
 """kPiece of attention.h."""
-CACHES = {torch.float32: (0, 1e-5), torch.bfloat16: (1, 2e-2)}
-"""Kind, and how far a mix of numbers of size 1 may be off: bfloat16 rounds keys and values to 8 bits."""
+CACHES = {torch.float32: (0, 1e-5), torch.bfloat16: (1, 4e-3), torch.int8: (2, 1e-2)}
+"""Kind, and how far a mix of numbers of size 1 may be off: the last bit of a rotated key may make it round to the other
+neighbour."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,16 @@ class Shape:
         return (self.heads + 2 * self.kv_heads) * self.dim
 
 
+def kept(shape: Shape, vectors: Tensor) -> Tensor:
+    """[N, kv_heads, dim] as the cache has them: the last axes of a pool."""
+    return to_rows(vectors) if shape.cache == torch.int8 else vectors.to(shape.cache)
+
+
+def read(shape: Shape, cached: Tensor) -> Tensor:
+    """The numbers that cached ones stand for."""
+    return from_rows(cached, shape.kv_heads) if shape.cache == torch.int8 else cached.float()
+
+
 class Sequence:
     """Rows from `start` on, after random keys and values of the tokens before; `pages` hold them."""
 
@@ -50,9 +62,11 @@ class Sequence:
 
     def fill(self, shape: Shape, pool: Tensor) -> None:
         size = shape.block_size
-        pool[self.pages] = float("nan")  # nobody may look at what isn't there
-        for token in range(self.start):
-            pool[self.pages[token // size], 0, :, token % size] = self.before[:, token].to(pool.dtype)
+        # Nobody may look at what isn't there. In int8, -1 makes the bytes of a scale that is no number.
+        pool[self.pages] = -1 if pool.dtype == torch.int8 else float("nan")
+        for which in range(2):
+            at = torch.arange(self.start)
+            pool[torch.tensor(self.pages)[at // size], 0, which, at % size] = kept(shape, self.before[which])
 
 
 class Layer:
@@ -101,8 +115,8 @@ class Layer:
             turned = rms_norm(turned, self.norm, torch.tensor(1e-6))
         at = slice(one.start, one.start + one.rows)
         turned = rotate(turned, *(table[at].unsqueeze(1) for table in self.tables))
-        keys = torch.cat((one.before[0], turned[:, heads:]))
-        values = torch.cat((one.before[1], values))
+        keys = read(shape, kept(shape, torch.cat((one.before[0], turned[:, heads:]))))
+        values = read(shape, kept(shape, torch.cat((one.before[1], values))))
         window = shape.window or None
         return naive_attend(
             turned[:, :heads], keys, values, range(one.start, one.start + one.rows), self._scale, window
@@ -119,7 +133,8 @@ def setting(shape: Shape, members: list[tuple[int, int]], seed: int) -> tuple[La
     random = torch.Generator().manual_seed(seed)
     needs = [-(-(start + rows) // shape.block_size) for start, rows in members]
     free = (torch.randperm(sum(needs), generator=random) + 1).tolist()
-    pool = torch.zeros(sum(needs) + 1, 1, 2, shape.block_size, shape.kv_heads, shape.dim, dtype=shape.cache)
+    last = kept(shape, torch.zeros(1, shape.kv_heads, shape.dim)).shape[1:]
+    pool = torch.zeros(sum(needs) + 1, 1, 2, shape.block_size, *last, dtype=shape.cache)
     sequences = []
     for (start, rows), need in zip(members, needs, strict=True):
         sequences.append(Sequence(shape, start, rows, [free.pop() for _ in range(need)], random))
@@ -129,8 +144,8 @@ def setting(shape: Shape, members: list[tuple[int, int]], seed: int) -> tuple[La
 
 shapes = st.builds(
     lambda group, kv_heads, *rest: Shape(group * kv_heads, kv_heads, *rest),
-    st.sampled_from([1, 2, 3, 4, 7, 40]),
-    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 4, 7, 33]),
+    st.integers(1, 2),
     st.sampled_from([16, 32, 48, 64, 80, 128, 256]),
     st.sampled_from([1, 3, 16, 32]),
     st.sampled_from([0, 1, 11, 100, 600]),
@@ -138,13 +153,13 @@ shapes = st.builds(
     st.sampled_from(list(CACHES)),
 )
 members = st.tuples(
-    st.one_of(st.integers(0, 70), st.integers(PIECE - 9, PIECE + 3), st.integers(0, 3 * PIECE)),
-    st.one_of(st.integers(1, 9), st.integers(10, 32)),
+    st.one_of(st.integers(0, 70), st.integers(PIECE - 9, PIECE + 3), st.integers(0, 2 * PIECE)),
+    st.one_of(st.integers(1, 9), st.integers(1, 20)),
 )
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shapes, st.lists(members, min_size=1, max_size=3), st.sampled_from([1, 3]), st.integers(0, 10**6))
 def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
     layer, pool, sequences = setting(shape, members, seed)
@@ -177,3 +192,24 @@ def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
             rows.append(layer.mixed(machine(isa, 1), pool, [single]))
         assert torch.equal(torch.cat(rows), together[first : first + one.rows])
         first += one.rows
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_values_are_kept_as_torch_keeps_them(isa, cache):
+    """Byte for byte, so that it doesn't matter who computed a block."""
+    shape = Shape(6, 3, 48, 16, 0, False, cache)
+    layer, pool, (one,) = setting(shape, [(0, 16)], 3)
+    one.qkv *= torch.logspace(-20, 20, 16).unsqueeze(1)
+    one.qkv[5] = 0
+    layer.mixed(machine(isa, 2), pool, [one])
+    values = one.qkv.view(16, -1, 48)[:, 9:]
+    assert torch.equal(pool[one.pages[0], 0, 1], kept(shape, values))
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 16, 65]), st.integers(-30, 30), st.integers(0, 99))
+def test_int8_is_within_half_a_step_of_a_vector(kv_heads, dim, power, seed):
+    vectors = torch.randn(5, kv_heads, dim, generator=torch.Generator().manual_seed(seed)) * 10.0**power
+    vectors[0] = 0
+    found = from_rows(to_rows(vectors), kv_heads)
+    assert bool(((found - vectors).abs() <= vectors.abs().amax(-1, keepdim=True) / 127 * 0.5001).all())

@@ -105,6 +105,7 @@ def test_a_tier_that_can_not_be_is_said_before_anything_starts(
         (("--decode", "0"), "decode"),
         (("--port", "70000"), "port"),
         (("--dtype", "int3"), "dtype"),
+        (("--kv-dtype", "int3"), "kv-dtype"),
         (("--kv-host-bytes", "lots"), "kv-host-bytes"),
     ],
 )
@@ -113,6 +114,14 @@ def test_a_wrong_option_is_named(arguments: tuple[str, ...], field: str) -> None
     assert done.returncode != 0
     assert field in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_kv_of_another_type_is_every_workers() -> None:
+    with reserved_ports() as ports:
+        children = plan_mesh(MeshOptions(port=0, kv_dtype="int8", decode=2), ports).children
+        commands = {child.name: " ".join(child.command) for child in children}
+    asked = {name for name, command in commands.items() if command.count("--kv-dtype int8")}
+    assert asked == {"prefill-0", "decode-0", "decode-1"}
 
 
 def test_reserved_ports_can_be_listened_on_again_and_again_but_not_taken() -> None:

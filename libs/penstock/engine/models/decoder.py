@@ -136,8 +136,8 @@ class Decoder:
 
     def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: KvPool) -> None:
         key_slots, value_slots = batch.slots[number]
-        pool.slots.index_copy_(0, key_slots, keys.reshape(-1, self._kv_width).to(pool.slots.dtype))
-        pool.slots.index_copy_(0, value_slots, values.to(pool.slots.dtype))
+        pool.store(key_slots, keys.reshape(-1, self._kv_width))
+        pool.store(value_slots, values)
 
     def _finish(
         self,

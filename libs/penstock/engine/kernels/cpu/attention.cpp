@@ -111,10 +111,11 @@ template <class Cache> class Head {
     tokens_ = reinterpret_cast<const Number **>(room), room += kPiece * 2 + kTokens * 2;
     query_ = room, room += kQueries * dim_;
     score_ = room, room += kQueries * kStride;
+    scale_ = room, room += kPiece;
     piece_ = room, room += kQueries * Seen::size(dim_);
     all_ = room;
   }
-  static int64_t room(int dim) { return 2 * (kPiece + kTokens) + kQueries * (dim + kStride + 2 * Seen::size(dim)) + dim; }
+  static int64_t room(int dim) { return 3 * kPiece + 2 * kTokens + kQueries * (dim + kStride + 2 * Seen::size(dim)) + dim; }
 
   int queries() const { return (last_ - first_) * group_; }
 
@@ -125,8 +126,8 @@ template <class Cache> class Head {
       if (position < begin || position >= end) continue;
       const float *x = qkv_ + int64_t(row) * (model_.heads + 2 * model_.kv_heads) * dim_;
       turn(model_, layer_, position, key_head, x + key_head * dim_, query_);
-      Cache::write(query_, dim_, at(position, 0));
-      Cache::write(x + (key_head + model_.kv_heads) * dim_, dim_, at(position, 1));
+      put(query_, at(position, 0));
+      put(x + (key_head + model_.kv_heads) * dim_, at(position, 1));
     }
   }
 
@@ -155,6 +156,7 @@ template <class Cache> class Head {
         scores<Cache, queries, dim>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
       });
     }
+    if constexpr (Cache::kScale) scale(begin, end);
     for (int q = 0; q < count_; ++q) {
       float *score = score_ + q * kStride;
       const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
@@ -164,6 +166,7 @@ template <class Cache> class Head {
     }
     const int64_t values = at(zero + begin, 1) - at(zero + begin, 0);
     for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
+    if constexpr (Cache::kScale) scale(begin, end);
     for (int t = begin; t < end; t += kBlock) {
       fetch(t - begin + kAhead, kBlock, end - begin);
       over<kMixes>([&]<int queries, int dim>(int q) {
@@ -210,12 +213,37 @@ template <class Cache> class Head {
   Number *at(int position, int which) const {
     const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
     return static_cast<Number *>(model_.pool) +
-           ((run * model_.block_size + position % model_.block_size) * model_.kv_heads + kv_head_) * dim_;
+           (run * model_.block_size + position % model_.block_size) * apart() + kv_head_ * dim_;
+  }
+  int64_t apart() const { return int64_t(model_.kv_heads) * (dim_ + Cache::kScale); }  // numbers of a token
+
+  // Where the scale of a vector is.
+  Number *scale_of(Number *vector) const {
+    return vector + (model_.kv_heads - kv_head_) * dim_ + kv_head_ * Cache::kScale;
+  }
+
+  void put(const float *from, Number *to) const {
+    if constexpr (Cache::kScale) {
+      const float scale = Cache::write(from, dim_, to);
+      std::memcpy(scale_of(to), &scale, sizeof scale);
+    } else {
+      Cache::write(from, dim_, to);
+    }
+  }
+
+  // Multiplies scores or weights by the scales of the listed tokens.
+  void scale(int begin, int end) {
+    for (int t = begin; t < end; ++t) std::memcpy(scale_ + t, scale_of(const_cast<Number *>(tokens_[t - begin])), sizeof(float));
+    for (int q = 0; q < count_; ++q) {
+      float *__restrict score = score_ + q * kStride;
+      const float *__restrict factor = scale_;
+      for (int t = begin; t < end; ++t) score[t] *= factor[t];
+    }
   }
 
   // Where the keys (0) or values (1) of `count` tokens are, with the last one again up to a whole call of `scores`.
   void list(int begin, int count, int which) {
-    const int64_t step = int64_t(model_.kv_heads) * dim_;
+    const int64_t step = apart();
     for (int t = 0; t < count;) {
       const int offset = (begin + t) % model_.block_size, stop = std::min(count, t + model_.block_size - offset);
       const Number *token = at(begin + t, which);
@@ -251,7 +279,7 @@ template <class Cache> class Head {
   const int first_, last_, dim_, group_;
   int from_ = 0, count_ = 0;
   const Number **tokens_;
-  float *query_, *score_, *piece_, *all_;
+  float *query_, *score_, *scale_, *piece_, *all_;
 };
 
 }  // namespace
@@ -285,7 +313,8 @@ int Attention::pieces(int sequence) const {
 
 void Attention::run(int layer, int chunk, int member) {
   float *room = room_ + room_size_ * member;
-  model_.kv_kind == BF16 ? run<Bf16Cache>(layer, units_[chunk], room) : run<F32Cache>(layer, units_[chunk], room);
+  const Unit &unit = units_[chunk];
+  model_.kv_kind == F32 ? run<F32Cache>(layer, unit, room) : model_.kv_kind == BF16 ? run<Bf16Cache>(layer, unit, room) : run<Int8Cache>(layer, unit, room);
 }
 
 template <class Cache> void Attention::run(int layer, const Unit &unit, float *room) {

@@ -32,7 +32,7 @@ struct Model {
   int32_t layers, hidden, heads, kv_heads, head_dim, intermediate;
   float eps;
   float scale;          // of products of queries and keys
-  int32_t kv_kind;      // F32 or BF16
+  int32_t kv_kind;      // F32, BF16, or INT8: see int8_kv.py
   int32_t block_size;   // tokens of a page
   int32_t vocab;        // the head's columns that are wanted
   const float *cosine;  // [positions, head_dim], see layers/rope.py
@@ -40,7 +40,7 @@ struct Model {
   const float *norm;    // [hidden]
   const Layer *layer;   // [layers]
   Linear head;
-  void *pool;           // [pages, layers, 2, block_size, kv_heads, head_dim]
+  void *pool;           // [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
 };
 
 // A few rows of some sequences; the rows of one sequence are neighbours and stand at consecutive positions.

@@ -24,7 +24,7 @@ from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import LayerWeights, Weights
 from penstock.engine.pool import KvPool
 
-_CACHE = {torch.float32: 0, torch.bfloat16: 1}
+_CACHE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 class ThinDecoder:

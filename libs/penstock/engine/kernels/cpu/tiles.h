@@ -2,6 +2,8 @@
 #pragma once
 #include "lanes.h"
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace penstock {
@@ -14,6 +16,7 @@ constexpr int kMixes = kWidth >= 16 ? 4 : 2;  // queries whose mixes they hold
 // brings a query into this order and `restore` brings a mix back from it.
 struct F32Cache {
   using Number = float;
+  static constexpr int kScale = 0;  // numbers that a vector's scale takes
   static inline void read(const float *at, Floats &one, Floats &two) { one = Floats::load(at), two = Floats::load(at + kLanes); }
   static void write(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
   static void arrange(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
@@ -22,6 +25,7 @@ struct F32Cache {
 
 struct Bf16Cache {  // the even numbers of 32, then the odd ones
   using Number = uint16_t;
+  static constexpr int kScale = 0;
   static inline void read(const uint16_t *at, Floats &one, Floats &two) { split(reinterpret_cast<const char *>(at), one, two); }
   static void write(const float *from, int dim, uint16_t *to) {
     for (int i = 0; i < dim; ++i) {  // to nearest, ties to even
@@ -43,6 +47,22 @@ struct Bf16Cache {  // the even numbers of 32, then the odd ones
       for (int j = 0; j < kLanes; ++j) to[i + 2 * j] = from[i + j], to[i + 2 * j + 1] = from[i + kLanes + j];
     for (; i < dim; ++i) to[i] = from[i];
   }
+};
+
+struct Int8Cache {
+  using Number = int8_t;
+  static constexpr int kScale = sizeof(float);
+  static inline void read(const int8_t *at, Floats &one, Floats &two) { one = Floats::load(at), two = Floats::load(at + kLanes); }
+  // Returns the scale. The same numbers as int8_kv.to_rows.
+  static float write(const float *__restrict from, int dim, int8_t *__restrict to) {
+    float most = 0;
+    for (int i = 0; i < dim; ++i) most = std::max(most, std::fabs(from[i]));
+    const float scale = most / 127, safe = scale == 0 ? 1 : scale;
+    for (int i = 0; i < dim; ++i) to[i] = int8_t(std::clamp(std::nearbyint(from[i] / safe), -127.0f, 127.0f));
+    return scale;
+  }
+  static void arrange(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
+  static void restore(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
 };
 
 #define INLINE __attribute__((always_inline))

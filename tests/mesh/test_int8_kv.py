@@ -1,0 +1,59 @@
+"""A mesh whose KV has 8 bits: the tokens of one engine of that kind, however the mesh serves them."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request, SamplingParams
+from penstock.testing.mesh import MeshOptions
+
+from .support import BLOCK, ask, prompt, settled
+
+NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
+
+
+@pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
+async def mesh(request, tiny, meshes):
+    options = MeshOptions(model=tiny, aggregated=request.param == "aggregated", worker={"kv_dtype": "int8"})
+    async with meshes(options) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+async def alone(tiny):
+    async with Engine.open(EngineConfig(model=tiny, kv_pool_tokens=8192, kv_dtype="int8")) as engine:
+        yield engine
+
+
+async def expected_of(engine: Engine, tokens: list[int]) -> list[int]:
+    found: list[int] = []
+    async with aclosing(engine.generate(Request(str(len(tokens)), tuple(tokens), GREEDY))) as updates:
+        async for update in updates:
+            found += [token.token for token in update.tokens]
+    return found
+
+
+async def test_cold_cached_and_handed_over(mesh, alone, http, request):
+    assert {worker.engine.spec.dtype for worker in mesh.workers} == {"float32, KV int8"}
+    assert {worker.engine.spec for worker in mesh.workers} == {alone.spec}
+    first = prompt(request.node.callspec.id, 150)
+    cold = await ask(http, mesh, first, GREEDY, session="int8")
+    assert cold.ids == await expected_of(alone, first)
+    known = (len(first) + len(cold.ids) - 1) // BLOCK * BLOCK
+    await settled(mesh, [*first, *cold.ids][:known])
+    second = [*first, *cold.ids, *prompt("more", 100)]
+    warm = await ask(http, mesh, second, GREEDY, session="int8")
+    assert warm.ids == await expected_of(alone, second)
+    assert warm.cached == known
+
+
+def test_what_a_block_takes(alone):
+    """Nine bits for eight: int8 of head_dim numbers, and a scale."""
+    shape = alone.checkpoint.config
+    assert alone.spec.block_bytes == BLOCK * 2 * shape.n_layers * shape.n_kv_heads * (shape.head_dim + 4)
+    assert alone.spec.layout == "lkbhd-scaled-v1"
