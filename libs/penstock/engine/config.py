@@ -31,6 +31,10 @@ class EngineConfig:
     """Size of the page pool, in tokens; rounded up to whole pages."""
     max_batch_tokens: int = 512
     """Rows of one forward pass: decode rows, drafts and prefill chunks together."""
+    itl_target_s: float | None = 0.1
+    """Seconds from token to token that running streams should see while others' prompts are computed in the same
+    batch: prompts get chunks for which that is enough time, though never less than 16 tokens or half a decode step's
+    time. None: as much as fits in a batch."""
     max_running: int = 64
     max_waiting: int = 256
     """Requests that are being loaded or wait for their first step; more are refused with EngineBusy."""
@@ -79,6 +83,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if self.packed_bytes < 0:
             raise ValueError(f"packed_bytes must be 0 (keep none) or a size, not {self.packed_bytes}")
+        if self.itl_target_s is not None and self.itl_target_s <= 0:
+            raise ValueError(f"itl_target_s must be positive, or None for no target, not {self.itl_target_s}")
         if self.draft_tokens < 0 or self.draft_timeout_s <= 0 or self.stall_s <= 0:
             raise ValueError("draft_tokens must not be negative, draft_timeout_s and stall_s must be positive")
         if self.max_batch_tokens < self.max_running:

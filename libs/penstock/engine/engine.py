@@ -20,6 +20,7 @@ from penstock.checkpoint import Checkpoint, inspect, remembered_fingerprint, tok
 from penstock.engine.batch import Run
 from penstock.engine.cancellation import cancelled
 from penstock.engine.checks import check_request
+from penstock.engine.chunking import chunk_tokens
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
@@ -295,7 +296,7 @@ class Engine:
                 self._hand_out()
                 drafts = await self._speculation.ask(self._scheduler.decoding())
             counts = {ticket: len(tokens) for ticket, tokens in drafts.items()}
-            step = self._scheduler.next_step(counts, stalled)
+            step = self._scheduler.next_step(counts, stalled, self._chunk())
             stalled = False
             if step:
                 await self._step(step, drafts)
@@ -303,6 +304,12 @@ class Engine:
             self._hand_out()
             if not self._closing:
                 stalled = not await self._woken()
+
+    def _chunk(self) -> int:
+        """Prompt tokens beside decode rows."""
+        config, counters = self.config, self._counters
+        rate = counters.prefill_tokens_per_s
+        return chunk_tokens(config.itl_target_s, counters.decode_step_s, rate, config.max_batch_tokens)
 
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""

@@ -4,9 +4,10 @@
 `Scheduler` owns the lines and the page pool and carries plans out. Neither knows of tensors, clocks or awaits.
 
 Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival,
-all within `max_batch_tokens`. When pages run out, sequences with loaded pages that do not run yet give theirs up, then
-the youngest running sequence goes back to the line with its output kept. Pages that a sink still holds do not come
-free by that; a sequence that cannot be helped otherwise sits steps out until they do.
+all within `max_batch_tokens`; beside decode rows, prompts get `chunk` tokens at most. When pages run out, sequences
+with loaded pages that do not run yet give theirs up, then the youngest running sequence goes back to the line with its
+output kept. Pages that a sink still holds do not come free by that; a sequence that cannot be helped otherwise sits
+steps out until they do.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Situation:
     """How many of a sequence's pages come free when it gives them back: not those that a sink or a copy holds."""
     stalled: bool = False
     """Nothing has moved for a while, so even pages that are being filled may be taken."""
+    chunk: int | None = None
+    """Most tokens of prompts in a step with decode rows; None: as many as there is room for. At least 1."""
 
 
 class _Planner:
@@ -186,6 +189,8 @@ def plan(situation: Situation) -> Plan:
     for one, row in decoding:
         work.draft(one, row, situation.drafts.get(one.ticket, 0))
         work.plan.rows.append(row)
+    if decoding and situation.chunk is not None:
+        work.budget = min(work.budget, situation.chunk)
     for one in list(work.running):
         if one.remaining > 1 and work.budget > 0:
             work.prefill(one, 0)
@@ -227,11 +232,13 @@ class Scheduler:
         """Running sequences whose next step can take drafts."""
         return [one for one in self.running if one.remaining == 1]
 
-    def next_step(self, drafts: Mapping[int, int], stalled: bool = False) -> list[tuple[Live, Row]]:
+    def next_step(
+        self, drafts: Mapping[int, int], stalled: bool = False, chunk: int | None = None
+    ) -> list[tuple[Live, Row]]:
         """Plans a step, carries the plan out and marks its sequences busy until `settle`."""
         step = self._once_more() if not drafts else None
         if step is None:
-            step = self._planned(drafts, stalled)
+            step = self._planned(drafts, stalled, chunk)
         for one, _ in step:
             assert not one.busy, f"{one.owner} is in two steps"
             one.busy = True
@@ -256,9 +263,9 @@ class Scheduler:
             self.grow(one, 1)
         return step
 
-    def _planned(self, drafts: Mapping[int, int], stalled: bool) -> list[tuple[Live, Row]]:
+    def _planned(self, drafts: Mapping[int, int], stalled: bool, chunk: int | None) -> list[tuple[Live, Row]]:
         lines = (self.running, self.waiting, self.loading)
-        situation = Situation(self.limits, self.pool.free, *lines, drafts, self.pool.sole, stalled)
+        situation = Situation(self.limits, self.pool.free, *lines, drafts, self.pool.sole, stalled, chunk)
         made = plan(situation)
         live = {one.ticket: one for line in lines for one in line}
         for ticket in made.preempt:

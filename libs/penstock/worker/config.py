@@ -48,6 +48,8 @@ class WorkerConfig:
     """Tokens per KV block."""
     max_batch_tokens: int = 512
     """Tokens of one step; longer prompts are computed in chunks."""
+    itl_target_ms: float = 100.0
+    """Milliseconds between tokens of running streams while prompts are computed beside them; 0: no target."""
     max_running: int = 64
     """Sequences in one batch."""
     max_waiting: int = 256
@@ -68,6 +70,8 @@ class WorkerConfig:
             parse_cores(self.cores)
         except ValueError as error:
             raise ConfigError("cores", self.cores, str(error)) from error
+        if self.itl_target_ms < 0:
+            raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
         if self.max_model_len < 0:
             raise ConfigError("max_model_len", self.max_model_len, "use 0 for the model's limit, or a number of tokens")
         if self.store_timeout_s <= 0:
@@ -94,6 +98,7 @@ class WorkerConfig:
                 block_size=self.block_size,
                 kv_pool_tokens=self.kv_pool_tokens,
                 max_batch_tokens=self.max_batch_tokens,
+                itl_target_s=self.itl_target_ms / 1000 or None,
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
                 max_model_len=self.max_model_len or None,

@@ -54,6 +54,8 @@ class MeshOptions:
     """How keys and values are kept: float32, bfloat16 or int8; empty: float32 with dtype float32, else bfloat16."""
     weights: str = "plain"
     """plain, or lossless: bfloat16 weights in 12 bits each, the same tokens from less memory."""
+    itl_target_ms: float = 100.0
+    """Milliseconds between tokens of running streams while a worker computes prompts beside them; 0: no target."""
     threads: int = 0
     """Threads of one worker's model step; 0 shares the cores out among the workers."""
     log_level: str = "warning"
@@ -69,6 +71,8 @@ class MeshOptions:
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
+        if self.itl_target_ms < 0:
+            raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
         if self.dtype not in ("float32", "bfloat16", "int8"):
             raise ConfigError("dtype", self.dtype, "must be float32, bfloat16 or int8")
         if self.kv_dtype and self.kv_dtype not in KV_DTYPES:
@@ -122,6 +126,7 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
         *("--dtype", options.dtype, "--weights", options.weights),
         *(("--kv-dtype", options.kv_dtype) if options.kv_dtype else ()),
+        *("--itl-target-ms", str(options.itl_target_ms)),
     )
     children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
     if draft is not None:

@@ -82,7 +82,6 @@ def test_float32_is_the_same_with_and_without_kernels(exact):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@torch.inference_mode()
 def test_thin_steps_do_not_depend_on_the_batch(dtype):
     alone, together = runner(dtype), runner(dtype)
     texts = [text(length, length) for length in (40, 17, 90, 64)]

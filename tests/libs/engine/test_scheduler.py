@@ -120,14 +120,14 @@ def situations(draw):
             held = limits.pages_for(computed) if length - computed == 1 or line else limits.pages_for(length)
             lines[line].append(One(ticket, length, length - computed, [0] * held))
     drafts = draw(st.dictionaries(st.sampled_from(tickets), st.integers(0, 9))) if tickets else {}
-    return limits, draw(st.integers(0, 20)), *lines, drafts
+    return limits, draw(st.integers(0, 20)), *lines, drafts, draw(st.none() | st.integers(1, 40))
 
 
 @given(situations())
 def test_plans_are_sound(situation):
-    limits, free, active, line, drafts = situation
+    limits, free, active, line, drafts, chunk = situation
     before = repr((active, line))
-    made = plan(limits, free, active, line, drafts)
+    made = plan(limits, free, active, line, drafts, chunk=chunk)
     assert repr((active, line)) == before, "the policy touches nothing"
     known = {one.ticket: one for one in [*active, *line]}
     assert sum(row.count + row.drafts for row in made.rows) <= limits.max_batch_tokens
@@ -147,6 +147,13 @@ def test_plans_are_sound(situation):
         assert not row.drafts or remaining == 1
         reach = one.length - remaining + row.count + row.drafts
         assert (held + row.new_pages) * limits.block_size >= reach
+    going = {one.ticket for one in active if one.remaining == 1}
+    if chunk is not None and going & set(tickets):
+        assert sum(row.count for row in made.rows if row.ticket not in going) <= chunk
+    unbounded = plan(limits, free, active, line, drafts)
+    assert bool(made.rows) == bool(unbounded.rows)
+    for ours, theirs in zip(made.rows, unbounded.rows, strict=False):
+        assert ours.ticket == theirs.ticket and ours.count <= theirs.count, "chunks are smaller, the order is the same"
 
 
 @settings(max_examples=150)

@@ -1,0 +1,135 @@
+"""Prompts beside running streams: the streams keep their pace, the prompts get on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.chunking import LEAST_TOKENS, chunk_tokens
+from penstock.engine.engine import Engine
+from penstock.engine.pool import KvPool
+from penstock.engine.request import Request, SamplingParams
+from penstock.engine.sampler import Chosen
+from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.sequence import new_sequence
+from penstock.engine.stats import Counters
+from penstock.kv.identity import KvSpec
+from penstock.kv.pages import PagePool
+
+seconds = st.floats(0, 10)
+
+
+@given(st.none() | st.floats(1e-4, 10), seconds, st.floats(0, 1e6), st.integers(1, 4096))
+def test_the_budget_is_what_time_allows_and_never_nothing(target_s, step_s, rate, most):
+    found = chunk_tokens(target_s, step_s, rate, most)
+    assert min(LEAST_TOKENS, most) <= found <= most
+    if target_s is None:
+        assert found == most
+    elif rate > 0:
+        assert found <= LEAST_TOKENS or found / rate <= max(target_s - step_s, step_s / 2) * (1 + 1e-9)
+        more = found + 1
+        assert found == most or more / rate > max(target_s - step_s, step_s / 2) * (1 - 1e-9), "no time is left over"
+        assert chunk_tokens(target_s * 2, step_s, rate, most) >= found
+
+
+def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: int = 3000) -> tuple[list[float], float]:
+    """A long prompt joins four streams: (seconds of each step until its first token, seconds of a batch of them all)
+    when a step takes `decode_s`, and `token_s` more per prompt token, growing with the prompt's length."""
+    limits, pool, counters = Limits(512, 8, 16), PagePool(1000), Counters()
+    scheduler = Scheduler(limits, pool)
+
+    def sequence(ticket, length):
+        sampling = SamplingParams(max_tokens=10**6, ignore_eos=True)
+        return new_sequence(Request(str(ticket), (0,) * length, sampling), ticket, frozenset(), None, None, 0.0)
+
+    def step():
+        chunk = chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, 512)
+        rows = scheduler.next_step({}, chunk=chunk)
+        prefill = sum(row.count for _, row in rows if row.count > 1)
+        slower = 1 + max(one.length for one, _ in rows) / 10_000
+        took = (decode_s if prefill < sum(row.count for _, row in rows) else 0.0) + prefill * token_s * slower
+        counters.step(took, prefill, sum(row.count for _, row in rows))
+        for one, row in rows:
+            one.computed += row.count
+            if one.computed == one.length:
+                one.tokens.append(0)
+            scheduler.settle(one)
+        return took
+
+    for ticket in range(4):
+        scheduler.add(sequence(ticket, 20))
+    for _ in range(20):
+        step()
+    late = sequence(9, prompt)
+    scheduler.add(late)
+    times = []
+    while late.generated == 0:
+        times.append(step())
+        assert len(times) < 10_000, "the prompt gets on"
+    return times, decode_s + prompt * token_s
+
+
+@pytest.mark.parametrize(
+    ("target_s", "decode_s", "token_s"), [(0.1, 0.02, 0.001), (0.05, 0.001, 0.0001), (1, 0.1, 0.003)]
+)
+def test_running_streams_keep_their_pace(target_s, decode_s, token_s):
+    times, _ = simulate(target_s, decode_s, token_s)
+    free, _ = simulate(None, decode_s, token_s)
+    assert max(free) > max(times)
+    assert sorted(times)[len(times) // 2] <= 1.15 * target_s
+    assert max(times) <= 1.5 * target_s, "also while the rate is being learnt anew"
+    busy = sum(times[:-1]) / (len(times) - 1) if len(times) > 1 else target_s
+    assert busy >= 0.8 * target_s, "and no time is given away"
+
+
+def test_a_target_that_cannot_be_met_does_not_starve_prompts():
+    """Decoding alone takes twice the target: each step grows by half, and the prompt needs three times its own time."""
+    times, alone_s = simulate(0.02, 0.04, 0.001)
+    assert max(times) <= 0.04 * 1.5 * 1.1
+    assert sum(times) <= 4 * alone_s
+
+
+@dataclass
+class _Noting:
+    """A model that answers at once, and notes how many rows of each step belong to whom."""
+
+    pool: KvPool
+    steps: list[list[int]] = field(default_factory=list)
+    packed = None
+
+    def step(self, runs):
+        self.steps.append([run.rows for run in runs])
+        return [[Chosen(7)] * run.samples for run in runs]
+
+
+async def test_the_engine_keeps_to_it(config, monkeypatch):
+    made = []
+
+    def load(config, checkpoint):
+        pool = KvPool(checkpoint.config, 256, 16, torch.float32, torch.device("cpu"))
+        made.append(_Noting(pool))
+        return made[0], KvSpec("", "", "", "float32", 16, pool.block_bytes)
+
+    def request(name, length, tokens):
+        return Request(name, (1,) * length, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
+
+    async def read(engine, request, begun=None):
+        async for update in engine.generate(request):  # noqa: B007
+            if begun is not None:
+                begun.set()
+        assert update.finish == "length"
+
+    monkeypatch.setattr(Counters, "step", lambda *_: None)
+    async with Engine.open(replace(config, itl_target_s=0.05), load=load) as engine, asyncio.TaskGroup() as tasks:
+        engine._counters.decode_step_s, engine._counters.prefill_tokens_per_s = 0.02, 1000.0
+        begun = asyncio.Event()
+        tasks.create_task(read(engine, request("alone", 128, 200), begun))
+        await begun.wait()
+        await read(engine, request("late", 100, 2))
+    assert made[0].steps[0] == [128], "nobody waits: the whole batch"
+    assert [rows for rows in made[0].steps if len(rows) == 2][:5] == [[1, 30], [1, 30], [1, 30], [1, 10], [1, 1]]
