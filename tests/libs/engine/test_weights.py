@@ -20,9 +20,11 @@ from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.models import packed as packing
 from penstock.engine.models.loading import all_stacks
+from penstock.engine.pool import KvPool
 from penstock.engine.request import SamplingParams
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice
+from penstock.models import NAMES, embedded
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 MODELS = {
@@ -193,3 +195,20 @@ def test_three_processes_hold_one_copy(tmp_path, cache):
     assert sum(pss for _, pss in shares) == pytest.approx(weights, rel=0.02), "once"
     assert max(private[1:]) < 30_000, "nobody has a copy of its own"
     assert private[0] < 60_000, "nor did the one who packed, but for the slices"
+
+
+def test_pages_cost_memory_once_they_are_used():
+    """kB of this process."""
+
+    def private() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    config = inspect(embedded(NAMES[0])).config
+    before = private()
+    pool = KvPool(config, 1000, 16, torch.float32, torch.device("cpu"))
+    assert pool.block_bytes * 1000 > 100 << 20, "the pool is large enough to be noticed"
+    assert private() - before < 20_000
+    for page in range(1, 501):
+        pool.data[page].fill_(1.0)
+    assert private() - before > 0.4 * pool.block_bytes * 1000 / 1024
