@@ -29,9 +29,11 @@ class WorkerConfig:
     host_id: str = ""
     """Members with one host id share memory; empty: this machine's."""
     dtype: str = "float32"
-    """float32, bfloat16 or int8 (weights; its KV is bfloat16)."""
+    """float32, bfloat16, int8, or float8 on a CUDA device (the last two: weights; their KV is bfloat16)."""
     kv_dtype: str = ""
     """float32, bfloat16 or int8, with a scale per head and token; empty: as dtype has it. All workers alike."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:0, cuda:1..."""
     weights: str = "plain"
     """plain, or lossless: bfloat16 in 12 bits a weight."""
     threads: int = 0
@@ -95,6 +97,7 @@ class WorkerConfig:
                 dtype=self.dtype,
                 weights=self.weights,
                 kv_dtype=self.kv_dtype or None,
+                device=self.device,
                 block_size=self.block_size,
                 kv_pool_tokens=self.kv_pool_tokens,
                 max_batch_tokens=self.max_batch_tokens,

@@ -1,11 +1,24 @@
-"""The device on which an engine can read the store's blocks where they lie."""
+"""The device of an engine, and the store's blocks that lie on it."""
 
 from __future__ import annotations
 
 import structlog
+import torch
 
+from penstock.engine.config import EngineConfig
+from penstock.engine.kernels.cuda.setup import check
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.device.memory import Device, DeviceFault
+from penstock.runtime.config import ConfigError
+
+
+def check_device(settings: EngineConfig) -> None:
+    """Raises ConfigError when the engine's device is not there, or can't compute in the engine's dtype."""
+    if settings.device != "cpu":
+        try:
+            check(settings.dtype, torch.device(settings.device))
+        except ValueError as error:
+            raise ConfigError("device", settings.device, str(error)) from error
 
 
 def device_of(name: str) -> Device | None:

@@ -31,7 +31,7 @@ from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
 from penstock.worker.cost import PrefillCost
-from penstock.worker.device import device_of
+from penstock.worker.device import check_device, device_of
 from penstock.worker.links import Links
 from penstock.worker.retaining import Mark, Retainer
 
@@ -169,6 +169,7 @@ async def open_worker(
     """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
     _stay(config)
     settings = config.engine(**engine_settings)
+    check_device(settings)
     device = device_of(settings.device)
     async with open_channels() as channels, Engine.open(settings, drafter=drafter) as engine:
         metrics = WorkerMetrics(lambda: _figures(engine))

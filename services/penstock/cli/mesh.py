@@ -49,9 +49,11 @@ class MeshOptions:
     kv_gpu_bytes: Size = 0
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     dtype: str = "float32"
-    """float32, bfloat16 or int8."""
+    """float32, bfloat16, int8, or float8 on a CUDA device."""
     kv_dtype: str = ""
     """How keys and values are kept: float32, bfloat16 or int8; empty: float32 with dtype float32, else bfloat16."""
+    device: str = "cpu"
+    """Where the workers compute: cpu, cuda or cuda:0, cuda:1..."""
     weights: str = "plain"
     """plain, or lossless: bfloat16 weights in 12 bits each, the same tokens from less memory."""
     itl_target_ms: float = 100.0
@@ -73,14 +75,21 @@ class MeshOptions:
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         if self.itl_target_ms < 0:
             raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
-        if self.dtype not in ("float32", "bfloat16", "int8"):
-            raise ConfigError("dtype", self.dtype, "must be float32, bfloat16 or int8")
+        if self.dtype not in ("float32", "bfloat16", "int8", "float8"):
+            raise ConfigError("dtype", self.dtype, "must be float32, bfloat16, int8 or float8")
+        kind, _, number = self.device.partition(":")
+        if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
+            raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
+        if self.dtype == "float8" and kind == "cpu":
+            raise ConfigError("dtype", self.dtype, "needs a CUDA device: use --device cuda, or int8")
         if self.kv_dtype and self.kv_dtype not in KV_DTYPES:
             raise ConfigError("kv-dtype", self.kv_dtype, f"must be {', '.join(KV_DTYPES)}, or empty")
         if self.weights not in ("plain", "lossless"):
             raise ConfigError("weights", self.weights, "must be plain or lossless")
         if self.weights == "lossless" and self.dtype != "bfloat16":
             raise ConfigError("weights", self.weights, f"needs dtype bfloat16, not {self.dtype}")
+        if self.weights == "lossless" and kind != "cpu":
+            raise ConfigError("weights", self.weights, f"needs device cpu, not {self.device}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError("log-level", self.log_level, "must be debug, info, warning or error")
 
@@ -124,7 +133,7 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     weights = sum(file.stat().st_size for file in inspect(model).weight_files)
     worker = (
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
-        *("--dtype", options.dtype, "--weights", options.weights),
+        *("--dtype", options.dtype, "--weights", options.weights, "--device", options.device),
         *(("--kv-dtype", options.kv_dtype) if options.kv_dtype else ()),
         *("--itl-target-ms", str(options.itl_target_ms)),
     )

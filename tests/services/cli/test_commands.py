@@ -187,6 +187,34 @@ def test_workers_are_told_their_threads_and_cores(monkeypatch: pytest.MonkeyPatc
     assert not any("--cores" in line for line in told(threads=5).values())
 
 
+def test_workers_are_told_their_device() -> None:
+    with reserved_ports() as ports:
+        plan = plan_mesh(MeshOptions(port=0, device="cuda:1", dtype="float8"), ports)
+    for child in plan.children[:2]:
+        line = child.command
+        assert line[line.index("--device") + 1] == "cuda:1" and line[line.index("--dtype") + 1] == "float8"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "gpu"}, "device = 'gpu': must be cpu, cuda, or cuda and its number"),
+        ({"dtype": "float8"}, "dtype = 'float8': needs a CUDA device"),
+        ({"dtype": "bfloat16", "weights": "lossless", "device": "cuda"}, "weights = 'lossless': needs device cpu"),
+    ],
+)
+def test_devices_that_are_none(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        MeshOptions(port=0, **options)  # type: ignore[arg-type]
+    assert says in str(caught.value)
+
+
+def test_a_worker_says_that_there_is_no_such_device() -> None:
+    done = penstock("decode", "--model", str(embedded(NAMES[0])), "--device", "cuda:99")
+    assert done.returncode == 1
+    assert "device = 'cuda:99'" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_cores_that_are_none_are_refused_by_a_worker() -> None:
     for wrong in ("one", "4000"):
         arguments = ("--model", str(embedded(NAMES[0])), "--cores", wrong)
