@@ -75,10 +75,10 @@ class KvPool:
         """By this another process of the host reads pages on the device; None when it can't."""
         return None if self._arena is None else self._arena.lease(self.block_bytes, self.data.shape[0])
 
-    def computed(self) -> None:
-        """A step over this pool was submitted, by the calling thread: copies come after it."""
+    def computed(self, wait: bool) -> None:
+        """The calling thread has submitted a step over this pool: copies come after it. `wait`: until it is over."""
         if self._copies is not None:
-            self._copies.mark()
+            self._copies.mark(wait)
 
     def store(self, slots: Tensor, rows: Tensor) -> None:
         """Keeps keys or values, [N, kv_heads * head_dim], in rows `slots` [N] of `slots`."""

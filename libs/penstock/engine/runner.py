@@ -101,8 +101,8 @@ class Runner:
             self._clear_tail(run)
         order = runs if self._is_thin(runs) else arrange(runs)
         logits = self.logits(order)
-        self.pool.computed()
         rows = [choice for run in order for choice in _choices(run)]
+        self.pool.computed(wait=not rows)  # a step ends when it is computed, also one whose tokens nobody waits for
         sampled = self.sampler.sample(logits, rows) if rows else []
         answers: dict[int, list[Chosen]] = {}
         first = 0

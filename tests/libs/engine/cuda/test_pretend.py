@@ -30,7 +30,8 @@ def pretend(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: mode.stream)
     monkeypatch.setattr(setup, "check", lambda dtype, device: None)
     monkeypatch.setattr(setup, "CudaCapture", Recorder)
-    monkeypatch.setattr(pool, "PageCopies", lambda content: SimpleNamespace(mark=lambda: None))
+    copies = SimpleNamespace(mark=lambda wait: mode.waits.append("mark") if wait else None)
+    monkeypatch.setattr(pool, "PageCopies", lambda content: copies)
 
     def gathering(config, of):
         backend = GatherPaged(Heads.of(config), of)
@@ -73,6 +74,9 @@ def test_a_captured_step_waits_once(tmp_path, pretend):
         pretend.waits.clear()
         on_device.step([run_of(list(range(40)), 39, 1, [1, 2, 3, 4, 5], seed=at) for at in range(3)])
     assert pretend.waits == ["synchronize"], "for the tokens"
+    pretend.waits.clear()
+    on_device.step([run_of(list(range(40)), 0, 20, [1, 2, 3, 4, 5])])
+    assert pretend.waits == ["mark"], "for the step, which has no tokens"
 
 
 @pytest.mark.parametrize("least", [0, 3])

@@ -28,9 +28,11 @@ class PageCopies:
         self._down = new_stream(content.device)
         self._computed = recorded(torch.cuda.current_stream(content.device))
 
-    def mark(self) -> None:
-        """A step was submitted on the current stream. By the thread that submits steps."""
+    def mark(self, wait: bool) -> None:
+        """A step was submitted on the current stream. By the thread that submits steps; `wait`: until it is over."""
         self._computed = recorded(torch.cuda.current_stream(self._content.device))
+        if wait:
+            self._computed.synchronize()
 
     def read(self, page: int) -> Tensor:
         """The page's bytes in pinned memory of their own."""
