@@ -215,7 +215,10 @@ def _model_directory(field: str, chosen: str) -> Path:
 def _check_tiers(options: MeshOptions, model: Path) -> None:
     """A tier holds a few blocks at least. Raises ConfigError."""
     shape = inspect(model).config
-    kept = EngineConfig(model, dtype=options.dtype, kv_dtype=options.kv_dtype or None).kv
+    try:
+        kept = EngineConfig(model, options.dtype, options.kv_dtype or None, device=options.device).kv
+    except ValueError as error:
+        raise ConfigError("kv-dtype", options.kv_dtype, str(error)) from error
     block_bytes = _BLOCK_SIZE * kv_token_bytes(kept, shape.n_layers, shape.n_kv_heads, shape.head_dim)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
         check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), block_bytes)
