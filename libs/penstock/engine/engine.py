@@ -142,6 +142,11 @@ class Engine:
         finally:
             self._drop(one)
 
+    @property
+    def packed(self) -> PackedWeights | None:
+        """The weights as the kernels read them; None where torch has them."""
+        return self._runner.packed
+
     def stats(self) -> EngineStats:
         scheduler, counters, packed = self._scheduler, self._counters, self._runner.packed
         behind = [one.remaining for one in scheduler.waiting]

@@ -153,7 +153,7 @@ def _load(
         return load_weights(checkpoint, loaded, place, _rounded if dtype == "int8" else as_it_is), None
     kind = "lossless" if lossless else dtype
     packed = packed_weights(checkpoint, kind, loaded, torch.get_num_threads(), cache_bytes)
-    _log.info("%s", packed)
+    _log.info("weights: %s", packed)
 
     def keep(stack: Stack, _: object, bias: Tensor | None) -> tuple[Matrix, None]:
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None

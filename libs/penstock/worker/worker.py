@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import structlog
 
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
@@ -35,6 +36,7 @@ from penstock.worker.device import check_device, device_of
 from penstock.worker.links import Links
 from penstock.worker.retaining import Mark, Retainer
 
+_LOG = structlog.get_logger("penstock.worker")
 _JOIN_PATIENCE_S = 5.0
 """How long a worker waits for its router before it says that it is ready all the same."""
 _PUBLISH_SHARE = 4
@@ -172,6 +174,7 @@ async def open_worker(
     check_device(settings)
     device = device_of(settings.device)
     async with open_channels() as channels, Engine.open(settings, drafter=drafter) as engine:
+        _say_loaded(engine)
         metrics = WorkerMetrics(lambda: _figures(engine))
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"{service}-{os.getpid()}"
@@ -190,6 +193,11 @@ async def open_worker(
                 address = f"{config.address.rsplit(':', 1)[0]}:{server.port}"
                 async with _joined(worker, role, address, server):
                     yield ServedWorker(address, worker)
+
+
+def _say_loaded(engine: Engine) -> None:
+    kept = "in torch's memory" if engine.packed is None else str(engine.packed)
+    _LOG.info("loaded", weights=kept, peak_mb=engine.stats().peak_bytes // 10**6)
 
 
 def _stay(config: WorkerConfig) -> None:

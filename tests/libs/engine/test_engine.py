@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from contextlib import aclosing
 from dataclasses import replace
@@ -625,6 +626,7 @@ async def test_it_says_what_its_weights_take(config):
         layers = engine.checkpoint.parameters - engine.checkpoint.config.vocab_size * 64  # the embedding is not packed
         assert stats.weights_bytes == pytest.approx(4 * layers, rel=0.02)
         assert not stats.weights_shared
+        assert re.fullmatch(r"\d+ MB \(private\), packed in [\d.]+ s", str(engine.packed))
         assert stats.peak_bytes > 50 << 20
 
 

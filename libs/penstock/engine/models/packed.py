@@ -45,7 +45,7 @@ class PackedWeights:
         how = "packed" if self.packed else "mapped"
         shares = [verbatim_share(packed) for packed in self.matrices.values() if packed.kind == "lossless"]
         lossless = f", lossless, {max(shares):.1%} verbatim at most" if shares else ""
-        return f"weights {self.nbytes / 1e6:.0f} MB ({where}{lossless}), {how} in {self.seconds:.2f} s"
+        return f"{self.nbytes / 1e6:.0f} MB ({where}{lossless}), {how} in {self.seconds:.2f} s"
 
 
 def packed_weights(

@@ -1,0 +1,31 @@
+"""A draft model computes with the threads that its settings say, from its first product on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from penstock.draft.config import DraftConfig
+from penstock.draft.service import _load
+from penstock.engine import runner
+from penstock.models import NAMES, embedded
+
+
+async def test_the_kernels_get_the_threads_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, given = torch.get_num_threads(), []
+
+    class Counted(runner.Machine):
+        def __init__(self, threads: int) -> None:
+            given.append(threads)
+            super().__init__(threads)
+
+    monkeypatch.setattr(runner, "Machine", Counted)
+    monkeypatch.setattr(runner, "_BYTES_PER_THREAD", 1)
+    try:
+        for threads in (1, 3):
+            await asyncio.to_thread(_load, DraftConfig(model=str(embedded(NAMES[1])), threads=threads))
+    finally:
+        torch.set_num_threads(before)
+    assert given == [1, 3]
