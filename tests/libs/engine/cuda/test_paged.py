@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,10 +84,13 @@ def test_varlen_is_told_what_it_needs(problem):
 def test_why_varlen_is_passed_over():
     plain = Heads(4, 2, 64, 0.125, None, (None,))
     assert "float32" in (varlen.missing(plain, torch.float32, (9, 0)) or "")
-    assert "compute capability 9" in (varlen.missing(plain, torch.bfloat16, (8, 0)) or "")
+    assert "compute capability 9 or 10, this device has 8.0" in (varlen.missing(plain, torch.bfloat16, (8, 0)) or "")
     capped = Heads(4, 2, 64, 0.125, 30.0, (None,))
     assert "soft cap" in (varlen.missing(capped, torch.bfloat16, (9, 0)) or "")
-    assert varlen.missing(plain, torch.bfloat16, (9, 0)) is not None, "flash attention 3 is not installed here"
+    if find_spec("flash_attn_interface") is None and find_spec("flash_attn") is None:
+        for capability in ((9, 0), (10, 3)):
+            reason = varlen.missing(plain, torch.bfloat16, capability)
+            assert reason is not None and ("is not installed" in reason or "has it without" in reason)
 
 
 # flashinfer
@@ -192,16 +196,18 @@ def test_the_first_that_is_right_is_chosen(model, caplog):
     def broken():
         raise RuntimeError("no kernel image")
 
+    undone = []
     found = [
         Candidate("absent", "it is not installed", lambda: pytest.fail("not to be made")),
-        Candidate("broken", None, broken),
+        Candidate("broken", None, broken, lambda: undone.append("broken")),
         Candidate("wrong", None, lambda: Wrong(heads, pool)),
-        Candidate("right", None, lambda: GatherPaged(heads, pool)),
+        Candidate("right", None, lambda: GatherPaged(heads, pool), lambda: pytest.fail("it is in use")),
     ]
     with caplog.at_level(logging.INFO):
         chosen = choose(model, pool, found)
     assert isinstance(chosen, GatherPaged) and not isinstance(chosen, Wrong)
     assert not pool.data.any(), "the pool is empty again"
+    assert undone == ["broken"]
     said = [record.message for record in caplog.records]
     assert "absent: it is not installed" in said[0] and "no kernel image" in said[1] and "off by" in said[2]
     assert choose(model, pool, found[:3]) is None

@@ -13,7 +13,7 @@ from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_
 
 from penstock.checkpoint import SUPPORTED, inspect
 from penstock.engine import pool
-from penstock.engine.kernels.cuda import setup
+from penstock.engine.kernels.cuda import setup, streams
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.request import SamplingParams
 from penstock.engine.runner import Runner
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 def pretend(monkeypatch):
     mode = Pretend()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: mode.stream)
+    monkeypatch.setattr(streams, "current", lambda device: nullcontext())
     monkeypatch.setattr(setup, "check", lambda dtype, device: None)
     monkeypatch.setattr(setup, "CudaCapture", Recorder)
     copies = SimpleNamespace(mark=lambda wait: mode.waits.append("mark") if wait else None)

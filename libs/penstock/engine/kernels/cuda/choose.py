@@ -32,6 +32,8 @@ class Candidate:
     missing: str | None
     """Why it can't be tried."""
     make: Callable[[], PagedAttention]
+    undo: Callable[[], None] = lambda: None
+    """Takes back what `make` changed in the process, when it is not chosen."""
 
 
 def candidates(heads: Heads, pool: KvPool, capability: tuple[int, int]) -> list[Candidate]:
@@ -47,7 +49,8 @@ def candidates(heads: Heads, pool: KvPool, capability: tuple[int, int]) -> list[
         Candidate(
             "varlen",
             varlen.missing(heads, dtype, capability),
-            lambda: varlen.VarlenPaged(heads, pool, varlen.activate()),
+            lambda: varlen.VarlenPaged(heads, pool, varlen.activate(capability)),
+            varlen.deactivate,
         ),
         Candidate(
             "flashinfer",
@@ -78,6 +81,7 @@ def choose(config: ModelConfig, pool: KvPool, found: Sequence[Candidate]) -> Pag
                 if reason is None:
                     _log.info("paged attention through %s", candidate.name)
                     return backend
+            candidate.undo()
         _log.info("no paged attention through %s: %s", candidate.name, reason)
     _log.warning("no paged attention on this device: pages are gathered")
     return None

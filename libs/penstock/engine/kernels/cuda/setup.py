@@ -18,6 +18,7 @@ from penstock.engine.kernels.cuda.graphs import CudaCapture
 from penstock.engine.kernels.cuda.matrix import Float8Matrix, Int8Matrix, refusal
 from penstock.engine.kernels.cuda.paged import Heads, PagedAttention
 from penstock.engine.kernels.cuda.steps import DeviceSteps
+from penstock.engine.kernels.cuda.streams import current
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import Decoder
@@ -83,7 +84,8 @@ def _keep_float8(device: torch.device) -> Keep:
 def attention_for(config: ModelConfig, pool: KvPool) -> PagedAttention | None:
     """The backend for this pool's device."""
     capability = torch.cuda.get_device_capability(pool.data.device)
-    return choose(config, pool, candidates(Heads.of(config), pool, capability))
+    with current(pool.data.device):
+        return choose(config, pool, candidates(Heads.of(config), pool, capability))
 
 
 def steps_for(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from penstock.engine.batch import Batch, BatchBuilder, Leading, Run
+from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
 from penstock.engine.models.decoder import Decoder
@@ -37,11 +38,12 @@ class DeviceSteps:
 
     def logits(self, order: Sequence[Run]) -> Tensor:
         """See Runner.logits; valid until the next call."""
-        if self._graphs is not None:
-            logits = self._graphs.logits(order)
-            if logits is not None:
-                return logits
-        return self._decoder.forward(self._build(order), self._pool)
+        with streams.current(self._pool.data.device):
+            if self._graphs is not None:
+                logits = self._graphs.logits(order)
+                if logits is not None:
+                    return logits
+            return self._decoder.forward(self._build(order), self._pool)
 
     def _build(self, order: Sequence[Run]) -> Batch:
         short = self._short(order)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 
@@ -15,3 +17,8 @@ def recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes it the calling thread's device, which kernels and captures go by that are not torch's; nothing on a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,9 +1,10 @@
 """Paged attention through torch.nn.attention.varlen.
 
-`varlen_attn` takes a block table since torch 2.12, and computes with one only where flash attention 3 was installed and
-activated (compute capability 9): torch's own kernel, flash attention 2, refuses. It computes in float16 and bfloat16,
-and has no soft cap. Its strides are free but for the last, so a layer's view of the pool is taken as it is. One split
-of the context (`num_splits=1`) makes a sequence's result independent of its batch, as torch documents.
+`varlen_attn` takes a block table since torch 2.12, and computes with one only where another kernel was installed and
+activated: flash attention 3 (compute capability 9) or 4 (10); torch's own, flash attention 2, refuses. It computes in
+float16 and bfloat16, and has no soft cap. Its strides are free but for the last, so a layer's view of the pool is taken
+as it is. One split of the context (`num_splits=1`) makes a sequence's result independent of its batch, as torch
+documents.
 
 Written against the documented interface; not yet run on a GPU.
 """
@@ -20,7 +21,8 @@ from torch import Tensor
 from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Paged, keys_of, values_of
 from penstock.engine.pool import KvPool
 
-_IMPLEMENTATION, _MODULE = "FA3", "flash_attn_interface"
+_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute")}
+"""By the major compute capability: torch's name, and the module that brings it."""
 _WANTED = ("seqused_k", "block_table", "enable_gqa", "window_size", "scale", "num_splits")
 
 
@@ -32,8 +34,8 @@ def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> st
         return "it has no soft cap of scores"
     if heads.dim > 256:
         return f"heads of {heads.dim} are too wide, 256 is the most"
-    if capability[0] != 9:
-        return f"its paging needs compute capability 9, this device has {capability[0]}.{capability[1]}"
+    if capability[0] not in _KERNELS:
+        return f"its paging needs compute capability 9 or 10, this device has {capability[0]}.{capability[1]}"
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:
@@ -41,19 +43,31 @@ def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> st
     lacking = [name for name in _WANTED if name not in inspect.signature(varlen_attn).parameters]
     if lacking:
         return f"torch {torch.__version__} has it without {', '.join(lacking)}"
-    if importlib.util.find_spec(_MODULE) is None:
-        return f"its paging needs flash attention 3, and {_MODULE} is not installed"
-    return None
+    name, module = _KERNELS[capability[0]]
+    try:
+        found = importlib.util.find_spec(module)
+    except ImportError:  # of the package around it
+        found = None
+    return None if found is not None else f"its paging needs {name} here, and {module} is not installed"
 
 
-def activate() -> Any:
-    """torch's `varlen_attn` with a kernel behind it that pages. It is the process's attention from then on."""
+def activate(capability: tuple[int, int]) -> Any:
+    """torch's `varlen_attn` with a kernel behind it that pages. It is the process's flash attention from then on."""
     from torch.nn import attention
     from torch.nn.attention.varlen import varlen_attn
 
-    if attention.current_flash_attention_impl() != _IMPLEMENTATION:
-        attention.activate_flash_attention_impl(_IMPLEMENTATION)
+    name, _ = _KERNELS[capability[0]]
+    if attention.current_flash_attention_impl() != name:
+        attention.activate_flash_attention_impl(name)
     return varlen_attn
+
+
+def deactivate() -> None:
+    """torch's own kernel again."""
+    from torch.nn import attention
+
+    if attention.current_flash_attention_impl() is not None:
+        attention.restore_flash_attention_impl()
 
 
 class VarlenPaged:
