@@ -169,6 +169,7 @@ sys.stdin.readline()  # until all have looked
 """
 
 
+@pytest.mark.timeout(300)  # torch is loaded three times, and on a busy machine that takes its time
 def test_three_processes_hold_one_copy(tmp_path, cache):
     """kB. The second and third start together, while the first serves."""
     shape = TinyModel(vocab_size=24000, hidden_size=1024, intermediate_size=2048, layers=4, heads=16, tied=True)
