@@ -62,7 +62,7 @@ _BIG = (
     Cell("decode_b8", 64, 8, 8, rounds=3),
     Cell("decode_b32", 32, 32, 4, rounds=3),
     Cell("prefill_512", 512, rounds=2, warm_up=False),
-    Cell("prefill_2048", 2048, rounds=2, warm_up=False),
+    Cell("prefill_2048", 2048, rounds=1, warm_up=False),
 )
 _QUICK_SMALL = (
     Cell("decode_b1", PROMPT, 1, 24, rounds=3),

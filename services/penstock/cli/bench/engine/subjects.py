@@ -13,6 +13,8 @@ from penstock.cli.bench.engine.process import Failed, Talk, started
 
 OURS = "penstock"
 PEERS = ("llamacpp", "openvino", "transformers", "vllm")
+_WIDTHS = {"openvino": 1.1, "transformers": 2.0, "vllm": 3.5}
+"""Measured on a processor without bfloat16."""
 _CONVERSION_S = 900.0
 _ROOT = Path(__file__).parents[5]
 """Of the checkout, where loadtest/ is."""
@@ -33,9 +35,8 @@ class Subject:
 
     @property
     def memory(self) -> float:
-        """About how many times the bfloat16 weights it holds; some keep float32 where they multiply so."""
-        factor = {"int8": 0.6, "lossless": 0.8}.get(self.kind, 1.0)
-        return factor if self.engine in (OURS, "llamacpp") else 2 * factor
+        """About how many times the bfloat16 weights it holds, at most: some keep float32 where they multiply so."""
+        return {"int8": 0.6, "lossless": 0.8}.get(self.kind, 1.0) * _WIDTHS.get(self.engine, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
