@@ -12,7 +12,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.engine.batch import BatchBuilder, Run, arrange
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.machine import Machine
-from penstock.engine.kernels.cpu.matrix import THIN_ROWS, PackedMatrix
+from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.pack import dequantised
 from penstock.engine.kernels.cpu.packing import Stack
 from penstock.engine.kernels.cpu.thin import ThinDecoder
@@ -122,7 +122,7 @@ class Runner:
         return self.decoder.forward(self._builder.build(order), self.pool)
 
     def _is_thin(self, runs: Sequence[Run]) -> bool:
-        return self._thin is not None and sum([run.rows for run in runs]) <= THIN_ROWS
+        return self._thin is not None and self._thin.takes(sum([run.rows for run in runs]))
 
     def _clear_tail(self, run: Run) -> None:
         """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is

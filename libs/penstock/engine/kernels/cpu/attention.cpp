@@ -28,6 +28,7 @@ void normalise(const float *x, const float *weight, int size, float eps, float *
 namespace {
 
 constexpr int kQueries = 32;            // that look at a piece together
+constexpr int kTile = 4 * kQueries;     // of a chunk of a run with many rows
 constexpr int kStride = kPiece + 16;    // of their scores; not a power of two, so that they don't share a cache set
 constexpr int kAhead = 16;               // tokens that are fetched while others are looked at
 constexpr int kBlock = 16;               // tokens whose values stay in the nearest cache for all queries
@@ -289,40 +290,72 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
   const int members = team_size(team);
   room_size_ = (Head<F32Cache>::room(model.head_dim) + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
-  int64_t parts = 0;
-  for (int sequence = 0; sequence < step.sequences; ++sequence) {
-    const int queries = (step.first[sequence + 1] - step.first[sequence]) * (model.heads / model.kv_heads);
-    const int count = pieces(sequence), size = queries <= kQueries ? 1 : count;
-    const int64_t room = int64_t(queries) * Seen::size(model.head_dim);
-    const bool split = size < count;
-    for (int begin = 0; begin < count; begin += size)  // heads follow each other: their keys are neighbours
-      for (int head = 0; head < model.kv_heads; ++head)
-        units_.push_back({sequence, head, begin, begin + size, split ? int(shares_.size()) + head : -1, parts + head * count * room});
-    if (!split) continue;
-    parts += model.kv_heads * count * room;
-    shares_.insert(shares_.end(), model.kv_heads, count);
+  for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
+    const int before = sample;
+    while (sample < step.samples && step.sampled[sample] < step.first[sequence + 1]) ++sample;
+    units_of(sequence, sample > before);
   }
-  parts_ = scratch.floats(parts);
+  parts_ = scratch.floats(all_parts_);
   left_ = std::vector<std::atomic<int>>(shares_.size());
   for (size_t i = 0; i < shares_.size(); ++i) left_[i] = shares_[i];
+}
+
+// Heads follow each other, as their keys are neighbours.
+void Attention::units_of(int sequence, bool needed) {
+  const int group = model_.heads / model_.kv_heads, first = step_.first[sequence], last = step_.first[sequence + 1];
+  const int queries = (last - first) * group, count = pieces(sequence);
+  auto each = [&](std::vector<Unit> &units, Unit unit) {
+    for (unit.kv_head = 0; unit.kv_head < model_.kv_heads; ++unit.kv_head) {
+      units.push_back(unit);
+      if (unit.shared < 0) continue;
+      ++unit.shared, unit.parts += count * int64_t(queries) * Seen::size(model_.head_dim);
+    }
+  };
+  if (queries > kTile) {
+    each(keeps_, {sequence, 0, 0, count, 0, 0, false, false, -1, 0});
+    for (int from = 0; from < queries; from += kTile) {
+      const int to = std::min(from + kTile, queries);
+      const int32_t *next = std::lower_bound(step_.sampled, step_.sampled + step_.samples, first + from / group);
+      const bool some = next < step_.sampled + step_.samples && *next <= first + (to - 1) / group;
+      each(units_, {sequence, 0, 0, count, from, to, true, some, -1, 0});
+    }
+  } else if (queries > kQueries || count == 1) {
+    each(units_, {sequence, 0, 0, count, 0, queries, false, needed, -1, 0});
+  } else {
+    for (int piece = 0; piece < count; ++piece)
+      each(units_, {sequence, 0, piece, piece + 1, 0, queries, false, needed, int(shares_.size()), all_parts_});
+    all_parts_ += model_.kv_heads * count * int64_t(queries) * Seen::size(model_.head_dim);
+    shares_.insert(shares_.end(), model_.kv_heads, count);
+  }
 }
 
 int Attention::pieces(int sequence) const {
   return step_.position[step_.first[sequence + 1] - 1] / kPiece + 1;
 }
 
-void Attention::run(int layer, int chunk, int member) {
-  float *room = room_ + room_size_ * member;
+void Attention::run(int layer, int chunk, int member, bool sampled) {
   const Unit &unit = units_[chunk];
-  model_.kv_kind == F32 ? run<F32Cache>(layer, unit, room) : model_.kv_kind == BF16 ? run<Bf16Cache>(layer, unit, room) : run<Int8Cache>(layer, unit, room);
+  run(layer, unit, member, unit.needed || !sampled);
 }
 
-template <class Cache> void Attention::run(int layer, const Unit &unit, float *room) {
+void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk], member, false); }
+
+void Attention::run(int layer, const Unit &unit, int member, bool mixes) {
+  float *room = room_ + room_size_ * member;
+  switch (model_.kv_kind) {
+    case F32: return run<F32Cache>(layer, unit, room, mixes);
+    case BF16: return run<Bf16Cache>(layer, unit, room, mixes);
+    default: return run<Int8Cache>(layer, unit, room, mixes);
+  }
+}
+
+template <class Cache> void Attention::run(int layer, const Unit &unit, float *room, bool mixes) {
   Head<Cache> head(model_, step_, layer, unit.sequence, unit.kv_head, qkv_, room);
-  head.keep(unit.begin * kPiece, unit.end * kPiece);
+  if (!unit.kept) head.keep(unit.begin * kPiece, unit.end * kPiece);
+  if (!mixes) return;
   if (unit.shared < 0) {
-    for (int from = 0; from < head.queries(); from += kQueries) {
-      head.ask(from, std::min(from + kQueries, head.queries()));
+    for (int from = unit.from; from < unit.to; from += kQueries) {
+      head.ask(from, std::min(from + kQueries, unit.to));
       head.look_through();
       head.finish(mixed_);
     }
@@ -341,9 +374,10 @@ template <class Cache> void Attention::run(int layer, const Unit &unit, float *r
 void attend(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed) {
   Scratch scratch;
   Attention attention(team, model, step, qkv, mixed, scratch);
-  const int chunks = attention.chunks();
-  team_run(team, 1, &chunks, [](void *self, int, int chunk, int member) {
-    static_cast<Attention *>(self)->run(0, chunk, member);
+  const int chunks[] = {attention.keeping(), attention.chunks()};
+  team_run(team, 2, chunks, [](void *self, int phase, int chunk, int member) {
+    Attention &attention = *static_cast<Attention *>(self);
+    phase ? attention.run(0, chunk, member) : attention.keep(0, chunk, member);
   }, &attention);
 }
 

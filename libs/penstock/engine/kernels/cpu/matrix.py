@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 
@@ -13,10 +14,8 @@ from penstock.engine.kernels.cpu.machine import Machine, linear_args
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import LANES, Packed
 
-THIN_ROWS = 32
-"""Steps of more rows are computed layer by layer, see runner.py."""
 _TALL_ROWS = 128
-"""From here on torch may take over, where it multiplies bfloat16 faster than the kernels multiply floats."""
+"""From here on torch may take over, see `torch_multiplies`."""
 _PIECE = 64
 """Panels that torch gets at a time, as bfloat16."""
 
@@ -51,6 +50,11 @@ class PackedMatrix:
         self.args = linear_args(packed, bias)
         """For the library."""
 
+    @property
+    def kind(self) -> str:
+        """See Packed."""
+        return self._packed.kind
+
     def columns(self, first: int, last: int) -> PackedMatrix:
         """A view of some columns; `first` is a multiple of 16."""
         if first % LANES:
@@ -62,11 +66,9 @@ class PackedMatrix:
         return view
 
     def product(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, columns]. Many rows go through torch where its bfloat16 product is measured to be faster
-        than the kernels, which is so on processors with instructions for it, and only for bfloat16 weights."""
+        """[rows, in] -> [rows, columns]."""
         x = x.contiguous()
-        tall = x.shape[0] >= _TALL_ROWS and self._packed.kind in ("bfloat16", "lossless")
-        if tall and multiplies_bfloat16(self._machine):
+        if torch_multiplies(self._machine, self._packed.kind, x.shape[0]):
             return self._by_torch(x.bfloat16())[:, : self.shape[1]]
         return self._machine.linear(x, self.args)[:, : self.shape[1]]
 
@@ -82,19 +84,26 @@ class PackedMatrix:
         return result if self._bias is None else result.add_(self._bias)
 
 
+def torch_multiplies(machine: Machine, kind: str, rows: int) -> bool:
+    """Whether torch multiplies so many rows faster than the kernels: where it does so in bfloat16, for weights that are
+    bfloat16 anyway."""
+    return rows >= _TALL_ROWS and kind in ("bfloat16", "lossless") and multiplies_bfloat16(machine)
+
+
 @functools.cache
 def multiplies_bfloat16(machine: Machine) -> bool:
-    """Whether torch's bfloat16 product beats the kernels here: measured, at the first use."""
+    """Whether torch's bfloat16 product beats the kernels here, which is so on processors with instructions for it:
+    measured, at the first use."""
     matrix = PackedMatrix(machine, torch.ones(512, 512), None, "bfloat16")
     x = torch.ones(_TALL_ROWS, 512)
-    return _seconds(lambda: matrix._by_torch(x.bfloat16())) < _seconds(lambda: machine.linear(x, matrix.args))
+    torchs, kernels = math.inf, math.inf
+    for _ in range(8):  # in turns, as others may be computing too
+        torchs = min(torchs, _seconds(lambda: matrix._by_torch(x.bfloat16())))
+        kernels = min(kernels, _seconds(lambda: machine.linear(x, matrix.args)))
+    return torchs < kernels
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The best of three, after one to warm up."""
-    seconds = []
-    for _ in range(4):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds[1:])
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin

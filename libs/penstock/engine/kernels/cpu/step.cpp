@@ -1,166 +1,203 @@
-// The decoder for a few rows: one pass over the weights, everything else kept in the caches.
+// The decoder: one pass over the weights for all rows, everything else kept in the caches.
 //
 // A row's result never depends on which other rows are computed with it: every sum runs in an order that is fixed by
-// the matrix alone, so a sequence's tokens do not depend on the batch.
+// the matrix and by positions alone. So a sequence's tokens do not depend on the batch, nor on how its prompt was cut.
 #include "attention.h"
 #include "products.h"
-#include "scratch.h"
 
+#include <algorithm>
 #include <cstring>
-#include <optional>
 #include <vector>
 
 namespace penstock {
 
 namespace {
 
-enum Part { QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, PARTS };
+// Rows that products are computed for, in slabs of what the nearer caches hold.
+class Rows {
+ public:
+  // `chosen`: which rows of the step, or null: the first `count`.
+  Rows(int count, const int32_t *chosen) : count_(count), chosen_(chosen) {
+    for (int row = 0; row < count; row += kSlab) slabs_.emplace_back(std::min(count - row, kSlab));
+  }
+  int slabs() const { return int(slabs_.size()); }
+  const Blocks &blocks(int slab) const { return slabs_[slab]; }
+  int number(int slab, int row) const { return slab * kSlab + row; }
+  int row(int slab, int row) const { return chosen_ ? chosen_[number(slab, row)] : number(slab, row); }
+
+  // Blocks that are packed each as a chunk of its own.
+  int all_blocks() const { return slabs_.empty() ? 0 : (slabs() - 1) * slabs_[0].count + slabs_.back().count; }
+
+ private:
+  const int count_;
+  const int32_t *chosen_;
+  std::vector<Blocks> slabs_;
+};
 
 class Pass {
  public:
-  Pass(Team *team, const Model &model, const Step &step) : team_(team), model_(model), step_(step), blocks_(step.rows), last_(step.samples) {
-    const int rows = step.rows, members = team_size(team), widest = largest_in();
-    Scratch scratch;
-    qkv_ = scratch.floats(int64_t(rows) * (model.heads + 2 * model.kv_heads) * model.head_dim);
-    mixed_ = scratch.floats(int64_t(rows) * model.heads * model.head_dim);
-    inner_ = scratch.floats(int64_t(rows) * model.intermediate);
-    attention_.emplace(team, model, step, qkv_, mixed_, scratch);
-    const int64_t sums = int64_t(rows) * kGang * kLanes, room = rows >= kExpandFrom ? kRoom : 0;
-    float *all = scratch.floats(members * (int64_t(rows) * widest + 2 * sums + room));
-    for (int i = 0; i < members; ++i) {
-      Member &member = members_.emplace_back();
-      member.x = all, all += int64_t(rows) * widest;
-      member.sums = all, all += 2 * sums;
-      member.room = all, all += room;
-    }
+  Pass(Team *team, const Model &model, const Step &step)
+      : team_(team), model_(model), step_(step), all_(step.rows, nullptr), last_(step.samples, step.sampled),
+        shared_(step.rows >= kExpandFrom), qkv_(floats(wide())), mixed_(floats(narrow())), inner_(floats(model.intermediate)),
+        attention_(team, model, step, qkv_, mixed_, scratch_) {
+    const int members = team_size(team), slab = std::min(step.rows, kSlab);
+    const int64_t sums = int64_t(slab) * kGang * kLanes, room = slab >= kExpandFrom ? kRoom : 0;
+    const int64_t packed = int64_t(step.rows) * std::max({model.hidden, narrow(), model.intermediate});
+    float *next = scratch_.floats(members * (2 * sums + room) + (shared_ ? 1 : members) * packed);
+    auto take = [&](int64_t count) { return next += count, next - count; };
+    float *x = take(packed);
+    for (int i = 0; i < members; ++i) members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), -1});
   }
 
   void run() {
-    const Layer &layer = model_.layer[0];
-    sizes_[QKV] = size_of(layer.qkv.out), sizes_[OUTPUT] = size_of(layer.output.out);
-    sizes_[GATE_UP] = size_of(model_.intermediate), sizes_[DOWN] = size_of(layer.down.out);
-    const int counts[PARTS] = {chunks(layer.qkv.out, sizes_[QKV]), attention_->chunks(), chunks(layer.output.out, sizes_[OUTPUT]),
-                               chunks(model_.intermediate, sizes_[GATE_UP]), chunks(layer.down.out, sizes_[DOWN])};
-    std::vector<int> phases;
-    for (int i = 0; i < model_.layers; ++i) phases.insert(phases.end(), counts, counts + PARTS);
-    if (step_.samples) phases.push_back(chunks(model_.head.out, kGang));
-    team_run(team_, int(phases.size()), phases.data(), [](void *self, int phase, int chunk, int member) {
+    for (int layer = 0; layer < model_.layers; ++layer) {
+      const Layer &own = model_.layer[layer];
+      const Rows &rows = layer + 1 < model_.layers ? all_ : last_;  // behind the last attention: what is sampled
+      product_of(PREPARE_QKV, QKV, layer, own.qkv.out, all_);
+      add(KEEP, layer, attention_.keeping(), 0);
+      add(ATTENTION, layer, attention_.chunks(), 0);
+      product_of(PREPARE_OUTPUT, OUTPUT, layer, own.output.out, rows);
+      product_of(PREPARE_MLP, GATE_UP, layer, model_.intermediate, rows);
+      product_of(PREPARE_DOWN, DOWN, layer, own.down.out, rows);
+    }
+    product_of(PREPARE_HEAD, HEAD, model_.layers, model_.head.out, last_);
+    std::vector<int> chunks;
+    for (const Phase &phase : phases_) chunks.push_back(phase.chunks);
+    team_run(team_, int(chunks.size()), chunks.data(), [](void *self, int phase, int chunk, int member) {
       static_cast<Pass *>(self)->chunk(phase, chunk, member);
     }, this);
   }
 
  private:
+  enum Part { PREPARE_QKV, QKV, KEEP, ATTENTION, PREPARE_OUTPUT, OUTPUT, PREPARE_MLP, GATE_UP, PREPARE_DOWN, DOWN, PREPARE_HEAD, HEAD };
+  struct Phase {
+    Part part;
+    int layer, chunks;
+    int size;  // panels of a chunk
+  };
   struct alignas(64) Member {
-    float *x;       // [rows, in], packed: what the current phase multiplies
-    float *sums;    // twice
+    float *x;     // [rows, in], packed: what the current phase multiplies; everybody's where there are many rows
+    float *sums;  // of a slab, twice
     float *room;
-    int ready = -1;  // the phase that x is for
+    int ready;    // the phase that x is for
   };
 
-  int largest_in() const {
-    int most = model_.hidden;
-    for (int in : {model_.heads * model_.head_dim, model_.intermediate}) most = in > most ? in : most;
-    return most;
+  int wide() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
+  int narrow() const { return model_.heads * model_.head_dim; }
+  float *floats(int width) { return scratch_.floats(int64_t(step_.rows) * width); }
+
+  void add(Part part, int layer, int chunks, int size) { phases_.push_back({part, layer, chunks, size}); }
+
+  // Few rows are packed by every member for itself, which is less work than waiting for each other.
+  void product_of(Part prepare, Part part, int layer, int columns, const Rows &rows) {
+    const int panels = columns / kLanes, size = size_of(panels);
+    add(prepare, layer, shared_ ? rows.all_blocks() : 0, 0);
+    add(part, layer, (panels + size - 1) / size * rows.slabs(), size);
   }
 
   // Panels of a chunk: few enough that every member gets some, and whole gangs where there are many.
-  int size_of(int columns) const {
-    const int panels = columns / kLanes, members = team_size(team_);
-    if (members == 1) return kGang;
-    const int fair = panels / (members * 4) / 4 * 4;
-    return fair < 4 ? 4 : fair > kGang ? kGang : fair;
+  int size_of(int panels) const {
+    const int members = team_size(team_);
+    return members == 1 ? kGang : std::clamp(panels / (members * 4) / 4 * 4, 4, kGang);
   }
-  static int chunks(int columns, int size) { return (columns / kLanes + size - 1) / size; }
 
-  void chunk(int phase, int chunk, int number) {
-    Member &own = members_[number];
-    const int at = phase / PARTS, part = phase % PARTS;
-    const bool fresh = own.ready != phase;
-    own.ready = phase;
-    if (at == model_.layers) return head(own, chunk, fresh);
-    const Layer &layer = model_.layer[at];
-    auto added = [&](int row, int panel, Floats sum) {
-      float *to = step_.x + int64_t(row) * model_.hidden + panel * kLanes;
-      (Floats::load(to) + sum).store(to);
-    };
+  const Rows &rows_of(const Phase &phase) const {
+    return phase.part == PREPARE_QKV || phase.part == QKV || phase.layer + 1 < model_.layers ? all_ : last_;
+  }
+
+  void chunk(int number, int chunk, int who) {
+    const Phase &phase = phases_[number];
+    Member &member = members_[who];
+    switch (phase.part) {
+      case KEEP: return attention_.keep(phase.layer, chunk, who);
+      case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
+      case QKV: case OUTPUT: case GATE_UP: case DOWN: case HEAD: break;
+      default: return prepare(phase, Part(phase.part + 1), member.x, chunk);
+    }
+    const Rows &rows = rows_of(phase);
+    if (!shared_ && member.ready != number) {
+      member.ready = number;
+      for (int block = 0; block < rows.all_blocks(); ++block) prepare(phase, phase.part, member.x, block);
+    }
+    multiply(phase, rows, chunk % rows.slabs(), chunk / rows.slabs() * phase.size, member);
+  }
+
+  // Packs one block of the rows that `part` multiplies.
+  void prepare(const Phase &phase, Part part, float *x, int number) {
+    const Rows &rows = rows_of(phase);
+    const int slab = number / rows.blocks(0).count, block = number % rows.blocks(0).count;
+    const Blocks &blocks = rows.blocks(slab);
+    const int first = blocks.first(block), size = blocks.size(block);
+    auto packed = [&](int in) { return x + int64_t(rows.number(slab, first)) * in; };
     switch (part) {
-      case QKV: {
-        const int wide = (model_.heads + 2 * model_.kv_heads) * model_.head_dim;
-        if (fresh) pack_normed(own, blocks_, nullptr, layer.input_norm);
-        return panels(own, layer.qkv, part, chunk, [&](int row, int panel, Floats sum) {
-          sum.store(qkv_ + int64_t(row) * wide + panel * kLanes);
-        });
+      case OUTPUT: {
+        const int in = narrow();
+        return pack_block(size, in, packed(in), [&](int r, int k) { return Floats::load(mixed_ + int64_t(rows.row(slab, first + r)) * in + k); });
       }
-      case ATTENTION:
-        return attention_->run(at, chunk, number);
-      case OUTPUT:
-        if (fresh) pack(own, mixed_, model_.heads * model_.head_dim);
-        return panels(own, layer.output, part, chunk, added);
+      case DOWN: {
+        const int in = model_.intermediate;
+        return pack_block(size, in, packed(in), [&](int r, int k) { return Floats::load(inner_ + int64_t(rows.number(slab, first + r)) * in + k); });
+      }
+      default: {
+        const int in = model_.hidden;
+        const float *weight = part == HEAD ? model_.norm : part == QKV ? model_.layer[phase.layer].input_norm : model_.layer[phase.layer].mlp_norm;
+        const float *from[kRows];
+        float factor[kRows];
+        for (int r = 0; r < size; ++r) {
+          from[r] = step_.x + int64_t(rows.row(slab, first + r)) * in;
+          factor[r] = norm_factor(from[r], in, model_.eps);
+        }
+        return pack_block(size, in, packed(in), [&](int r, int k) { return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k); });
+      }
+    }
+  }
+
+  void multiply(const Phase &phase, const Rows &rows, int slab, int first, Member &member) {
+    const Blocks &blocks = rows.blocks(slab);
+    const Linear &matrix = matrix_of(phase);
+    const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.out) / kLanes, count = std::min(width - first, phase.size);
+    const float *x = member.x + int64_t(rows.number(slab, 0)) * matrix.in;
+    auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
+    switch (phase.part) {
+      case QKV:
+        return each([&](int row, int panel, Floats sum) { sum.store(qkv_ + int64_t(rows.number(slab, row)) * wide() + panel * kLanes); });
       case GATE_UP: {
-        if (fresh) pack_normed(own, blocks_, nullptr, layer.mlp_norm);
-        const int width = model_.intermediate / kLanes, first = chunk * sizes_[part];
-        const int count = width - first < sizes_[part] ? width - first : sizes_[part];
-        float *ups = own.sums + int64_t(step_.rows) * kGang * kLanes;
-        multiply(layer.gate_up, width + first, count, own.x, blocks_, own.room, ups);
-        return product(layer.gate_up, first, count, own.x, blocks_, own.room, own.sums, [&](int row, int panel, Floats sum) {
+        float *ups = member.sums + int64_t(blocks.rows) * kGang * kLanes;
+        penstock::multiply(matrix, width + first, count, x, blocks, member.room, ups);
+        return each([&](int row, int panel, Floats gate) {
           const Floats up = Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes);
-          (silu(sum) * finished(layer.gate_up, width + panel, up)).store(inner_ + int64_t(row) * model_.intermediate + panel * kLanes);
+          (silu(gate) * finished(matrix, width + panel, up)).store(inner_ + int64_t(rows.number(slab, row)) * model_.intermediate + panel * kLanes);
         });
       }
+      case HEAD:
+        return each([&](int row, int panel, Floats sum) {
+          const int at = panel * kLanes, some = std::min(model_.vocab - at, kLanes);
+          if (some > 0) std::memcpy(step_.logits + int64_t(rows.number(slab, row)) * model_.vocab + at, &sum, some * sizeof(float));
+        });
       default:
-        if (fresh) pack(own, inner_, model_.intermediate);
-        return panels(own, layer.down, part, chunk, added);
+        return each([&](int row, int panel, Floats sum) {
+          float *to = step_.x + int64_t(rows.row(slab, row)) * model_.hidden + panel * kLanes;
+          (Floats::load(to) + sum).store(to);
+        });
     }
   }
 
-  void head(Member &own, int chunk, bool fresh) {
-    if (fresh) pack_normed(own, last_, step_.sampled, model_.norm);
-    const int all = model_.head.out / kLanes, first = chunk * kGang;
-    product(model_.head, first, all - first < kGang ? all - first : kGang, own.x, last_, own.room, own.sums,
-            [&](int row, int panel, Floats sum) {
-              const int at = panel * kLanes, count = model_.vocab - at < kLanes ? model_.vocab - at : kLanes;
-              if (count > 0) std::memcpy(step_.logits + int64_t(row) * model_.vocab + at, &sum, count * sizeof(float));
-            });
-  }
-
-  template <class Take> void panels(Member &own, const Linear &matrix, int part, int chunk, Take take) {
-    const int all = matrix.out / kLanes, first = chunk * sizes_[part];
-    product(matrix, first, all - first < sizes_[part] ? all - first : sizes_[part], own.x, blocks_, own.room, own.sums, take);
-  }
-
-  // Rows of `from` [rows, in] for a product.
-  void pack(Member &own, const float *from, int in) {
-    for (int block = 0; block < blocks_.count; ++block) {
-      const float *rows = from + int64_t(blocks_.first(block)) * in;
-      pack_block(blocks_.size(block), in, own.x + int64_t(blocks_.first(block)) * in,
-                 [&](int r, int k) { return Floats::load(rows + int64_t(r) * in + k); });
-    }
-  }
-
-  // The same for normalised rows of the residual stream: all, or those that `chosen` lists.
-  void pack_normed(Member &own, const Blocks &blocks, const int32_t *chosen, const float *weight) {
-    const int in = model_.hidden;
-    for (int block = 0; block < blocks.count; ++block) {
-      const float *rows[kRows];
-      float factor[kRows];
-      for (int r = 0; r < blocks.size(block); ++r) {
-        const int row = blocks.first(block) + r;
-        rows[r] = step_.x + int64_t(chosen ? chosen[row] : row) * in;
-        factor[r] = norm_factor(rows[r], in, model_.eps);
-      }
-      pack_block(blocks.size(block), in, own.x + int64_t(blocks.first(block)) * in,
-                 [&](int r, int k) { return Floats::load(rows[r] + k) * factor[r] * Floats::load(weight + k); });
-    }
+  const Linear &matrix_of(const Phase &phase) const {
+    if (phase.part == HEAD) return model_.head;
+    const Layer &layer = model_.layer[phase.layer];
+    return phase.part == QKV ? layer.qkv : phase.part == OUTPUT ? layer.output : phase.part == GATE_UP ? layer.gate_up : layer.down;
   }
 
   Team *team_;
   const Model &model_;
   const Step &step_;
-  const Blocks blocks_, last_;
+  const Rows all_, last_;
+  const bool shared_;  // whether rows are packed once for all
+  Scratch scratch_;
+  float *const qkv_, *const mixed_, *const inner_;  // [rows, wide()], [rows, narrow()], [rows, intermediate]
+  Attention attention_;
   std::vector<Member> members_;
-  float *qkv_, *mixed_, *inner_;  // [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim], [rows, intermediate]
-  std::optional<Attention> attention_;
-  int sizes_[PARTS] = {};  // panels of a chunk
+  std::vector<Phase> phases_;
 };
 
 }  // namespace

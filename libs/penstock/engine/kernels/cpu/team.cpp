@@ -45,9 +45,7 @@ struct Team {
   void run(int count, const int *sizes, Work job, void *with) {
     work = job, context = with, phases = count, chunks = sizes, first = Ticket{ticket.load()}.phase() + 1;
     const uint64_t end = (first + count) & kPhases;
-    left.store(chunks[0], std::memory_order_relaxed);
-    ticket.store(Ticket::of(first, chunks[0]), std::memory_order_release);
-    if (size > 1) call();
+    begin(0);
     for (int spins = 0;;) {
       if (take(0)) {
         spins = 0;
@@ -78,8 +76,15 @@ struct Team {
       else if (++spins < kSpins)
         pause();
       else
-        calls.wait(heard, std::memory_order_acquire), spins = 0;
+        sleep(heard), spins = 0;
     }
+  }
+
+  // Until the next call. Who opens a phase either sees the sleeper or is seen by it.
+  void sleep(uint32_t heard) {
+    asleep.fetch_add(1);
+    if (!Ticket{ticket.load()}.open()) calls.wait(heard);
+    asleep.fetch_sub(1);
   }
 
   // Does one chunk of the current phase; false when none is left. The job's fields are read behind the claim only:
@@ -90,11 +95,17 @@ struct Team {
     if (!mine.open()) return false;
     const int phase = int((mine.phase() - first) & kPhases);
     work(context, phase, mine.next(), member);
-    if (left.fetch_sub(1, std::memory_order_acq_rel) > 1) return true;
-    const int following = phase + 1 < phases ? chunks[phase + 1] : 0;
-    left.store(following, std::memory_order_relaxed);
-    ticket.store(Ticket::of((mine.phase() + 1) & kPhases, following), std::memory_order_release);
+    if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) begin(phase + 1);
     return true;
+  }
+
+  // Opens the next phase that has chunks, or tells that all is done.
+  void begin(int phase) {
+    while (phase < phases && chunks[phase] == 0) ++phase;
+    const int count = phase < phases ? chunks[phase] : 0;
+    left.store(count, std::memory_order_relaxed);
+    ticket.store(Ticket::of((first + phase) & kPhases, count));
+    if (count && asleep.load()) call();
   }
 
  public:
@@ -110,6 +121,7 @@ struct Team {
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<int> left{0};
   alignas(64) std::atomic<uint32_t> calls{0};
+  std::atomic<int> asleep{0};
   std::vector<std::thread> others;
 };
 

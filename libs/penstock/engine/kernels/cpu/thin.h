@@ -58,7 +58,7 @@ struct Step {
 // The threads of one engine; the caller is one of them.
 //
 // A job is a row of phases, each cut into chunks. Whoever is there takes the next chunk, and a phase begins when the
-// one before is done; so a member that the system doesn't schedule holds up nobody, unless it stops within a chunk.
+// one before is done (one without chunks is done at once); so a member that the system doesn't schedule holds up nobody, unless it stops within a chunk.
 struct Team;
 Team *team_new(int threads);
 void team_free(Team *team);

@@ -1,7 +1,9 @@
-"""Steps of a few rows, computed by step.cpp: the same decoder as models/decoder.py, in one pass over packed weights.
+"""Steps computed by step.cpp: the same decoder as models/decoder.py, in one pass over packed weights.
 
 In a decode step on a CPU, reading the weights is the work. torch spends as much again on a hundred small calls and on
 gathering keys and values; here one call does the step, reads each weight once, and looks at the pages where they are.
+Of a prompt, everything between the products is done while they are written and read, and their rows' results don't
+depend on how the prompt is cut into chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Run, sampled_rows
 from penstock.engine.kernels.cpu.machine import LayerArgs, LinearArgs, Machine, ModelArgs, StepArgs
-from penstock.engine.kernels.cpu.matrix import PackedMatrix
+from penstock.engine.kernels.cpu.matrix import PackedMatrix, torch_multiplies
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
@@ -28,13 +30,15 @@ _CACHE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 class ThinDecoder:
-    """Steps of few rows of one model over one pool."""
+    """Steps of one model over one pool."""
 
     def __init__(
         self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], pool: KvPool
     ) -> None:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
         self._machine = machine
+        assert isinstance(weights.head, PackedMatrix), "steps need packed weights"
+        self._kind = weights.head.kind
         self._embedding = weights.embedding
         self._vocab = config.vocab_size
         self._keep: list[Any] = [weights, pool]
@@ -81,6 +85,10 @@ class ThinDecoder:
             and config.attention_softcap is None
             and config.logit_softcap is None
         )
+
+    def takes(self, rows: int) -> bool:
+        """Whether a step of so many rows is for it: not where torch multiplies them faster."""
+        return not torch_multiplies(self._machine, self._kind, rows)
 
     def forward(self, runs: Sequence[Run]) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the pool."""
