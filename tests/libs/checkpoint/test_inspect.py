@@ -242,7 +242,7 @@ def test_trailing_bytes(model):
     assert "no tensor declares" in str(refusal(model))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(at=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_changed_header_byte_is_harmless_or_refused(tmp_path_factory, at, value):
     """Nothing but CheckpointError comes out, whatever byte of the header changed."""

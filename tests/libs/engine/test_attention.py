@@ -47,7 +47,7 @@ def config_of(heads, kv_heads):
 runs = st.tuples(st.integers(0, 70), st.integers(1, 40), st.integers(0, 4), st.booleans())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(runs, min_size=1, max_size=6),
     st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),

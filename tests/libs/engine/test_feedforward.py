@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.engine.layers.feedforward import Routed, feed_forward, naive_routed
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 40),
     st.integers(1, 9),

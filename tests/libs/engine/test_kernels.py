@@ -44,7 +44,7 @@ def random_matrix(inputs: int, columns: int, seed: int) -> torch.Tensor:
 
 
 @given(pairs=st.integers(1, 40), columns=st.integers(1, 70), kind=st.sampled_from(KINDS), seed=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_unpacking_gives_the_matrix_back(pairs, columns, kind, seed):
     matrix = random_matrix(2 * pairs, columns, seed)
     packed = pack(matrix, kind)

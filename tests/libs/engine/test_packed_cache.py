@@ -81,7 +81,7 @@ def test_tensors_begin_at_whole_vectors(tmp_path):
 
 
 @given(share=st.floats(0, 1, exclude_max=True))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_cut_anywhere_is_packed_anew(tmp_path, share):
     obtain(tmp_path)
     path = path_of(tmp_path)
@@ -92,7 +92,7 @@ def test_a_file_cut_anywhere_is_packed_anew(tmp_path, share):
 
 
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_after_a_new_start_of_the_machine_no_wrong_bit_is_served(tmp_path, share, bit):
     obtain(tmp_path)
     path = path_of(tmp_path)

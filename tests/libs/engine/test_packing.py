@@ -37,7 +37,7 @@ def twin(rows: torch.Tensor, kind: str):
     packer=st.sampled_from(PACKERS),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_it_is_what_the_twin_packs(pairs, columns, kind, stored, packer, seed):
     random = torch.Generator().manual_seed(seed)
     rows = torch.randn(columns, 2 * pairs, generator=random) * torch.logspace(-6, 3, columns).unsqueeze(1)
@@ -76,7 +76,7 @@ def test_checksums_are_those_of_the_twin_however_many_threads(size):
 
 
 @given(at=st.integers(0, 4095), bit=st.integers(0, 7))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_bit_changes_the_checksum(at, bit):
     content = torch.arange(4096, dtype=torch.int32).to(torch.uint8)
     before = PACKERS[0].checksums(content)

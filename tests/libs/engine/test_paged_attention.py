@@ -159,7 +159,7 @@ members = st.tuples(
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shapes, st.lists(members, min_size=1, max_size=3), st.sampled_from([1, 3]), st.integers(0, 10**6))
 def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
     layer, pool, sequences = setting(shape, members, seed)
@@ -170,7 +170,7 @@ def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(shapes, st.lists(members, min_size=2, max_size=3), st.integers(0, 10**6))
 def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
     """Bit for bit: alone or in a batch, decoded or verified with others (which looks at the same pages before the

@@ -58,7 +58,7 @@ def acceptable(logits, params, prompt, output, stops):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(rows, min_size=1, max_size=5), st.integers(0, 10**6), st.integers(0, 4))
 def test_equals_the_plain_sampler(batch, seed, drafts):
     """Seeds below 1,000 give logits with many ties."""

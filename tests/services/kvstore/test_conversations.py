@@ -126,7 +126,7 @@ class ConversationsMachine(RuleBasedStateMachine):
         assert self.table.next_due() <= min(waiting.values(), default=math.inf) + 1e-6
 
 
-ConversationsMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+ConversationsMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestConversations = ConversationsMachine.TestCase
 
 

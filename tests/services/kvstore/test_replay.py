@@ -80,14 +80,13 @@ def hits_of(trace: Trace, saved: Saved) -> int:
 
 
 @given(PATHS, st.integers(3, 6))
-@settings(deadline=None)
 def test_lru_through_the_table_is_lru(paths: list[tuple[int, ...]], capacity: int) -> None:
     trace = trace_of(paths)
     assert hits_of(trace, Replay(trace, RATES).run([capacity], Lru)) == lru_hits(trace, capacity)
 
 
 @given(PATHS, st.integers(3, 4))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_who_knows_the_future_finds_as_many_blocks_as_any_schedule_could(
     paths: list[tuple[int, ...]], capacity: int
 ) -> None:
@@ -98,7 +97,6 @@ def test_who_knows_the_future_finds_as_many_blocks_as_any_schedule_could(
 
 
 @given(PATHS, st.integers(3, 6), st.sampled_from(POLICIES))
-@settings(deadline=None)
 def test_with_room_for_all_every_policy_finds_all(paths: list[tuple[int, ...]], capacity: int, name: str) -> None:
     trace = trace_of(paths)
     replay = Replay(trace, RATES)

@@ -63,7 +63,7 @@ class RetentionMachine(RuleBasedStateMachine):
         assert [self.table.until(key) for key in NAMES] == [ends.get(key, 0.0) for key in NAMES]
 
 
-RetentionMachine.TestCase.settings = hypothesis_settings(max_examples=200, stateful_step_count=40, deadline=None)
+RetentionMachine.TestCase.settings = hypothesis_settings(max_examples=200, stateful_step_count=40)
 TestRetention = RetentionMachine.TestCase
 
 
@@ -111,7 +111,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert len(self.policy) == len(self.offered)
 
 
-PolicyMachine.TestCase.settings = hypothesis_settings(max_examples=200, stateful_step_count=40, deadline=None)
+PolicyMachine.TestCase.settings = hypothesis_settings(max_examples=200, stateful_step_count=40)
 TestPolicy = PolicyMachine.TestCase
 
 

@@ -255,7 +255,7 @@ class WorthMachine(StoreMachine):
 
 for machine in (StoreMachine, S3FifoMachine, WorthMachine):
     machine.TestCase.settings = settings(
-        max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=200, stateful_step_count=50, suppress_health_check=list(HealthCheck)
     )
 TestStore = StoreMachine.TestCase
 TestStoreS3Fifo = S3FifoMachine.TestCase

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.services.router.helpers import keys
 
@@ -29,7 +29,6 @@ CHOSEN = st.lists(st.sampled_from(keys(12)), max_size=12)
 STEPS = st.lists(st.tuples(st.sampled_from(["stored", "removed", "drop", "match"]), NAMES, CHOSEN), max_size=60)
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_index_finds_what_sets_find(steps: list[tuple[str, str, list[bytes]]]) -> None:
     index, plain = BlockIndex(1000), Plain()

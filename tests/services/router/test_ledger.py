@@ -67,4 +67,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestLedger = Machine.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=60, stateful_step_count=40)

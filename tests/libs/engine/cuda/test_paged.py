@@ -35,7 +35,7 @@ problems = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems)
 def test_gathering_is_right(problem):
     assert problem.worst(GatherPaged(problem.shape, problem.pool)) < 1e-5
@@ -75,7 +75,7 @@ def test_the_stand_in_has_the_arguments_of_torch():
     ]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(problems.filter(lambda problem: problem.softcap is None))
 def test_varlen_is_told_what_it_needs(problem):
     assert problem.worst(VarlenPaged(problem.shape, problem.pool, documented_varlen)) < 1e-5
@@ -141,7 +141,7 @@ FLASHINFER = SimpleNamespace(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(problems)
 def test_flashinfer_is_told_what_it_needs(problem):
     backend = FlashInferPaged(problem.shape, problem.pool, FLASHINFER)

@@ -230,7 +230,7 @@ class WorthMachine(PolicyMachine):
 
 
 for machine in (LruMachine, S3FifoMachine, WorthMachine):
-    machine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+    machine.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
 TestLru = LruMachine.TestCase
 TestS3Fifo = S3FifoMachine.TestCase
 TestWorth = WorthMachine.TestCase

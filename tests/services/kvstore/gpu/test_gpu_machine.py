@@ -256,6 +256,6 @@ class GpuMachine(RuleBasedStateMachine):
 
 
 GpuMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestGpu = GpuMachine.TestCase

@@ -81,7 +81,7 @@ async def test_the_oldest_leaf_goes_for_what_is_new(tmp_path: Path) -> None:
 # -- damage
 
 
-@hypothesis_settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis_settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(0, 6 * SLOT - 1), flip=st.integers(1, 255), cut=st.booleans())
 async def test_one_flipped_byte_or_a_cut_never_shows_in_a_block(
     tmp_path_factory: pytest.TempPathFactory, at: int, flip: int, cut: bool

@@ -279,6 +279,6 @@ class TiersMachine(RuleBasedStateMachine):
 
 
 TiersMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )
 TestTiers = TiersMachine.TestCase

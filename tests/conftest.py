@@ -1,4 +1,4 @@
-"""Two busy cores must not fail a property."""
+"""For all tests: how long an example takes says more of the machine than of the code."""
 
 from hypothesis import settings
 
