@@ -13,11 +13,12 @@ from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_
 
 from penstock.checkpoint import SUPPORTED, inspect
 from penstock.engine import pool
-from penstock.engine.kernels.cuda import setup, streams
+from penstock.engine.kernels.cuda import copies, setup, streams
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.request import SamplingParams
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice, Sampler
+from penstock.kv.device.twin import TwinDevice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 20}
@@ -113,3 +114,36 @@ def test_it_would_notice(pretend):
     assert away.device == CUDA and away[:2].is_cuda and not away.cpu().is_cuda
     assert (away * 2).tolist() == [2, 2, 2]
     assert pretend.waits == ["cpu", "tolist"]
+
+
+def test_pages_are_copied_behind_the_last_step(pretend, monkeypatch):
+    log = []
+
+    def stream(name):
+        return SimpleNamespace(wait_event=lambda event: log.append(f"{name} waits for {event.name}"))
+
+    def recorded(on):
+        name = f"event {len(log)}"
+        log.append(name)
+        return SimpleNamespace(name=name, synchronize=lambda: log.append(f"host waits for {name}"))
+
+    streams_made = iter(["up", "down"])
+    monkeypatch.setattr(copies, "new_stream", lambda device: stream(next(streams_made)))
+    monkeypatch.setattr(copies, "recorded", recorded)
+    monkeypatch.setattr(torch.cuda, "stream", lambda on: nullcontext())
+    content = torch.zeros(6, 64, dtype=torch.uint8, device="cuda")
+    pages = copies.PageCopies(content)
+    blocks = [memoryview(bytearray([number]) * 64) for number in range(1, 5)]
+    assert pages.write([3, 1], blocks[:2], lambda index, copy: copy == blocks[index]) == 2
+    assert log == ["event 0", "up waits for event 0", "event 2", "host waits for event 2"]
+    pages.mark(wait=False)
+    assert bytes(pages.read(3).numpy()) == bytes(blocks[0])
+    assert log[4:6] == ["event 4", "down waits for event 4"] and log[-1].startswith("host waits")
+    assert pages.write([4, 5], blocks[2:], lambda index, copy: index == 0) == 1
+    assert log[-1].startswith("host waits"), "also for the copies before the one that was refused"
+    assert content.cpu()[:, 0].tolist() == [0, 2, 0, 1, 3, 0]
+    arena = TwinDevice().allocate(64)
+    arena.upload([(0, memoryview(bytearray([9]) * 64))]).wait()
+    assert pages.write([2], [arena.view(0, 64)], None) == 1
+    assert content.cpu()[2].tolist() == [9] * 64
+    arena.close()
