@@ -94,7 +94,7 @@ class KvPool:
         """
         count, width = index.shape[0], self.runs.shape[1]
         if self._scratch.numel() < count * width:
-            self._scratch = self.data.new_empty(count * width * 2)
+            self._scratch = self.data.new_empty(count * width * 5 // 4)
         found = self._scratch[: count * width].view(count, width)
         torch.index_select(self.runs, 0, index, out=found)
         if self._scaled:

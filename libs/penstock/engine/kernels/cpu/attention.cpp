@@ -30,8 +30,8 @@ namespace {
 constexpr int kQueries = 32;            // that look at a piece together
 constexpr int kTile = 4 * kQueries;     // of a chunk of a run with many rows
 constexpr int kStride = kPiece + 16;    // of their scores; not a power of two, so that they don't share a cache set
-constexpr int kAhead = 16;               // tokens that are fetched while others are looked at
-constexpr int kBlock = 16;               // tokens whose values stay in the nearest cache for all queries
+constexpr int kAhead = 8;                // tokens that are fetched while others are looked at
+constexpr int kBlock = 8;                // tokens whose values stay in the nearest cache for all queries
 constexpr float kNever = -1e30f;        // a score whose token is not seen
 
 typedef float Eight __attribute__((vector_size(32)));
