@@ -7,16 +7,22 @@ import torch
 
 from penstock.checkpoint import inspect
 from penstock.engine.batch import Run
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import torch_multiplies
-from penstock.engine.request import SamplingParams
+from penstock.engine.request import Request, SamplingParams
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Choice
 from penstock.models import NAMES, embedded
 
 POSITIONS = 2000
-BOUNDS = {"bfloat16": (0.985, 0.02), "int8": (0.98, 0.03)}
-"""Share of positions with the same most probable token, and mean distance of a logit, against float32."""
+BOUNDS = {"bfloat16": (0.99, 0.015, 0.5), "int8": (0.98, 0.025, 0.5)}
+"""Share of positions with the same most probable token, mean and largest distance of a logit, against float32.
+Measured: 0.999, 0.0064 and 0.24; 0.986, 0.018 and 0.28."""
+SIDES = {"float32": 0.001, "bfloat16": 0.02, "int8": 0.05}
+"""Largest distance of a logit between steps of up to 32 rows and of more, which torch attends for. Measured: 0.00004,
+0.0023 and 0.0087; of 2,000 most probable tokens all were the same."""
 
 
 KV_BOUNDS = {"bfloat16": (0.995, 0.01), "int8": (0.99, 0.02)}
@@ -63,10 +69,31 @@ def exact() -> torch.Tensor:
 @pytest.mark.parametrize("step", [25, 250])
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
-    agreement, distance = BOUNDS[dtype]
+    agreement, distance, most = BOUNDS[dtype]
     found = all_logits(runner(dtype), step)
     assert float((found.argmax(-1) == exact.argmax(-1)).float().mean()) >= agreement
-    assert float((found - exact).abs().mean()) <= distance
+    apart = (found - exact).abs()
+    assert float(apart.mean()) <= distance and float(apart.max()) <= most
+
+
+@pytest.mark.parametrize("dtype", SIDES)
+def test_how_many_rows_a_step_has_changes_nothing_or_little(dtype):
+    model = runner(dtype)
+    few, some, many = (all_logits(model, step) for step in (4, 32, 100))
+    assert torch.equal(few, some), "the same bits in any step of up to 32 rows"
+    assert float((many - some).abs().max()) <= SIDES[dtype]
+    assert int((many.argmax(-1) != some.argmax(-1)).sum()) <= 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+async def test_with_small_steps_tokens_do_not_depend_on_the_crowd(kit, dtype):
+    """Whatever is computed beside a request: its tokens are the same in every run."""
+    config = EngineConfig(embedded(NAMES[0]), dtype=dtype, threads=1, max_batch_tokens=32, max_running=8)
+    sampling = [kit.greedy(24), kit.seeded(3, 24), kit.seeded(4, 24, top_k=50)]
+    asked = [Request(str(at), tuple(text(40 + 20 * at, at)), sampling[at % 3]) for at in range(9)]
+    async with Engine.open(config) as engine:
+        alone = [(await kit.read(engine, one)).ids for one in asked]
+        assert [one.ids for one in await kit.read_all(engine, asked)] == alone
 
 
 @pytest.mark.parametrize("kernels", [True, False])
