@@ -340,10 +340,8 @@ class Engine:
             rows += run.rows
             prefill += run.rows if row.count > 1 else 0
             runs.append(run)
-        answered = self._lane.call(self._runner.step, runs)
-        self._hand_out()
         try:
-            answers = await answered
+            answers = await self._lane.call(self._runner.step, runs, begun=self._hand_out)
         except Exception as error:
             self._counters.failed_steps += 1
             _log.exception("a step of %d sequences failed", len(step))

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import Any, Self, TypeVar
 
 _T = TypeVar("_T")
-_Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_Call = tuple["asyncio.Future[Any]", Callable[[], object] | None, Callable[..., Any], tuple[Any, ...]]
 
 
 class Lane:
@@ -24,10 +24,16 @@ class Lane:
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, function: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
-        """What the function returns or raises. Cancelling the future does not stop a call that has begun."""
+    def call(
+        self, function: Callable[..., _T], *arguments: Any, begun: Callable[[], object] | None = None
+    ) -> asyncio.Future[_T]:
+        """What the function returns or raises. Cancelling the future does not stop a call that has begun.
+
+        `begun` is called on the event loop when the thread has taken the call up, and before its answer is there: work
+        for it does not hold the interpreter while the thread wants it to begin.
+        """
         future: asyncio.Future[_T] = self._loop.create_future()
-        self._calls.put((future, function, arguments))
+        self._calls.put((future, begun, function, arguments))
         return future
 
     def __enter__(self) -> Self:
@@ -40,14 +46,16 @@ class Lane:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            future, function, arguments = call
+            future, begun, function, arguments = call
             result, error = None, None
+            if begun is not None:
+                self._loop.call_soon_threadsafe(begun)
             try:
                 result = function(*arguments)
             except BaseException as raised:
                 error = raised
             self._loop.call_soon_threadsafe(_answer, future, result, error)
-            del call, future, function, arguments, result, error  # nothing is kept alive while the thread waits
+            del call, future, begun, function, arguments, result, error  # nothing is kept alive while the thread waits
 
 
 def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

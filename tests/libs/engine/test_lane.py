@@ -62,3 +62,17 @@ async def test_arguments_do_not_outlive_the_call():
         await lane.call(int, 1)
         gc.collect()
         assert gone() is None
+
+
+async def test_begun_is_told_on_the_loop_before_the_answer():
+    told, go = asyncio.Event(), threading.Event()
+    with Lane("test") as lane:
+        answer = lane.call(go.wait, 10, begun=told.set)
+        await told.wait()
+        assert not answer.done()
+        go.set()
+        assert await answer
+        failed = []
+        with pytest.raises(ZeroDivisionError):
+            await lane.call(lambda: 1 / 0, begun=lambda: failed.append(threading.get_ident()))
+        assert failed == [threading.get_ident()]
