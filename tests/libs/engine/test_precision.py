@@ -20,11 +20,6 @@ POSITIONS = 2000
 BOUNDS = {"bfloat16": (0.99, 0.015, 0.5), "int8": (0.98, 0.025, 0.5)}
 """Share of positions with the same most probable token, mean and largest distance of a logit, against float32.
 Measured: 0.999, 0.0064 and 0.24; 0.986, 0.018 and 0.28."""
-SIDES = {"float32": 0.001, "bfloat16": 0.02, "int8": 0.05}
-"""Largest distance of a logit between steps of up to 32 rows and of more, which torch attends for. Measured: 0.00004,
-0.0023 and 0.0087; of 2,000 most probable tokens all were the same."""
-
-
 KV_BOUNDS = {"bfloat16": (0.995, 0.01), "int8": (0.99, 0.02)}
 """The same for KV in fewer bits beside float32 weights. Measured: 0.999 and 0.0064, 0.9945 and 0.0160."""
 
@@ -76,17 +71,8 @@ def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
     assert float(apart.mean()) <= distance and float(apart.max()) <= most
 
 
-@pytest.mark.parametrize("dtype", SIDES)
-def test_how_many_rows_a_step_has_changes_nothing_or_little(dtype):
-    model = runner(dtype)
-    few, some, many = (all_logits(model, step) for step in (4, 32, 100))
-    assert torch.equal(few, some), "the same bits in any step of up to 32 rows"
-    assert float((many - some).abs().max()) <= SIDES[dtype]
-    assert int((many.argmax(-1) != some.argmax(-1)).sum()) <= 2
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-async def test_with_small_steps_tokens_do_not_depend_on_the_crowd(kit, dtype):
+async def test_tokens_do_not_depend_on_the_crowd(kit, dtype):
     """Whatever is computed beside a request: its tokens are the same in every run."""
     config = EngineConfig(embedded(NAMES[0]), dtype=dtype, threads=1, max_batch_tokens=32, max_running=8)
     sampling = [kit.greedy(24), kit.seeded(3, 24), kit.seeded(4, 24, top_k=50)]
