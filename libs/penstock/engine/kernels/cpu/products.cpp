@@ -65,6 +65,7 @@ void expand(Reader<kind> panel, int inputs, float *out, int stride) {
     panel.enter();
     for (; k < stop; k += 2, out += 2 * stride) {
       Floats even, odd;
+      panel.ahead();
       panel.next(even, odd);
       even.store(out);
       odd.store(out + stride);
@@ -74,7 +75,7 @@ void expand(Reader<kind> panel, int inputs, float *out, int stride) {
 
 template <Kind kind>
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
-  const bool wide = kind != F32 && blocks.rows >= kExpandFrom;
+  const bool wide = kind == LOSSLESS ? blocks.count > 1 : kind != F32 && blocks.rows >= kExpandFrom;
   const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 4 * kInputs;
   for (int from = 0; from < matrix.in; from += most) {
     const int inputs = matrix.in - from < most ? matrix.in - from : most;
@@ -86,15 +87,18 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
       expand<kind>(packed[p], inputs, room + p * kInputs * kLanes, kLanes);
       floats[p] = Reader<F32>(room + p * kInputs * kLanes);
     }
-    for (int block = 0; block < blocks.count; ++block) {
-      const int first = blocks.first(block), rows = blocks.size(block);
-      const float *own = x + int64_t(first) * matrix.in + int64_t(from) * rows;
-      float *into = sums + int64_t(first) * kGang * kLanes;
-      if (wide)
-        add_block<F32>(rows, floats, count, inputs, own, into, from == 0);
-      else
-        add_block<kind>(rows, packed, count, inputs, own, into, from == 0);
-    }
+    // A panel stays in the nearest cache while the blocks of rows pass by.
+    const int together = blocks.count == 1 ? count : kPanels<kRows>;
+    for (int p = 0; p < count; p += together)
+      for (int block = 0; block < blocks.count; ++block) {
+        const int first = blocks.first(block), rows = blocks.size(block), some = count - p < together ? count - p : together;
+        const float *own = x + int64_t(first) * matrix.in + int64_t(from) * rows;
+        float *into = sums + (int64_t(first) * kGang + p) * kLanes;
+        if (wide)
+          add_block<F32>(rows, floats + p, some, inputs, own, into, from == 0);
+        else
+          add_block<kind>(rows, packed + p, some, inputs, own, into, from == 0);
+      }
   }
 }
 

@@ -38,10 +38,10 @@ class Pass {
  public:
   Pass(Team *team, const Model &model, const Step &step)
       : team_(team), model_(model), step_(step), all_(step.rows, nullptr), last_(step.samples, step.sampled),
-        shared_(step.rows >= kExpandFrom), qkv_(floats(wide())), mixed_(floats(narrow())), inner_(floats(model.intermediate)),
+        shared_(step.rows > 2 * kRows), qkv_(floats(wide())), mixed_(floats(narrow())), inner_(floats(model.intermediate)),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
-    const int64_t sums = int64_t(slab) * kGang * kLanes, room = slab >= kExpandFrom ? kRoom : 0;
+    const int64_t sums = int64_t(slab) * kGang * kLanes, room = slab > kRows ? kRoom : 0;
     const int64_t packed = int64_t(step.rows) * std::max({model.hidden, narrow(), model.intermediate});
     float *next = scratch_.floats(members * (2 * sums + room) + (shared_ ? 1 : members) * packed);
     auto take = [&](int64_t count) { return next += count, next - count; };
