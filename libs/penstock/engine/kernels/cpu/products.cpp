@@ -76,7 +76,7 @@ void expand(Reader<kind> panel, int inputs, float *out, int stride) {
 template <Kind kind>
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
   const bool wide = kind == LOSSLESS ? blocks.count > 1 : kind != F32 && blocks.rows >= kExpandFrom;
-  const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 4 * kInputs;
+  const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 1536;
   for (int from = 0; from < matrix.in; from += most) {
     const int inputs = matrix.in - from < most ? matrix.in - from : most;
     Reader<kind> packed[kGang];
@@ -87,8 +87,8 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
       expand<kind>(packed[p], inputs, room + p * kInputs * kLanes, kLanes);
       floats[p] = Reader<F32>(room + p * kInputs * kLanes);
     }
-    // A panel stays in the nearest cache while the blocks of rows pass by.
-    const int together = blocks.count == 1 ? count : kPanels<kRows>;
+    // A panel that is read as it is packed stays in the nearest cache while the blocks of rows pass by.
+    const int together = wide || blocks.count == 1 ? count : kPanels<kRows>;
     for (int p = 0; p < count; p += together)
       for (int block = 0; block < blocks.count; ++block) {
         const int first = blocks.first(block), rows = blocks.size(block), some = count - p < together ? count - p : together;

@@ -9,7 +9,7 @@ constexpr int kGang = 8;        // panels of one call of `multiply`
 constexpr int kSums = kWidth == 16 ? 24 : kWidth == 8 ? 10 : 8;  // registers for sums: the others hold weights
 constexpr int kRows = kSums / (kWidth == 16 ? 2 : kParts);  // rows whose sums fit into them
 constexpr int kExpandFrom = 64;  // rows from which a panel is worth turning into floats once, unless it is compressed
-constexpr int kInputs = 384;    // inputs of which so many rows and panels stay in the nearer caches
+constexpr int kInputs = 576;    // inputs of so many panels as floats stay in the nearer caches
 constexpr int kSlab = 120;      // most rows of one call
 
 // Rows in the order in which `multiply` reads them: in blocks of up to kRows, input by input. One row is as it is.
