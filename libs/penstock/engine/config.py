@@ -49,7 +49,7 @@ class EngineConfig:
     packed_bytes: int = 16 << 30
     """Packed weights on disk, in the user's cache, of this and other models: used longest ago goes first. 0: none."""
     threads: int | None = None
-    """torch threads of the step; None leaves torch's default."""
+    """Threads of the step; None: one for each core of this process, of the kernels one for 16 MiB of weights."""
     draft_tokens: int = 4
     """Most tokens to ask a drafter for, per sequence and step."""
     draft_timeout_s: float = 0.05

@@ -38,6 +38,7 @@ from penstock.engine.stats import Counters, EngineStats
 from penstock.engine.transfer import LentPage, Writer
 from penstock.kv.identity import KvSpec
 from penstock.kv.pages import PagePool
+from penstock.runtime.cores import available_cores
 
 Load = Callable[[EngineConfig, Checkpoint], tuple["Computes", KvSpec]]
 _LENT = "lent to sinks"
@@ -441,8 +442,7 @@ class Engine:
 
 
 def _set_threads(threads: int | None) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads or available_cores())
 
 
 def _context(config: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -468,6 +468,7 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         config.max_running,
         config.weights == "lossless",
         config.kv_dtype,
+        config.threads,
     )
     token, tokens = runner.pool.block_bytes // config.block_size, _pages(config) * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)

@@ -11,11 +11,11 @@ from torch import Tensor
 from penstock.checkpoint import Checkpoint
 from penstock.engine.batch import BatchBuilder, Run, arrange
 from penstock.engine.kernels.cpu.build import NotBuilt
+from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.pack import dequantised
 from penstock.engine.kernels.cpu.packing import Stack
-from penstock.engine.kernels.cpu.thin import ThinDecoder
 from penstock.engine.kernels.cuda import setup as cuda
 from penstock.engine.layers.embedding import StoredTable
 from penstock.engine.layers.linear import Matrix
@@ -34,7 +34,7 @@ _WEIGHTS = {
 """As loaded; 8 bits are rounded from there. Also what KV is kept in by default, and what a CUDA device computes in."""
 _CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _BYTES_PER_THREAD = 16 << 20
-"""Weights for which one more thread is worth meeting it five times per layer, also when cores are shared."""
+"""Weights for which one more thread is worth meeting it five times per layer, also when others want its core."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,18 +57,19 @@ class Runner:
         max_running: int = 64,
         lossless: bool = False,
         kv_dtype: str | None = None,
+        threads: int | None = None,
     ) -> None:
         """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them, and a CUDA
         device paged attention and captured steps, of up to `max_running` sequences.
         `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept.
         `lossless`: keep the bfloat16 weights for the kernels in 12 bits.
-        `kv_dtype`: see EngineConfig.
+        `kv_dtype`, `threads`: see EngineConfig.
 
         Raises ValueError when the device can't compute in this dtype.
         """
         config, place = checkpoint.config, torch.device(device)
         cache = _CACHE[kv_dtype] if kv_dtype else _WEIGHTS[dtype]
-        machine = _machine(checkpoint, place) if kernels else None
+        machine = _machine(checkpoint, place, threads) if kernels else None
         compute = _WEIGHTS[dtype] if _computes_as_kept(dtype, place, machine) else torch.float32
         attention, self.packed = None, None
         if place.type == "cuda":
@@ -84,9 +85,9 @@ class Runner:
         self.decoder = Decoder(config, weights, max_positions, compute)
         self.sampler = Sampler(config.vocab_size, place)
         self._builder = BatchBuilder(self.pool, place, config.windows, compute)
-        self._thin = self._device = None
-        if machine is not None and ThinDecoder.fits(config):
-            self._thin = ThinDecoder(machine, config, weights, self.decoder.tables[0], self.pool)
+        self._compiled = self._device = None
+        if machine is not None and CompiledDecoder.fits(config):
+            self._compiled = CompiledDecoder(machine, config, weights, self.decoder.tables[0], self.pool)
         if place.type == "cuda" and kernels:
             self._device = cuda.steps_for(self.decoder, self.pool, self._builder, attention, max_running, max_positions)
 
@@ -99,7 +100,7 @@ class Runner:
         """
         for run in runs:
             self._clear_tail(run)
-        order = runs if self._is_thin(runs) else arrange(runs)
+        order = runs if self._takes(runs) else arrange(runs)
         logits = self.logits(order)
         rows = [choice for run in order for choice in _choices(run)]
         self.pool.computed(wait=not rows)  # a step ends when it is computed, also one whose tokens nobody waits for
@@ -113,16 +114,16 @@ class Runner:
         return [answers[id(run)] for run in runs]
 
     def logits(self, order: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab] of runs in the order of `arrange`, those of a thin step in any order; leaves their
-        keys and values in the pool."""
-        if self._thin is not None and self._is_thin(order):
-            return self._thin.forward(order)
+        """float32 [samples, vocab] of runs, which the kernels take in any order and others in that of `arrange`; leaves
+        their keys and values in the pool."""
+        if self._compiled is not None and self._takes(order):
+            return self._compiled.forward(order)
         if self._device is not None:
             return self._device.logits(order)
         return self.decoder.forward(self._builder.build(order), self.pool)
 
-    def _is_thin(self, runs: Sequence[Run]) -> bool:
-        return self._thin is not None and self._thin.takes(sum([run.rows for run in runs]))
+    def _takes(self, runs: Sequence[Run]) -> bool:
+        return self._compiled is not None and self._compiled.takes(sum([run.rows for run in runs]))
 
     def _clear_tail(self, run: Run) -> None:
         """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is
@@ -133,12 +134,12 @@ class Runner:
             self.pool.clear(run.pages[run.end // size])
 
 
-def _machine(checkpoint: Checkpoint, place: torch.device) -> Machine | None:
+def _machine(checkpoint: Checkpoint, place: torch.device, threads: int | None) -> Machine | None:
     if place.type != "cpu" or checkpoint.config.experts is not None:
         return None
     size = sum(file.stat().st_size for file in checkpoint.weight_files)
     try:
-        return Machine(max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD)))
+        return Machine(threads or max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD)))
     except NotBuilt as reason:
         _log.warning("no C++ kernels, torch computes everything: %s", reason)
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.engine.config import EngineConfig
 from penstock.kv.host import host_id
 from penstock.runtime.config import ConfigError, Size
-from penstock.runtime.cores import available_cores, parse_cores
+from penstock.runtime.cores import parse_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class WorkerConfig:
     weights: str = "plain"
     """plain, or lossless: bfloat16 in 12 bits a weight."""
     threads: int = 0
-    """Threads of one model step; 0: as many as there are cores for this process."""
+    """Threads of one model step; 0: one for each core of this process, fewer for a small model."""
     cores: str = ""
     """Cores to stay on, such as 0-3 or 0,2; empty: wherever the system puts the worker."""
     packed_bytes: Size = 16 << 30
@@ -105,7 +105,7 @@ class WorkerConfig:
                 max_running=self.max_running,
                 max_waiting=self.max_waiting,
                 max_model_len=self.max_model_len or None,
-                threads=self.threads or available_cores(),
+                threads=self.threads or None,
                 packed_bytes=self.packed_bytes,
                 **more,
             )

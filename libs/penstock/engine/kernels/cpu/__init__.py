@@ -1,1 +1,1 @@
-"""The decoder for a few rows, in C++. `build.library` compiles it, `thin.ThinDecoder` drives it."""
+"""The decoder in C++. `build.library` compiles it, `decoder.CompiledDecoder` drives it."""

@@ -1,7 +1,7 @@
 // Attention of a few rows over the pages where their keys and values are.
 #pragma once
 #include "scratch.h"
-#include "thin.h"
+#include "kernels.h"
 
 #include <atomic>
 #include <vector>

@@ -16,7 +16,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "lossless": 3}
 
 
 class LinearArgs(Structure):
-    """`Linear` of thin.h."""
+    """`Linear` of kernels.h."""
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "inputs", "outputs", "unused")),
@@ -25,7 +25,7 @@ class LinearArgs(Structure):
 
 
 class LayerArgs(Structure):
-    """`Layer` of thin.h."""
+    """`Layer` of kernels.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("input_norm", "qk_norm", "mlp_norm")),
@@ -36,7 +36,7 @@ class LayerArgs(Structure):
 
 
 class ModelArgs(Structure):
-    """`Model` of thin.h."""
+    """`Model` of kernels.h."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
@@ -51,7 +51,7 @@ class ModelArgs(Structure):
 
 
 class StepArgs(Structure):
-    """`Step` of thin.h."""
+    """`Step` of kernels.h."""
 
     _fields_ = (
         *((name, c_int32) for name in ("rows", "sequences", "samples", "unused")),
@@ -104,7 +104,7 @@ class Machine:
         self._library.penstock_attend(self._handle, *args)
 
     def forward(self, model: ModelArgs, step: StepArgs) -> None:
-        """One step, see ThinDecoder."""
+        """One step, see CompiledDecoder."""
         self._library.penstock_forward(self._handle, ctypes.byref(model), ctypes.byref(step))
 
 

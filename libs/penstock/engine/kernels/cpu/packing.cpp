@@ -1,6 +1,6 @@
 // Stored matrices into packed ones, and checksums of packed files. One thread each; callers cut the work into pieces.
 // What a packed matrix looks like is said in pack.py, whose `pack` is the twin of this one.
-#include "thin.h"
+#include "kernels.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // Reading packed panels: two inputs' weights of 16 columns at a time, as floats.
 #pragma once
 #include "lanes.h"
-#include "thin.h"
+#include "kernels.h"
 
 #include <climits>
 

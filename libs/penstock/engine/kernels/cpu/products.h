@@ -1,7 +1,7 @@
 // Products of rows with packed matrices.
 #pragma once
 #include "lanes.h"
-#include "thin.h"
+#include "kernels.h"
 
 namespace penstock {
 

@@ -1,4 +1,4 @@
-#include "thin.h"
+#include "kernels.h"
 
 #include <atomic>
 #include <thread>

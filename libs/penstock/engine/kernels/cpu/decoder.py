@@ -29,7 +29,7 @@ from penstock.engine.pool import KvPool
 _CACHE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
-class ThinDecoder:
+class CompiledDecoder:
     """Steps of one model over one pool."""
 
     def __init__(
@@ -155,5 +155,5 @@ class ThinDecoder:
 
 
 def _args(matrix: Matrix) -> LinearArgs:
-    assert isinstance(matrix, PackedMatrix), "thin steps need packed weights"
+    assert isinstance(matrix, PackedMatrix), "steps need packed weights"
     return matrix.args
