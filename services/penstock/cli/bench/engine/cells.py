@@ -58,9 +58,9 @@ _SMALL = (
     Cell("prefill_2048", 2048, rounds=2, warm_up=False),
 )
 _BIG = (
-    Cell("decode_b1", PROMPT, 1, 16, rounds=5),
-    Cell("decode_b8", 64, 8, 8, rounds=3),
-    Cell("decode_b32", 32, 32, 4, rounds=3),
+    Cell("decode_b1", PROMPT, 1, 16, rounds=4),
+    Cell("decode_b8", 64, 8, 8, rounds=2),
+    Cell("decode_b32", 32, 32, 4, rounds=2),
     Cell("prefill_512", 512, rounds=2, warm_up=False),
     Cell("prefill_2048", 2048, rounds=1, warm_up=False),
 )
