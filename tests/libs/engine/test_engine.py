@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import threading
 from contextlib import aclosing
@@ -264,6 +265,7 @@ async def test_loads_that_wait_for_each_other_end(config, kit):
 async def test_preemption_while_a_sink_holds_the_pages(config, kit):
     """A lent page does not come free by preemption; whoever needs one waits until the sink lets go."""
     requests = [kit.request(str(number), 40, kit.seeded(number, 60)) for number in range(4)]
+    needed = 4  # pages of a whole request
     async with Engine.open(config) as engine:
         expected = await kit.read_all(engine, requests)
     async with Engine.open(replace(config, kv_pool_tokens=16 * 12)) as engine:
@@ -273,15 +275,17 @@ async def test_preemption_while_a_sink_holds_the_pages(config, kit):
                 tasks.create_task(kit.read(engine, request, sink=sink))
                 for request, sink in zip(requests, sinks, strict=True)
             ]
-            while not all(reader.done() for reader in readers):
+            for sink in itertools.cycle(sinks):  # in turns: whichever holds what another waits for comes up
                 await asyncio.sleep(0)
-                if engine.stats().free_pages == 0:
-                    for sink in sinks[:: 1 + engine.stats().steps % 2]:
-                        sink.release()
+                if all(reader.done() for reader in readers):
+                    break
+                if engine.stats().free_pages < needed:
+                    sink.release()
         for sink in sinks:
             sink.release()
         for one, reader in zip(expected, readers, strict=True):
             kit.assert_same(one, reader.result())
+        assert engine.stats().preemptions > 0
         assert_idle(engine)
 
 
