@@ -142,15 +142,22 @@ def setting(shape: Shape, members: list[tuple[int, int]], seed: int) -> tuple[La
     return Layer(shape, random), pool, sequences
 
 
-shapes = st.builds(
-    lambda group, kv_heads, *rest: Shape(group * kv_heads, kv_heads, *rest),
-    st.sampled_from([1, 2, 3, 4, 7, 33]),
-    st.integers(1, 2),
-    st.sampled_from([16, 32, 48, 64, 80, 128, 256]),
-    st.sampled_from([1, 3, 16, 32]),
-    st.sampled_from([0, 1, 11, 100, 600]),
-    st.booleans(),
-    st.sampled_from(list(CACHES)),
+def shapes_of(dims: list[int], block_sizes: list[int], caches: list[torch.dtype]) -> st.SearchStrategy[Shape]:
+    return st.builds(
+        lambda group, kv_heads, *rest: Shape(group * kv_heads, kv_heads, *rest),
+        st.sampled_from([1, 2, 3, 4, 7, 33]),
+        st.integers(1, 2),
+        st.sampled_from(dims),
+        st.sampled_from(block_sizes),
+        st.sampled_from([0, 1, 11, 100, 600]),
+        st.booleans(),
+        st.sampled_from(caches),
+    )
+
+
+shapes = st.one_of(
+    shapes_of([16, 32, 48, 64, 80, 128, 256], [1, 3, 16, 32], list(CACHES)),
+    shapes_of([32, 64, 96, 128], [16, 48], [torch.bfloat16]),  # what fills a processor's tiles
 )
 members = st.tuples(
     st.one_of(st.integers(0, 70), st.integers(PIECE - 9, PIECE + 3), st.integers(0, 2 * PIECE)),

@@ -1,9 +1,13 @@
 #include "attention.h"
 
 #include "tiles.h"
+#if defined(__AMX_BF16__)
+#include "amx_attention.h"
+#endif
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 namespace penstock {
 
@@ -28,7 +32,7 @@ void normalise(const float *x, const float *weight, int size, float eps, float *
 namespace {
 
 constexpr int kQueries = 32;            // that look at a piece together
-constexpr int kTile = 4 * kQueries;     // of a chunk of a run with many rows
+constexpr int kTile = 4 * kQueries;     // of a chunk of a run with many rows; in the processor's tiles all look together
 constexpr int kStride = kPiece + 16;    // of their scores; not a power of two, so that they don't share a cache set
 constexpr int kAhead = 8;                // tokens that are fetched while others are looked at
 constexpr int kBlock = 8;                // tokens whose values stay in the nearest cache for all queries
@@ -108,16 +112,29 @@ template <class Cache> class Head {
   Head(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, float *room)
       : model_(model), step_(step), layer_(model.layer[layer]), number_(layer), kv_head_(kv_head), qkv_(qkv),
         table_(step.table + step.table_at[sequence]), first_(step.first[sequence]), last_(step.first[sequence + 1]),
-        dim_(model.head_dim), group_(model.heads / model.kv_heads) {
+        dim_(model.head_dim), group_(model.heads / model.kv_heads), tiled_(in_tiles(model)) {
     tokens_ = reinterpret_cast<const Number **>(room), room += kPiece * 2 + kTokens * 2;
-    query_ = room, room += kQueries * dim_;
-    score_ = room, room += kQueries * kStride;
-    scale_ = room, room += kPiece;
-    piece_ = room, room += kQueries * Seen::size(dim_);
+    if (tiled_) {
+      query_ = room, room += kTile / 2 * dim_;
+      score_ = room, room += kPiece * 16;
+      weight_ = room, room += kPiece / 2 * 16;
+      value_ = room, room += dim_ * kValues / 2;
+    } else {
+      query_ = room, room += kQueries * dim_;
+      score_ = room, room += kQueries * kStride;
+      scale_ = room, room += kPiece;
+    }
+    piece_ = room, room += most() * Seen::size(dim_);
     all_ = room;
   }
-  static int64_t room(int dim) { return 3 * kPiece + 2 * kTokens + kQueries * (dim + kStride + 2 * Seen::size(dim)) + dim; }
+  static int64_t room(const Model &model) {
+    const int dim = model.head_dim, tokens = 2 * kPiece + 2 * kTokens;
+    return in_tiles(model) ? tokens + kTile * (dim / 2 + 2 * Seen::size(dim)) + kPiece * 24 + dim * kValues / 2
+                           : tokens + kPiece + kQueries * (dim + kStride + 2 * Seen::size(dim)) + dim;
+  }
 
+  // Queries of one call of `ask`.
+  int most() const { return tiled_ ? kTile : kQueries; }
   int queries() const { return (last_ - first_) * group_; }
 
   // Keys and values of the rows whose positions are in [begin, end).
@@ -135,11 +152,18 @@ template <class Cache> class Head {
   // Queries [from, to) are those of the following calls.
   void ask(int from, int to) {
     from_ = from, count_ = to - from;
+    if (tiled_) std::fill_n(query_, kTile / 2 * dim_, 0.0f);
     for (int q = 0; q < count_; ++q) {
       const int row = this->row(q), head = kv_head_ * group_ + (from + q) % group_;
       float *turned = score_;
       turn(model_, layer_, step_.position[row], head, qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_, turned);
       for (int i = 0; i < dim_; i += kLanes) (Floats::load(turned + i) * model_.scale).store(turned + i);
+#if defined(__AMX_BF16__)
+      if (tiled_) {
+        turn_query(turned, dim_, columns(q / kTileQueries) + q % kTileQueries);
+        continue;
+      }
+#endif
       Cache::arrange(turned, dim_, query_ + q * dim_);
     }
   }
@@ -150,6 +174,7 @@ template <class Cache> class Head {
     const int begin = std::max(0, this->begin(0) - zero), end = std::min(kPiece, this->end(count_ - 1) - zero);
     for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
     if (begin >= end) return;
+    if (tiled_) return look_in_tiles(zero, begin, end, to);
     list(zero + begin, end - begin, 0);
     for (int t = begin; t < end; t += kTokens) {
       fetch(t - begin + kAhead, kTokens, end - begin);
@@ -183,9 +208,9 @@ template <class Cache> class Head {
       const float *seen = all_ + q * Seen::size(dim_);
       float *out = mixed + (int64_t(row(q)) * model_.heads + kv_head_ * group_ + (from_ + q) % group_) * dim_;
       const float whole = 1.0f / seen[1];
-      float *scaled = score_;
+      float *scaled = tiled_ ? out : score_;
       for (int i = 0; i < dim_; i += kLanes) (Floats::load(seen + kLanes + i) * whole).store(scaled + i);
-      Cache::restore(scaled, dim_, out);
+      if (!tiled_) Cache::restore(scaled, dim_, out);
     }
   }
 
@@ -207,6 +232,73 @@ template <class Cache> class Head {
   }
 
  private:
+  static constexpr int kValues = kPiece + 32;  // numbers of a dimension's values in a piece; not a power of two either
+
+  // bfloat16 where the processor has tiles, as long as keys and values fill them.
+  static bool in_tiles(const Model &model) {
+    return kTiles && model.kv_kind == BF16 && model.head_dim % 32 == 0 && model.block_size % 16 == 0;
+  }
+
+#if defined(__AMX_BF16__)
+  uint32_t *columns(int block) const { return reinterpret_cast<uint32_t *>(query_) + int64_t(block) * dim_ / 2 * kTileQueries; }
+
+  void look_in_tiles(int zero, int begin, int end, float *to) {
+    if constexpr (std::is_same_v<Cache, Bf16Cache>) {
+      TileShapes shapes;
+      tiles_for_attention(shapes);
+      auto *values = reinterpret_cast<uint16_t *>(value_);
+      auto *weights = reinterpret_cast<uint32_t *>(weight_);
+      const int64_t apart = this->apart() * sizeof(Number);
+      list(zero + begin / 32 * 32, end - begin / 32 * 32, 1);
+      for (int t = begin / 32 * 32; t < end; t += 32) {
+        fetch(t + 32 - begin / 32 * 32, 32, end - begin / 32 * 32);
+        turn_values(tokens_ + t - begin / 32 * 32, std::min(32, end - t), dim_, values + t, kValues);
+      }
+      for (int from = 0; from < count_; from += kTileQueries) {
+        const int some = std::min(count_ - from, kTileQueries);
+        alignas(64) int32_t begins[kTileQueries] = {}, ends[kTileQueries] = {};
+        const int low = std::max(begin, this->begin(from) - zero) / 32 * 32, high = std::min(end, this->end(from + some - 1) - zero);
+        if (low >= high) continue;
+        for (int q = 0; q < some; ++q) begins[q] = this->begin(from + q) - zero - low, ends[q] = this->end(from + q) - zero - low;
+        const Sight sight{_mm512_load_si512(begins), _mm512_load_si512(ends), begins[some - 1], ends[0]};
+        const int count = (high - low + 31) / 32 * 32;
+        int t = 0;
+        for (; t + 64 <= high - low; t += 64) {
+          const Number *keys[4];
+          for (int i = 0; i < 4; ++i) keys[i] = at(zero + low + t + 16 * i, 0);
+          score_tokens<4>(keys, apart, dim_, columns(from / kTileQueries), score_ + t * kTileQueries);
+        }
+        for (; t < high - low; t += 16) {
+          const Number *key = at(zero + low + t, 0);
+          score_tokens<1>(&key, apart, dim_, columns(from / kTileQueries), score_ + t * kTileQueries);
+        }
+        Floats most, sum;
+        weigh_tokens(score_, count, sight, weights, most, sum);
+        alignas(64) float mosts[kLanes], sums[kLanes];
+        most.store(mosts), sum.store(sums);
+        for (int q = 0; q < some; ++q) {
+          float *seen = to + (from + q) * Seen::size(dim_);
+          seen[0] = mosts[q], seen[1] = sums[q];
+        }
+        for (int i = 0; i < dim_;) {
+          alignas(64) float mixed[4 * 16 * kLanes];
+          const int tiles = i + 64 <= dim_ ? 4 : 2;
+          const uint16_t *own = values + int64_t(i) * kValues + low;
+          tiles == 4 ? mix_tokens<4>(own, kValues * 2, count / 32, weights, mixed) : mix_tokens<2>(own, kValues * 2, count / 32, weights, mixed);
+          for (int tile = 0; tile < tiles; ++tile, i += 16) {
+            __m512i rows[16];
+            for (int r = 0; r < 16; ++r) rows[r] = _mm512_load_si512(mixed + (tile * 16 + r) * kLanes);
+            transpose(rows);
+            for (int q = 0; q < some; ++q) _mm512_storeu_si512(to + (from + q) * Seen::size(dim_) + kLanes + i, rows[q]);
+          }
+        }
+      }
+    }
+  }
+#else
+  void look_in_tiles(int, int, int, float *) {}
+#endif
+
   int row(int q) const { return first_ + (from_ + q) / group_; }
   int end(int q) const { return step_.position[row(q)] + 1; }
   int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
@@ -278,9 +370,10 @@ template <class Cache> class Head {
   const float *qkv_;
   const int32_t *table_;
   const int first_, last_, dim_, group_;
+  const bool tiled_;
   int from_ = 0, count_ = 0;
   const Number **tokens_;
-  float *query_, *score_, *scale_, *piece_, *all_;
+  float *query_, *score_, *scale_, *weight_, *value_, *piece_, *all_;
 };
 
 }  // namespace
@@ -288,7 +381,7 @@ template <class Cache> class Head {
 Attention::Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch)
     : model_(model), step_(step), qkv_(qkv), mixed_(mixed) {
   const int members = team_size(team);
-  room_size_ = (Head<F32Cache>::room(model.head_dim) + 15) / 16 * 16;
+  room_size_ = (Head<F32Cache>::room(model) + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
   for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
     const int before = sample;
@@ -354,8 +447,8 @@ template <class Cache> void Attention::run(int layer, const Unit &unit, float *r
   if (!unit.kept) head.keep(unit.begin * kPiece, unit.end * kPiece);
   if (!mixes) return;
   if (unit.shared < 0) {
-    for (int from = unit.from; from < unit.to; from += kQueries) {
-      head.ask(from, std::min(from + kQueries, unit.to));
+    for (int from = unit.from; from < unit.to; from += head.most()) {
+      head.ask(from, std::min(from + head.most(), unit.to));
       head.look_through();
       head.finish(mixed_);
     }

@@ -1,11 +1,13 @@
 // The functions that Python calls.
 #include "attention.h"
+#include "products.h"
 
 using namespace penstock;
 
 extern "C" {
 
 Team *penstock_open(int threads) { return team_new(threads); }
+int penstock_rounds(int kind) { return rounds(kind); }
 void penstock_close(Team *team) { team_free(team); }
 void penstock_forward(Team *team, const Model *model, const Step *step) { forward(team, *model, *step); }
 void penstock_attend(Team *team, const Model *model, const Step *step, const float *qkv, float *mixed) {

@@ -18,6 +18,17 @@ constexpr int kWidth = 4;
 #endif
 constexpr int kParts = kLanes / kWidth;
 
+#if defined(__AVX512BF16__)
+constexpr bool kProducts = true;  // the processor has products of bfloat16
+#else
+constexpr bool kProducts = false;
+#endif
+#if defined(__AMX_BF16__)
+constexpr bool kTiles = true;     // and tiles of them, see amx.h
+#else
+constexpr bool kTiles = false;
+#endif
+
 typedef float FloatPart __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntPart __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(kWidth * 4)));
@@ -68,6 +79,12 @@ struct Floats {
     return v;
   }
   inline void store(float *at) const { EACH std::memcpy(at + i * kWidth, &part[i], sizeof part[i]); }
+#if defined(__AVX512BF16__)
+  // As bfloat16, to nearest.
+  inline void round(uint16_t *at) const { _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), (__m256i)_mm512_cvtneps_pbh((__m512)part[0])); }
+#else
+  inline void round(uint16_t *) const {}
+#endif
 
   inline Floats &operator+=(const Floats &o) { EACH part[i] += o.part[i]; return *this; }
   inline Floats &operator*=(const Floats &o) { EACH part[i] *= o.part[i]; return *this; }
@@ -126,19 +143,38 @@ inline Floats operator+(Floats a, const Floats &b) { return a += b; }
 inline Floats operator*(Floats a, const Floats &b) { return a *= b; }
 inline Floats operator*(Floats a, float b) { return a *= b; }
 
-// Two consecutive bfloat16 of each of 16 columns: a 32-bit lane holds both.
-inline void split(const char *at, Floats &even, Floats &odd) {
-  EACH {
-    WordPart both;
-    std::memcpy(&both, at + i * kWidth * 4, sizeof both);
-    even.part[i] = (FloatPart)(both << 16);
-    odd.part[i] = (FloatPart)(both & 0xffff0000u);
+// Two consecutive inputs' weights of 16 columns as bfloat16: a 32-bit lane holds both of a column.
+struct Pairs {
+  WordPart part[kParts];
+
+  static inline Pairs load(const void *at) {
+    Pairs v;
+    EACH std::memcpy(&v.part[i], static_cast<const char *>(at) + i * kWidth * 4, sizeof v.part[i]);
+    return v;
   }
+  // Of numbers that are exact in bfloat16.
+  static inline Pairs of(const Floats &even, const Floats &odd) {
+    Pairs v;
+    EACH v.part[i] = ((WordPart)odd.part[i] & 0xffff0000u) | (WordPart)even.part[i] >> 16;
+    return v;
+  }
+  inline void store(void *at) const { EACH std::memcpy(static_cast<char *>(at) + i * kWidth * 4, &part[i], sizeof part[i]); }
+  inline void split(Floats &even, Floats &odd) const {
+    EACH even.part[i] = (FloatPart)(part[i] << 16);
+    EACH odd.part[i] = (FloatPart)(part[i] & 0xffff0000u);
+  }
+};
+
+// sum += pair of weights * pair of bfloat16 in `x`, where the processor can
+inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs &weights, [[maybe_unused]] float x) {
+#if defined(__AVX512BF16__)
+  sum.part[0] = (FloatPart)_mm512_dpbf16_ps((__m512)sum.part[0], (__m512bh)weights.part[0], (__m512bh)_mm512_set1_ps(x));
+#endif
 }
 
 // A pair of inputs of a lossless panel: 32 bytes of sign and mantissa, then as many 4-bit indices into the palette of
 // exponents. `parts` is what an index stands for in the upper and in the lower byte of a bfloat16.
-inline void restore(const char *at, const uint8_t *parts, Floats &even, Floats &odd) {
+inline Pairs restore(const char *at, const uint8_t *parts) {
 #if defined(__AVX2__)
   const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(parts)));
   const __m256i lower = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(parts + 16)));
@@ -150,12 +186,10 @@ inline void restore(const char *at, const uint8_t *parts, Floats &even, Floats &
   const __m256i low = _mm256_or_si256(_mm256_shuffle_epi8(lower, index), _mm256_andnot_si256(sign, own));
   const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
 #if defined(__AVX512F__)
-  const WordPart pairs[] = {(WordPart)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)};
+  return {{(WordPart)_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)}};
 #else
-  const WordPart pairs[] = {(WordPart)first, (WordPart)second};
+  return {{(WordPart)first, (WordPart)second}};
 #endif
-  EACH even.part[i] = (FloatPart)(pairs[i] << 16);
-  EACH odd.part[i] = (FloatPart)(pairs[i] & 0xffff0000u);
 #else
   uint16_t pairs[32];
   for (int lane = 0; lane < 32; ++lane) {
@@ -163,9 +197,27 @@ inline void restore(const char *at, const uint8_t *parts, Floats &even, Floats &
     const uint8_t own = uint8_t(at[from]), index = uint8_t(at[32 + from % 16]) >> from / 16 * 4 & 15;
     pairs[lane] = uint16_t((parts[index] | (own & 0x80)) << 8 | parts[16 + index] | (own & 0x7f));
   }
-  split(reinterpret_cast<const char *>(pairs), even, odd);
+  return Pairs::load(pairs);
 #endif
 }
+
+#if defined(__AVX512BW__)
+// The same for two pairs at once, which are written to `to`.
+inline void restore_two(const char *one, const char *other, const uint8_t *parts, void *to) {
+  auto sixteen = [](const void *at) { return _mm_loadu_si128(static_cast<const __m128i *>(at)); };
+  auto join = [](__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); };
+  auto own_of = [](const char *at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)); };
+  const __m512i upper = _mm512_broadcast_i32x4(sixteen(parts)), lower = _mm512_broadcast_i32x4(sixteen(parts + 16));
+  const __m512i own = join(own_of(one), own_of(other)), sign = _mm512_set1_epi8(char(0x80));
+  const __m512i both = join(_mm256_broadcastsi128_si256(sixteen(one + 32)), _mm256_broadcastsi128_si256(sixteen(other + 32)));
+  const __m512i index = _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0)), _mm512_set1_epi8(15));
+  const __m512i high = _mm512_ternarylogic_epi64(_mm512_shuffle_epi8(upper, index), own, sign, 0xf8);  // a | (b & c)
+  const __m512i low = _mm512_ternarylogic_epi64(_mm512_shuffle_epi8(lower, index), own, sign, 0xf4);  // a | (b & ~c)
+  const __m512i first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high);
+  _mm512_storeu_si512(to, _mm512_shuffle_i64x2(first, second, 0x44));
+  _mm512_storeu_si512(static_cast<char *>(to) + 64, _mm512_shuffle_i64x2(first, second, 0xee));
+}
+#endif
 
 // e^x for x <= 0: 2^n * e^r with |r| <= ln(2) / 2 and a polynomial for e^r; 2e-7 of relative error down to -87.
 inline Floats exponential(const Floats &given) {

@@ -70,6 +70,7 @@ class Machine:
         self._library = library(isa)
         for name, result, arguments in (
             ("open", c_void_p, (c_int32,)),
+            ("rounds", c_int32, (c_int32,)),
             ("close", None, (c_void_p,)),
             ("forward", None, (c_void_p, POINTER(ModelArgs), POINTER(StepArgs))),
             ("attend", None, (c_void_p, POINTER(ModelArgs), POINTER(StepArgs), c_void_p, c_void_p)),
@@ -80,6 +81,11 @@ class Machine:
             function.restype, function.argtypes = result, arguments
         self._handle = self._library.penstock_open(threads)
         weakref.finalize(self, self._library.penstock_close, self._handle)
+
+    def rounds(self, kind: str) -> bool:
+        """Whether rows are rounded to bfloat16 before a matrix of this kind multiplies them: where the processor has
+        products of bfloat16, for all kinds but float32. Sums are float32 everywhere."""
+        return bool(self._library.penstock_rounds(KINDS[kind]))
 
     def linear(self, x: Tensor, matrix: LinearArgs) -> Tensor:
         """float32 [rows, in] -> [rows, outputs], bias included."""

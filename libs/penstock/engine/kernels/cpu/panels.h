@@ -1,4 +1,4 @@
-// Reading packed panels: two inputs' weights of 16 columns at a time, as floats.
+// Reading packed panels: two inputs' weights of 16 columns at a time, as floats or as pairs of bfloat16.
 #pragma once
 #include "lanes.h"
 #include "kernels.h"
@@ -42,10 +42,12 @@ template <> struct Reader<BF16> : Plain {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 64) + int64_t(from) * 32} {}
   inline void ahead() const { prefetch<64>(at); }
-  inline void next(Floats &even, Floats &odd) {
-    split(at, even, odd);
+  explicit Reader(const float *room) : Plain{reinterpret_cast<const char *>(room)} {}
+  inline Pairs next() {
     at += 64;
+    return Pairs::load(at - 64);
   }
+  inline void next(Floats &even, Floats &odd) { next().split(even, odd); }
 };
 
 template <> struct Reader<INT8> : Plain {
@@ -56,6 +58,11 @@ template <> struct Reader<INT8> : Plain {
     even = Floats::load(reinterpret_cast<const int8_t *>(at));
     odd = Floats::load(reinterpret_cast<const int8_t *>(at) + kLanes);
     at += 32;
+  }
+  inline Pairs next() {
+    Floats even, odd;
+    next(even, odd);
+    return Pairs::of(even, odd);
   }
 };
 
@@ -81,15 +88,24 @@ template <> struct Reader<LOSSLESS> {
     ++group;
   }
   inline void ahead() const { prefetch<kGroupBytes>(at); }
-  inline void next(Floats &even, Floats &odd) {
+  inline Pairs next() {
     if (__builtin_expect(verbatim, 0)) {
-      split(at, even, odd);
       at += kVerbatimBytes;
-    } else {
-      restore(at, parts, even, odd);
-      at += kGroupBytes;
+      return Pairs::load(at - kVerbatimBytes);
+    }
+    at += kGroupBytes;
+    return restore(at - kGroupBytes, parts);
+  }
+#if defined(__AVX512BW__)
+  // A whole group that is not verbatim.
+  inline void whole(char *to) {
+    for (int pair = 0; pair < kGroup / 2; pair += 2, at += 2 * kGroupBytes, to += 128) {
+      for (int line = 0; line < 2 * kGroupBytes; line += 48) __builtin_prefetch(at + 2048 + line);
+      restore_two(at, at + kGroupBytes, parts, to);
     }
   }
+#endif
+  inline void next(Floats &even, Floats &odd) { next().split(even, odd); }
 };
 
 }  // namespace penstock

@@ -2,6 +2,11 @@
 
 #include "panels.h"
 #include "scratch.h"
+#if defined(__AMX_BF16__)
+#include "amx_products.h"
+#endif
+
+#include <algorithm>
 
 namespace penstock {
 
@@ -13,8 +18,11 @@ template <int R> constexpr int kPanels = [] {
   return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }();
 
-// Adds inputs of R rows and P panels to `sums`; the readers move on. `x` is a packed block.
-template <Kind kind, int R, int P> void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
+// Adds inputs of R rows and P panels to `sums`. `x` is a packed block, of floats or of pairs of bfloat16.
+template <Kind kind, bool pairs, int R, int P> void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
+  // How many panels' weights are in registers at once. The rows' numbers come one after the other where sums take the
+  // room for them.
+  constexpr int together = kWidth < 16 || R < 5 ? 1 : pairs ? P : P < 2 ? P : 2;
   Floats sum[R][P];
   Reader<kind> panel[P];
   for (int p = 0; p < P; ++p) panel[p] = panels[p];
@@ -23,38 +31,48 @@ template <Kind kind, int R, int P> void add(Reader<kind> *panels, int inputs, co
   for (int k = 0; k < inputs;) {
     const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
     for (int p = 0; p < P; ++p) panel[p].enter();
-    for (; k < stop; k += 2, x += 2 * R)
-      for (int p = 0; p < P; ++p) {
-        Floats even, odd;
-        if constexpr (R > 1) panel[p].ahead();  // one row leaves the processor time enough for its own
-        panel[p].next(even, odd);
-        for (int r = 0; r < R; ++r) sum[r][p].add(even, x[r]);
-        for (int r = 0; r < R; ++r) sum[r][p].add(odd, x[R + r]);
+    for (; k < stop; k += 2, x += pairs ? R : 2 * R)
+      for (int first = 0; first < P; first += together) {
+        Pairs weights[together];
+        Floats even[together], odd[together];
+        for (int p = 0; p < together; ++p) {
+          if constexpr (R > 1) panel[first + p].ahead();  // one row leaves the processor time enough for its own
+          if constexpr (pairs) weights[p] = panel[first + p].next();
+          else panel[first + p].next(even[p], odd[p]);
+        }
+        for (int r = 0; r < R; ++r)
+          for (int p = 0; p < together; ++p) {
+            if constexpr (pairs) add_pairs(sum[r][first + p], weights[p], x[r]);
+            else sum[r][first + p].add(even[p], x[r]);
+          }
+        if constexpr (!pairs)
+          for (int r = 0; r < R; ++r)
+            for (int p = 0; p < together; ++p) sum[r][first + p].add(odd[p], x[R + r]);
       }
   }
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p) sum[r][p].store(sums + (r * kGang + p) * kLanes);
 }
 
-template <Kind kind, int R>
+template <Kind kind, bool pairs, int R>
 void add_all(const Reader<kind> *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
   int p = 0;
   for (; p + kPanels<R> <= count; p += kPanels<R>) {
     Reader<kind> some[kPanels<R>];
     for (int i = 0; i < kPanels<R>; ++i) some[i] = panels[p + i];
-    add<kind, R, kPanels<R>>(some, inputs, x, sums + p * kLanes, fresh);
+    add<kind, pairs, R, kPanels<R>>(some, inputs, x, sums + p * kLanes, fresh);
   }
   for (; p < count; ++p) {
     Reader<kind> one = panels[p];
-    add<kind, R, 1>(&one, inputs, x, sums + p * kLanes, fresh);
+    add<kind, pairs, R, 1>(&one, inputs, x, sums + p * kLanes, fresh);
   }
 }
 
-template <Kind kind, int R = kRows>
+template <Kind kind, bool pairs, int R = kRows>
 void add_block(int rows, const Reader<kind> *panels, int count, int inputs, const float *x, float *sums, bool fresh) {
   if constexpr (R > 0) {
-    if (rows == R) return add_all<kind, R>(panels, count, inputs, x, sums, fresh);
-    add_block<kind, R - 1>(rows, panels, count, inputs, x, sums, fresh);
+    if (rows == R) return add_all<kind, pairs, R>(panels, count, inputs, x, sums, fresh);
+    add_block<kind, pairs, R - 1>(rows, panels, count, inputs, x, sums, fresh);
   }
 }
 
@@ -74,32 +92,59 @@ void expand(Reader<kind> panel, int inputs, float *out, int stride) {
 }
 
 template <Kind kind>
-void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
-  const bool wide = kind == LOSSLESS ? blocks.count > 1 : kind != F32 && blocks.rows >= kExpandFrom;
+void unpack_pairs(Reader<kind> panel, int inputs, char *out) {
+  for (int k = 0; k < inputs;) {
+    const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
+    panel.enter();
+    for (; k < stop; k += 2, out += 64) {
+      panel.ahead();
+      panel.next().store(out);
+    }
+  }
+}
+
+template <Kind kind>
+void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+  constexpr bool pairs = rounds(kind);
+  constexpr Kind unpacked = pairs ? BF16 : F32;
+  const bool wide = kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1 : kind != unpacked && blocks.rows >= kExpandFrom;
   const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 1536;
   for (int from = 0; from < matrix.in; from += most) {
     const int inputs = matrix.in - from < most ? matrix.in - from : most;
     Reader<kind> packed[kGang];
-    Reader<F32> floats[kGang];
+    Reader<unpacked> open[kGang];
     for (int p = 0; p < count; ++p) {
       packed[p] = Reader<kind>(matrix, panel + p, from);
       if (!wide) continue;
-      expand<kind>(packed[p], inputs, room + p * kInputs * kLanes, kLanes);
-      floats[p] = Reader<F32>(room + p * kInputs * kLanes);
+      float *own = room + p * kInputs * kLanes;
+      if constexpr (pairs)
+        unpack_pairs<kind>(packed[p], inputs, reinterpret_cast<char *>(own));
+      else
+        expand<kind>(packed[p], inputs, own, kLanes);
+      open[p] = Reader<unpacked>(own);
     }
     // A panel that is read as it is packed stays in the nearest cache while the blocks of rows pass by.
     const int together = wide || blocks.count == 1 ? count : kPanels<kRows>;
     for (int p = 0; p < count; p += together)
       for (int block = 0; block < blocks.count; ++block) {
         const int first = blocks.first(block), rows = blocks.size(block), some = count - p < together ? count - p : together;
-        const float *own = x + int64_t(first) * matrix.in + int64_t(from) * rows;
+        const float *own = x + first * packed_width(matrix.in) + int64_t(from) * rows / (pairs ? 2 : 1);
         float *into = sums + (int64_t(first) * kGang + p) * kLanes;
         if (wide)
-          add_block<F32>(rows, floats + p, some, inputs, own, into, from == 0);
+          add_block<unpacked, pairs>(rows, open + p, some, inputs, own, into, from == 0);
         else
-          add_block<kind>(rows, packed + p, some, inputs, own, into, from == 0);
+          add_block<kind, pairs>(rows, packed + p, some, inputs, own, into, from == 0);
       }
   }
+}
+
+template <Kind kind>
+void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+#if defined(__AMX_BF16__)
+  if constexpr (rounds(kind)) return multiply_tiles<kind>(matrix, panel, count, x, blocks, room, sums);
+  else
+#endif
+    return multiply_lanes<kind>(matrix, panel, count, x, blocks, room, sums);
 }
 
 // Panels as floats, side by side.
@@ -115,17 +160,18 @@ struct Product {
   const Linear &matrix;
   const float *x;
   Blocks blocks;
-  float *packed;  // [rows * in]
+  float *packed;  // [rows, packed_width(in)]
   float *room, *sums;  // of each member
   float *out;
 
   void pack(int block) const {
-    const int first = blocks.first(block), size = blocks.size(block), in = matrix.in, whole = in / kLanes * kLanes;
+    const int first = blocks.first(block), in = matrix.in;
     const float *from = x + int64_t(first) * in;
-    float *to = packed + int64_t(first) * in;
-    pack_block(size, in, to, [&](int r, int k) { return Floats::load(from + int64_t(r) * in + k); });
-    for (int k = whole; k < in; ++k)
-      for (int r = 0; r < size; ++r) to[k * size + r] = from[int64_t(r) * in + k];
+    pack_block(matrix.kind, blocks.size(block), in, packed + first * packed_width(in), [&](int r, int k) {
+      Floats some = {};
+      std::memcpy(&some, from + int64_t(r) * in + k, std::min(in - k, kLanes) * sizeof(float));
+      return some;
+    });
   }
   void panels(int chunk, int member) const {
     const int first = chunk * kGang, all = matrix.out / kLanes, count = all - first < kGang ? all - first : kGang;
@@ -150,12 +196,12 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out) {
   const int members = team_size(team), slab = rows < kSlab ? rows : kSlab;
   Scratch scratch;
-  float *packed = scratch.floats(int64_t(slab) * matrix.in);
+  float *packed = scratch.floats(slab * packed_width(matrix.in));
   float *room = scratch.floats(int64_t(members) * kRoom);
   float *sums = scratch.floats(int64_t(members) * slab * kGang * kLanes);
   for (int row = 0; row < rows; row += slab) {
     const int count = rows - row < slab ? rows - row : slab;
-    Product job{matrix, x + int64_t(row) * matrix.in, Blocks(count), packed, room, sums, out + int64_t(row) * matrix.out};
+    Product job{matrix, x + int64_t(row) * matrix.in, Blocks(count, matrix.kind), packed, room, sums, out + int64_t(row) * matrix.out};
     const int chunks[] = {job.blocks.count, (matrix.out / kLanes + kGang - 1) / kGang};
     team_run(team, 2, chunks, [](void *context, int phase, int chunk, int member) {
       const Product &job = *static_cast<const Product *>(context);

@@ -3,36 +3,65 @@
 #include "lanes.h"
 #include "kernels.h"
 
+#include <cstddef>
+
 namespace penstock {
 
-constexpr int kGang = 8;        // panels of one call of `multiply`
+constexpr int kGang = kTiles ? 16 : 8;  // panels of one call of `multiply`
 constexpr int kSums = kWidth == 16 ? 24 : kWidth == 8 ? 10 : 8;  // registers for sums: the others hold weights
 constexpr int kRows = kSums / (kWidth == 16 ? 2 : kParts);  // rows whose sums fit into them
-constexpr int kExpandFrom = 64;  // rows from which a panel is worth turning into floats once, unless it is compressed
-constexpr int kInputs = 576;    // inputs of so many panels as floats stay in the nearer caches
-constexpr int kSlab = 120;      // most rows of one call
+constexpr int kTileRows = 16;   // of a tile, see amx.h
+constexpr int kExpandFrom = 64;  // rows from which a panel is worth unpacking once, unless it is compressed
+constexpr int kInputs = 576;    // inputs of so many unpacked panels stay in the nearer caches
+constexpr int kStretch = 2048;  // inputs of two panels as tiles likewise, beside those of a slab of rows
+constexpr int kSlab = kTiles ? 128 : 120;  // most rows of one call
 
-// Rows in the order in which `multiply` reads them: in blocks of up to kRows, input by input. One row is as it is.
+// Whether rows are rounded to bfloat16 before such a matrix multiplies them: where the processor has products of
+// bfloat16. The weights are exact in it, and sums are float32 as everywhere.
+constexpr bool rounds(int kind) { return kProducts && kind != F32; }
+
+// Rows in the order in which `multiply` reads them: in blocks of as many as are added at once.
 struct Blocks {
-  explicit Blocks(int rows) : rows(rows), count((rows + kRows - 1) / kRows) {}
+  Blocks(int rows, int kind) : Blocks(rows, rounds(kind) && kTiles ? kTileRows : kRows, nullptr) {}
   int first(int block) const { return int(int64_t(rows) * block / count); }
   int size(int block) const { return first(block + 1) - first(block); }
   int rows, count;
-};
 
-// Packs one block: out[k * size + r] = value(r, k).
-template <class Value> void pack_block(int size, int in, float *out, Value value) {
-  float lanes[kRows][kLanes];
-  int k = 0;
-  for (; k + kLanes <= in; k += kLanes) {
-    for (int r = 0; r < size; ++r) value(r, k).store(lanes[r]);
-    for (int i = 0; i < kLanes; ++i)
-      for (int r = 0; r < size; ++r) *out++ = lanes[r][i];
+ private:
+  Blocks(int rows, int most, std::nullptr_t) : rows(rows), count((rows + most - 1) / most) {}
+};
+constexpr int kMostRows = kTiles ? kTileRows : kRows;  // of a block
+
+// Floats that a packed row takes.
+inline int64_t packed_width(int in) { return (in + 31) / 32 * 32; }
+
+// Packs one block for matrices of a kind, `value(r, k)` being sixteen inputs of row r, zeros behind the last:
+// - floats, out[k * size + r];
+// - pairs of bfloat16, out[k / 2 * size + r];
+// - tiles: 32 inputs of bfloat16 of one row after the other.
+template <class Value> void pack_block(int kind, int size, int in, float *out, Value value) {
+  float lanes[kMostRows][kLanes];
+  for (int k = 0; k < in; k += kLanes) {
+    const int some = in - k < kLanes ? in - k : kLanes;
+    if (!rounds(kind)) {
+      for (int r = 0; r < size; ++r) value(r, k).store(lanes[r]);
+      for (int i = 0; i < some; ++i)
+        for (int r = 0; r < size; ++r) *out++ = lanes[r][i];
+    } else if (!kTiles) {
+      for (int r = 0; r < size; ++r) value(r, k).round(reinterpret_cast<uint16_t *>(lanes[r]));
+      for (int i = 0; i < some / 2; ++i)
+        for (int r = 0; r < size; ++r) *out++ = lanes[r][i];
+    } else {
+      uint16_t *tile = reinterpret_cast<uint16_t *>(out) + int64_t(k / 32) * size * 32 + k % 32;
+      for (int r = 0; r < size; ++r) value(r, k).round(tile + r * 32);
+      if (k % 32 == 0 && k + kLanes >= in)
+        for (int r = 0; r < size; ++r) Floats{}.round(tile + r * 32 + kLanes);
+    }
   }
 }
 
 // The sums of `count` (at most kGang) panels from `panel` on, into sums[row][gang]. Every sum goes through the inputs
-// in order, whatever the other rows and panels are. `room` has kGang * kInputs * kLanes floats.
+// in order, whatever the other rows and panels are. `room` has kRoom floats.
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums);
 
 constexpr int kRoom = kGang * kInputs * kLanes;

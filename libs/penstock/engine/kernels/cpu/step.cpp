@@ -16,9 +16,9 @@ namespace {
 // Rows that products are computed for, in slabs of what the nearer caches hold.
 class Rows {
  public:
-  // `chosen`: which rows of the step, or null: the first `count`.
-  Rows(int count, const int32_t *chosen) : count_(count), chosen_(chosen) {
-    for (int row = 0; row < count; row += kSlab) slabs_.emplace_back(std::min(count - row, kSlab));
+  // `chosen`: which rows of the step, or null: the first `count`. `kind`: of the matrices.
+  Rows(int count, const int32_t *chosen, int kind) : count_(count), chosen_(chosen) {
+    for (int row = 0; row < count; row += kSlab) slabs_.emplace_back(std::min(count - row, kSlab), kind);
   }
   int slabs() const { return int(slabs_.size()); }
   const Blocks &blocks(int slab) const { return slabs_[slab]; }
@@ -37,12 +37,12 @@ class Rows {
 class Pass {
  public:
   Pass(Team *team, const Model &model, const Step &step)
-      : team_(team), model_(model), step_(step), all_(step.rows, nullptr), last_(step.samples, step.sampled),
-        shared_(step.rows > 2 * kRows), qkv_(floats(wide())), mixed_(floats(narrow())), inner_(floats(model.intermediate)),
+      : team_(team), model_(model), step_(step), all_(step.rows, nullptr, model.head.kind), last_(step.samples, step.sampled, model.head.kind),
+        shared_(step.rows > 2 * kMostRows), qkv_(floats(wide())), mixed_(floats(narrow())), inner_(floats(model.intermediate)),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
-    const int64_t sums = int64_t(slab) * kGang * kLanes, room = slab > kRows ? kRoom : 0;
-    const int64_t packed = int64_t(step.rows) * std::max({model.hidden, narrow(), model.intermediate});
+    const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
+    const int64_t packed = step.rows * packed_width(std::max({model.hidden, narrow(), model.intermediate}));
     float *next = scratch_.floats(members * (2 * sums + room) + (shared_ ? 1 : members) * packed);
     auto take = [&](int64_t count) { return next += count, next - count; };
     float *x = take(packed);
@@ -90,9 +90,9 @@ class Pass {
 
   // Few rows are packed by every member for itself, which is less work than waiting for each other.
   void product_of(Part prepare, Part part, int layer, int columns, const Rows &rows) {
-    const int panels = columns / kLanes, size = size_of(panels);
+    const int panels = columns / kLanes, size = part == GATE_UP && kGang > 8 ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);  // of two matrices
     add(prepare, layer, shared_ ? rows.all_blocks() : 0, 0);
-    add(part, layer, (panels + size - 1) / size * rows.slabs(), size);
+    add(part, layer, rows.slabs() ? (panels + size - 1) / size : 0, size);
   }
 
   // Panels of a chunk: few enough that every member gets some, and whole gangs where there are many.
@@ -119,7 +119,7 @@ class Pass {
       member.ready = number;
       for (int block = 0; block < rows.all_blocks(); ++block) prepare(phase, phase.part, member.x, block);
     }
-    multiply(phase, rows, chunk % rows.slabs(), chunk / rows.slabs() * phase.size, member);
+    for (int slab = 0; slab < rows.slabs(); ++slab) multiply(phase, rows, slab, chunk * phase.size, member);
   }
 
   // Packs one block of the rows that `part` multiplies.
@@ -128,26 +128,26 @@ class Pass {
     const int slab = number / rows.blocks(0).count, block = number % rows.blocks(0).count;
     const Blocks &blocks = rows.blocks(slab);
     const int first = blocks.first(block), size = blocks.size(block);
-    auto packed = [&](int in) { return x + int64_t(rows.number(slab, first)) * in; };
+    auto packed = [&](int in) { return x + rows.number(slab, first) * packed_width(in); };
     switch (part) {
       case OUTPUT: {
         const int in = narrow();
-        return pack_block(size, in, packed(in), [&](int r, int k) { return Floats::load(mixed_ + int64_t(rows.row(slab, first + r)) * in + k); });
+        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) { return Floats::load(mixed_ + int64_t(rows.row(slab, first + r)) * in + k); });
       }
       case DOWN: {
         const int in = model_.intermediate;
-        return pack_block(size, in, packed(in), [&](int r, int k) { return Floats::load(inner_ + int64_t(rows.number(slab, first + r)) * in + k); });
+        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) { return Floats::load(inner_ + int64_t(rows.number(slab, first + r)) * in + k); });
       }
       default: {
         const int in = model_.hidden;
         const float *weight = part == HEAD ? model_.norm : part == QKV ? model_.layer[phase.layer].input_norm : model_.layer[phase.layer].mlp_norm;
-        const float *from[kRows];
-        float factor[kRows];
+        const float *from[kMostRows];
+        float factor[kMostRows];
         for (int r = 0; r < size; ++r) {
           from[r] = step_.x + int64_t(rows.row(slab, first + r)) * in;
           factor[r] = norm_factor(from[r], in, model_.eps);
         }
-        return pack_block(size, in, packed(in), [&](int r, int k) { return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k); });
+        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) { return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k); });
       }
     }
   }
@@ -156,7 +156,7 @@ class Pass {
     const Blocks &blocks = rows.blocks(slab);
     const Linear &matrix = matrix_of(phase);
     const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.out) / kLanes, count = std::min(width - first, phase.size);
-    const float *x = member.x + int64_t(rows.number(slab, 0)) * matrix.in;
+    const float *x = member.x + rows.number(slab, 0) * packed_width(matrix.in);
     auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
     switch (phase.part) {
       case QKV:

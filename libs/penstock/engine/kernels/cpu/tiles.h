@@ -26,7 +26,7 @@ struct F32Cache {
 struct Bf16Cache {  // the even numbers of 32, then the odd ones
   using Number = uint16_t;
   static constexpr int kScale = 0;
-  static inline void read(const uint16_t *at, Floats &one, Floats &two) { split(reinterpret_cast<const char *>(at), one, two); }
+  static inline void read(const uint16_t *at, Floats &one, Floats &two) { Pairs::load(at).split(one, two); }
   static void write(const float *from, int dim, uint16_t *to) {
     for (int i = 0; i < dim; ++i) {  // to nearest, ties to even
       uint32_t bits;

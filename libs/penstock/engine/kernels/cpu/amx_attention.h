@@ -1,0 +1,138 @@
+// Attention of up to 16 queries over a piece of a context in bfloat16, in tiles.
+//
+// Scores are computed transposed, a row for each token and a column for each query: keys are read where they are, the
+// softmax runs in the columns without a look at the neighbours, and pairs of rows are the weights' tiles as they come.
+#pragma once
+#include "amx.h"
+
+namespace penstock {
+
+constexpr int kTileQueries = 16;
+
+// 16 rows of 16 words become 16 columns.
+inline void transpose(__m512i *row) {
+  __m512i half[16];
+  for (int i = 0; i < 16; i += 2) {
+    half[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
+    half[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      row[i + 2 * j] = _mm512_unpacklo_epi64(half[i + j], half[i + 2 + j]);
+      row[i + 2 * j + 1] = _mm512_unpackhi_epi64(half[i + j], half[i + 2 + j]);
+    }
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 2; ++j) {
+      half[8 * j + i] = _mm512_shuffle_i32x4(row[8 * j + i], row[8 * j + 4 + i], 0x88);
+      half[8 * j + 4 + i] = _mm512_shuffle_i32x4(row[8 * j + i], row[8 * j + 4 + i], 0xdd);
+    }
+  for (int i = 0; i < 8; ++i) {
+    row[i] = _mm512_shuffle_i32x4(half[i], half[8 + i], 0x88);
+    row[8 + i] = _mm512_shuffle_i32x4(half[i], half[8 + i], 0xdd);
+  }
+}
+
+// Columns of 32 tokens' values as rows: to[dim][32], each dimension's rows `apart` numbers from the next one's. Behind
+// the last of `count` tokens: zeros, as what is there may be no number.
+inline void turn_values(const uint16_t *const *value, int count, int dim, uint16_t *to, int apart) {
+  for (int i = 0; i < dim; i += 32) {
+    __m512i low[16], high[16];
+    for (int pair = 0; pair < 16; ++pair) {
+      auto of = [&](int token) { return token < count ? _mm512_loadu_si512(value[token] + i) : _mm512_setzero_si512(); };
+      const __m512i even = of(2 * pair), odd = of(2 * pair + 1), first = _mm512_unpacklo_epi16(even, odd), second = _mm512_unpackhi_epi16(even, odd);
+      low[pair] = _mm512_permutex2var_epi64(first, _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second);
+      high[pair] = _mm512_permutex2var_epi64(first, _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4), second);
+    }
+    transpose(low), transpose(high);
+    for (int j = 0; j < 16; ++j) {
+      _mm512_store_si512(to + int64_t(i + j) * apart, low[j]);
+      _mm512_store_si512(to + int64_t(i + 16 + j) * apart, high[j]);
+    }
+  }
+}
+
+// A query as a column of tiles: column[dim / 2][16] pairs of bfloat16.
+inline void turn_query(const float *query, int dim, uint32_t *column) {
+  alignas(32) uint16_t rounded[kLanes];
+  for (int i = 0; i < dim; i += kLanes) {
+    Floats::load(query + i).round(rounded);
+    for (int j = 0; j < kLanes; j += 2) std::memcpy(column + int64_t(i + j) / 2 * kTileQueries, rounded + j, 4);
+  }
+}
+
+inline void tiles_for_attention(TileShapes &shapes) { shapes.set({16, 16, 16, 16, 16, 16, 16, 16}); }
+
+// score[token][16] of n times 16 tokens, up to four times; the keys of 16 are `apart` bytes from each other.
+template <int n> inline void score_tokens(const uint16_t *const *key, int64_t apart, int dim, const uint32_t *columns, float *score) {
+  tile_zero<0>();
+  if constexpr (n > 1) tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+  for (int i = 0; i < dim; i += kTileInputs) {
+    tile_load<4>(columns + i / 2 * kTileQueries, 64);
+    tile_load<5>(key[0] + i, apart), tile_add<0, 5, 4>();
+    if constexpr (n > 1) {
+      tile_load<6>(key[1] + i, apart), tile_add<1, 6, 4>();
+      tile_load<7>(key[2] + i, apart), tile_add<2, 7, 4>();
+      tile_load<5>(key[3] + i, apart), tile_add<3, 5, 4>();
+    }
+  }
+  tile_store<0>(score, 64);
+  if constexpr (n > 1) tile_store<1>(score + 256, 64), tile_store<2>(score + 512, 64), tile_store<3>(score + 768, 64);
+}
+
+// The tokens that each of 16 queries sees, counted from the first score.
+struct Sight {
+  __m512i begin, end;
+  int always_from, always_to;  // what all of them see
+  inline __m512 hide(int token, __m512 score, __m512 hidden) const {
+    if (token >= always_from && token < always_to) return score;
+    const __m512i at = _mm512_set1_epi32(token);
+    const __mmask16 seen = _mm512_cmple_epi32_mask(begin, at) & _mm512_cmplt_epi32_mask(at, end);
+    return _mm512_mask_blend_ps(seen, hidden, score);
+  }
+};
+
+// Turns score[count][16] into weights e^(score - most), as pairs of tokens in bfloat16, and adds them up. `count` is even.
+inline void weigh_tokens(const float *score, int count, const Sight &sight, uint32_t *weight, Floats &most, Floats &sum) {
+  const __m512 never = _mm512_set1_ps(-1e30f);
+  __m512 high[2] = {never, never};
+  for (int t = 0; t < count; t += 2)
+    for (int i = 0; i < 2; ++i) high[i] = _mm512_max_ps(high[i], sight.hide(t + i, _mm512_load_ps(score + (t + i) * kTileQueries), never));
+  most.part[0] = (FloatPart)_mm512_max_ps(high[0], high[1]);
+  Floats sums[2] = {};
+  for (int t = 0; t < count; t += 2) {
+    Floats both[2];
+    for (int i = 0; i < 2; ++i) {
+      Floats below = Floats::load(score + (t + i) * kTileQueries);
+      below.part[0] -= most.part[0];
+      both[i].part[0] = (FloatPart)sight.hide(t + i, (__m512)exponential(below).part[0], _mm512_setzero_ps());
+      sums[i] += both[i];
+    }
+    const __m512i pair = (__m512i)_mm512_cvtne2ps_pbh((__m512)both[1].part[0], (__m512)both[0].part[0]);
+    const __m512i mixed = _mm512_permutexvar_epi16(
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0), pair);
+    _mm512_store_si512(weight + t / 2 * kTileQueries, mixed);
+  }
+  sum = sums[0] + sums[1];
+}
+
+// mixed[dims][16] of `dims` (up to 64, a multiple of 16) dimensions from turned values; `blocks` of 32 tokens.
+template <int tiles> inline void mix_tokens(const uint16_t *values, int64_t apart, int blocks, const uint32_t *weight, float *mixed) {
+  tile_zero<0>();
+  if constexpr (tiles > 1) tile_zero<1>();
+  if constexpr (tiles > 2) tile_zero<2>(), tile_zero<3>();
+  for (int block = 0; block < blocks; ++block) {
+    const uint16_t *at = values + block * kTileInputs;
+    tile_load<7>(weight + block * 16 * kTileQueries, 64);
+    tile_load<4>(at, apart), tile_add<0, 4, 7>();
+    if constexpr (tiles > 1) tile_load<5>(at + 16 * apart / 2, apart), tile_add<1, 5, 7>();
+    if constexpr (tiles > 2) {
+      tile_load<6>(at + 32 * apart / 2, apart), tile_add<2, 6, 7>();
+      tile_load<4>(at + 48 * apart / 2, apart), tile_add<3, 4, 7>();
+    }
+  }
+  tile_store<0>(mixed, 64);
+  if constexpr (tiles > 1) tile_store<1>(mixed + 256, 64);
+  if constexpr (tiles > 2) tile_store<2>(mixed + 512, 64), tile_store<3>(mixed + 768, 64);
+}
+
+}  // namespace penstock

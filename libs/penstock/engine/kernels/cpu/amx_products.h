@@ -1,0 +1,220 @@
+// Products of packed rows and panels, 16 rows and 16 columns at a time. A panel of bfloat16 is a run of tiles.
+#pragma once
+#include "amx.h"
+#include "panels.h"
+#include "products.h"
+
+#include <algorithm>
+
+namespace penstock {
+
+constexpr int kSumsApart = kGang * kLanes * 4;  // bytes from a row's sums to the next row's
+
+// The sums of two blocks of rows are in the tiles 0 and 1, those with other weights in 2 and 3; a single block has its
+// sums in all four. The rows are in 4, and in 5 where there are two blocks. The rest: weights.
+inline void shape_for(TileShapes &shapes, int rows) {
+  const uint8_t r = uint8_t(rows);
+  shapes.set({r, r, r, r, r, 16, 16, 16});
+}
+inline void shape_for(TileShapes &shapes, int rows, int others) {
+  const uint8_t r = uint8_t(rows), o = uint8_t(others);
+  shapes.set({r, o, r, o, r, o, 16, 16});
+}
+
+// Where a block of rows is, and its sums.
+struct TileRows {
+  const char *x;  // a tile after the other, `count` rows of 64 bytes each
+  int count;
+  float *sums;
+};
+
+// Up to 32 inputs' weights of a panel as a tile, with zeros behind the last.
+template <Kind kind> inline void fill_tile(Reader<kind> &from, int inputs, char *tile) {
+  from.enter();
+  int k = 0;
+  if constexpr (kind == LOSSLESS)
+    if (inputs == kTileInputs && !from.verbatim) return from.whole(tile);
+  for (; k < inputs; k += 2) {
+    from.ahead();
+    from.next().store(tile + k * 32);
+  }
+  std::memset(tile + k * 32, 0, kTileBytes - k * 32);
+}
+
+// The weights of P panels, tile by tile, where they lie in memory.
+template <int P> struct Lying {
+  const char *panel[P];
+
+  inline void enter(int tile) {  // asks for what comes a little later
+    for (int p = 0; p < P; ++p)
+      for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(at(p, tile + 4) + line);
+  }
+  inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
+};
+
+// The same in a cache, while `turns` blocks pass by, of which this is the one number `turn`. Meanwhile, and spread over
+// all of them, the panels `next` are asked for.
+template <int P> struct Staying {
+  const char *panel[P];
+  const char *next[P];  // or null
+  int tiles, turn, turns;
+
+  inline void enter(int tile) {
+    const int64_t step = int64_t(turn) * tiles + tile;
+    for (int p = 0; p < P; ++p)
+      if (next[p])
+        for (int64_t line = step * 16 / turns; line < (step + 1) * 16 / turns; ++line) __builtin_prefetch(next[p] + line * 64, 0, 2);
+  }
+  inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
+};
+
+// The same of panels that are no tiles as they are: restored one tile ahead of the products, so that the processor
+// does both at once.
+template <Kind kind, int P> class Restored {
+ public:
+  Restored(const Linear &matrix, int panel, int from, int inputs) : left_(inputs) {
+    for (int p = 0; p < P; ++p) reader_[p] = Reader<kind>(matrix, panel + p, from);
+    enter(-1);
+  }
+  inline void enter(int tile) {
+    const int inputs = left_ < kTileInputs ? left_ : kTileInputs;
+    if (inputs == 0) return;
+    for (int p = 0; p < P; ++p) fill_tile(reader_[p], inputs, tile_[(tile + 1) & 1][p]);
+    left_ -= inputs;
+  }
+  inline const char *at(int p, int tile) const { return tile_[tile & 1][p]; }
+
+ private:
+  Reader<kind> reader_[P];
+  int left_;  // inputs that are not restored yet
+  alignas(64) char tile_[2][P][kTileBytes];
+};
+
+// Adds `tiles` times 32 inputs to the sums of one block of rows and of P panels, one, two or four.
+template <int P, class Weights> void add_tiles(Weights &weights, int tiles, const TileRows &rows, bool fresh) {
+  if (fresh) {
+    tile_zero<0>();
+    if constexpr (P > 1) tile_zero<1>();
+    if constexpr (P > 2) tile_zero<2>(), tile_zero<3>();
+  } else {
+    tile_load<0>(rows.sums, kSumsApart);
+    if constexpr (P > 1) tile_load<1>(rows.sums + kLanes, kSumsApart);
+    if constexpr (P > 2) tile_load<2>(rows.sums + 2 * kLanes, kSumsApart), tile_load<3>(rows.sums + 3 * kLanes, kSumsApart);
+  }
+  for (int t = 0; t < tiles; ++t) {
+    weights.enter(t);
+    tile_load<4>(rows.x + int64_t(t) * rows.count * 64, 64);
+    tile_load<6>(weights.at(0, t), 64);
+    tile_add<0, 4, 6>();
+    if constexpr (P > 1) {
+      tile_load<7>(weights.at(1, t), 64);
+      tile_add<1, 4, 7>();
+    }
+    if constexpr (P > 2) {
+      tile_load<5>(weights.at(2, t), 64);
+      tile_add<2, 4, 5>();
+      tile_load<6>(weights.at(3, t), 64);
+      tile_add<3, 4, 6>();
+    }
+  }
+  tile_store<0>(rows.sums, kSumsApart);
+  if constexpr (P > 1) tile_store<1>(rows.sums + kLanes, kSumsApart);
+  if constexpr (P > 2) tile_store<2>(rows.sums + 2 * kLanes, kSumsApart), tile_store<3>(rows.sums + 3 * kLanes, kSumsApart);
+}
+
+// The same for two blocks of rows and one or two panels: every tile that is loaded serves twice.
+template <int P, class Weights> void add_tiles(Weights &weights, int tiles, const TileRows &one, const TileRows &other, bool fresh) {
+  if (fresh) {
+    tile_zero<0>(), tile_zero<1>();
+    if constexpr (P > 1) tile_zero<2>(), tile_zero<3>();
+  } else {
+    tile_load<0>(one.sums, kSumsApart), tile_load<1>(other.sums, kSumsApart);
+    if constexpr (P > 1) tile_load<2>(one.sums + kLanes, kSumsApart), tile_load<3>(other.sums + kLanes, kSumsApart);
+  }
+  for (int t = 0; t < tiles; ++t) {
+    weights.enter(t);
+    tile_load<4>(one.x + int64_t(t) * one.count * 64, 64);
+    tile_load<6>(weights.at(0, t), 64);
+    tile_add<0, 4, 6>();
+    tile_load<5>(other.x + int64_t(t) * other.count * 64, 64);
+    tile_add<1, 5, 6>();
+    if constexpr (P > 1) {
+      tile_load<7>(weights.at(1, t), 64);
+      tile_add<2, 4, 7>();
+      tile_add<3, 5, 7>();
+    }
+  }
+  tile_store<0>(one.sums, kSumsApart), tile_store<1>(other.sums, kSumsApart);
+  if constexpr (P > 1) tile_store<2>(one.sums + kLanes, kSumsApart), tile_store<3>(other.sums + kLanes, kSumsApart);
+}
+
+// Rows of one or two blocks: weights are read once, and all inputs added up in the tiles.
+template <Kind kind, int P, class... Rows>
+void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
+  const int tiles = (matrix.in + kTileInputs - 1) / kTileInputs;
+  if (kind == BF16 && matrix.in % kTileInputs == 0) {
+    Lying<P> weights;
+    for (int p = 0; p < P; ++p) weights.panel[p] = Reader<kind>(matrix, panel + p, 0).at;
+    add_tiles<P>(weights, tiles, rows..., true);
+  } else {
+    Restored<kind, P> weights(matrix, panel, 0, matrix.in);
+    add_tiles<P>(weights, tiles, rows..., true);
+  }
+}
+
+// More rows: P panels' inputs [from, from + kStretch), with all rows. `more`: the next panels follow.
+template <Kind kind, int P>
+void multiply_many(const Linear &matrix, int panel, int from, bool more, const float *x, const Blocks &blocks, float *room, float *sums, TileShapes &shapes) {
+  const int inputs = std::min(matrix.in - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
+  Staying<P> weights{{}, {}, tiles, 0, (blocks.count + 1) / 2};
+  for (int p = 0; p < P; ++p) {
+    Reader<kind> packed(matrix, panel + p, from);
+    if (kind == BF16 && inputs % kTileInputs == 0) {
+      weights.panel[p] = packed.at;
+      if (more) weights.next[p] = Reader<kind>(matrix, panel + P + p, from).at;
+      continue;
+    }
+    char *own = reinterpret_cast<char *>(room) + int64_t(p) * kStretch * 32;
+    for (int t = 0; t < tiles; ++t) fill_tile(packed, std::min(inputs - t * kTileInputs, kTileInputs), own + t * kTileBytes);
+    weights.panel[p] = own;
+  }
+  auto rows = [&](int block) {
+    const int row = blocks.first(block), size = blocks.size(block);
+    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)) + int64_t(from) * size * 2, size, sums + int64_t(row) * kGang * kLanes};
+  };
+  for (int block = 0; block < blocks.count; block += 2, ++weights.turn) {
+    if (block + 1 < blocks.count) {
+      shape_for(shapes, blocks.size(block), blocks.size(block + 1));
+      add_tiles<P>(weights, tiles, rows(block), rows(block + 1), from == 0);
+    } else {
+      shape_for(shapes, blocks.size(block));
+      add_tiles<P>(weights, tiles, rows(block), from == 0);
+    }
+  }
+}
+
+template <Kind kind>
+void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+  TileShapes shapes;
+  auto rows = [&](int block, int p) {
+    const int row = blocks.first(block);
+    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)), blocks.size(block), sums + (int64_t(row) * kGang + p) * kLanes};
+  };
+  int p = 0;
+  if (blocks.count == 1) {
+    shape_for(shapes, blocks.rows);
+    for (; p + 4 <= count; p += 4) multiply_few<kind, 4>(matrix, panel + p, rows(0, p));
+    for (; p < count; ++p) multiply_few<kind, 1>(matrix, panel + p, rows(0, p));
+  } else if (blocks.count == 2) {
+    shape_for(shapes, blocks.size(0), blocks.size(1));
+    for (; p + 2 <= count; p += 2) multiply_few<kind, 2>(matrix, panel + p, rows(0, p), rows(1, p));
+    if (p < count) multiply_few<kind, 1>(matrix, panel + p, rows(0, p), rows(1, p));
+  } else {
+    for (int from = 0; from < matrix.in; from += kStretch) {
+      for (p = 0; p + 2 <= count; p += 2) multiply_many<kind, 2>(matrix, panel + p, from, p + 4 <= count, x, blocks, room, sums + p * kLanes, shapes);
+      if (p < count) multiply_many<kind, 1>(matrix, panel + p, from, false, x, blocks, room, sums + p * kLanes, shapes);
+    }
+  }
+}
+
+}  // namespace penstock
