@@ -155,7 +155,7 @@ def case(request, tmp_path_factory):
 
 
 def run_of(tokens, start, count, pages, drafts=()):
-    params = SamplingParams(max_tokens=1, temperature=0.0)
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)  # else no logits leave the kernels
     choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts), {})
     return Run(choice, start, count, pages, (str(pages[0]), 0))
 

@@ -25,6 +25,8 @@ PIECE = 512
 CACHES = {torch.float32: (0, 1e-5), torch.bfloat16: (1, 4e-3), torch.int8: (2, 1e-2)}
 """Kind, and how far a mix of numbers of size 1 may be off: the last bit of a rotated key may make it round to the other
 neighbour."""
+TILES = 1.5e-2
+"""The same for bfloat16 in a processor's tiles, which take queries and weights in bfloat16 too."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
     layer, pool, sequences = setting(shape, members, seed)
     found = layer.mixed(machine(isa, threads), pool, sequences)
     expected = torch.cat([layer.naive(one) for one in sequences])
-    tolerance = CACHES[shape.cache][1]
+    tolerance = TILES if isa == "amx" and shape.cache == torch.bfloat16 else CACHES[shape.cache][1]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 

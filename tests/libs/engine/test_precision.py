@@ -120,3 +120,12 @@ def test_steps_do_not_depend_on_the_batch(dtype):
     for at, tokens in enumerate(texts):
         rows = [alone.logits([run(tokens, start, 5, 1 + 10 * at)]) for start in range(0, len(tokens) - 4, 5)]
         assert torch.equal(torch.cat(rows), torch.cat(found[at]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_most_probable_token_is_that_of_the_logits(dtype):
+    model = runner(dtype)
+    runs = [run(text(length, length), 0, length, 1 + 10 * at) for at, length in enumerate((40, 5, 70))]
+    assert model._compiled is not None
+    with torch.inference_mode():
+        assert model._compiled.best(runs) == model.logits(runs).argmax(-1).tolist()

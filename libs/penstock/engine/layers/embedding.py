@@ -23,6 +23,11 @@ class Embedding:
         self.device = table.device if isinstance(table, Tensor) else torch.device("cpu")
         self._scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=self.device)
 
+    @property
+    def plain(self) -> Tensor | None:
+        """The table, where it is in memory and its rows are used as they are."""
+        return self._table if isinstance(self._table, Tensor) and self._scale is None else None
+
     def rows(self, ids: Tensor) -> Tensor:
         """[N] -> [N, hidden], memory of their own."""
         table = self._table

@@ -265,7 +265,10 @@ template <class Cache> class Head {
         int t = 0;
         for (; t + 64 <= high - low; t += 64) {
           const Number *keys[4];
-          for (int i = 0; i < 4; ++i) keys[i] = at(zero + low + t + 16 * i, 0);
+          for (int i = 0; i < 4; ++i) {
+            keys[i] = at(zero + low + t + 16 * i, 0);
+            if (from == 0 && t + 64 + 16 * i < high - low) ask_for(at(zero + low + t + 64 + 16 * i, 0));
+          }
           score_tokens<4>(keys, apart, dim_, columns(from / kTileQueries), score_ + t * kTileQueries);
         }
         for (; t < high - low; t += 16) {
@@ -298,6 +301,12 @@ template <class Cache> class Head {
 #else
   void look_in_tiles(int, int, int, float *) {}
 #endif
+
+  // Asks for the keys or values of 16 tokens.
+  void ask_for(const Number *at) const {
+    for (int token = 0; token < 16; ++token, at += apart())
+      for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(at + i);
+  }
 
   int row(int q) const { return first_ + (from_ + q) / group_; }
   int end(int q) const { return step_.position[row(q)] + 1; }

@@ -26,6 +26,7 @@ from penstock.engine.layers.linear import Matrix
 from penstock.engine.models.decoder import LayerWeights, Weights
 from penstock.engine.pool import KvPool
 
+_TABLES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
@@ -40,7 +41,9 @@ class CompiledDecoder:
         assert isinstance(weights.head, PackedMatrix), "steps need packed weights"
         self._kind = weights.head.kind
         self._embedding = weights.embedding
-        self._vocab = config.vocab_size
+        table = weights.embedding.plain
+        self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
+        self._hidden, self._vocab = config.hidden_size, config.vocab_size
         self._keep: list[Any] = [weights, pool]
         layers = (LayerArgs * config.n_layers)(
             *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
@@ -63,6 +66,8 @@ class CompiledDecoder:
             norm=self._floats(weights.norm),
             layer=layers,
             head=_args(weights.head),
+            table=None if self._table is None else self._table.data_ptr(),
+            table_kind=0 if self._table is None else _TABLES[self._table.dtype],
             pool=pool.data.data_ptr(),
         )
         self._keep.append(layers)
@@ -70,6 +75,8 @@ class CompiledDecoder:
         self._known: dict[tuple[str, int, int], npt.NDArray[np.int32]] = {}
         """Block tables of the last step: sequence, version, length."""
         self._end_to_end = np.zeros(0, dtype=np.int32)
+        self._room = np.empty((0, self._vocab), dtype=np.float32)
+        """For logits that nobody looks at."""
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
@@ -92,6 +99,28 @@ class CompiledDecoder:
 
     def forward(self, runs: Sequence[Run]) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the pool."""
+        sampled = sampled_rows(runs)
+        logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
+        self._step(runs, sampled, logits)
+        return torch.from_numpy(logits)
+
+    def best(self, runs: Sequence[Run]) -> list[int]:
+        """As `forward`, but only the most probable token of each sample, the first of several."""
+        sampled = sampled_rows(runs)
+        if len(self._room) < len(sampled):
+            self._room = np.empty((len(sampled), self._vocab), dtype=np.float32)
+        best = np.empty(len(sampled), dtype=np.int32)
+        self._step(runs, sampled, self._room, best)
+        found: list[int] = best.tolist()
+        return found
+
+    def _step(
+        self,
+        runs: Sequence[Run],
+        sampled: list[int],
+        logits: npt.NDArray[np.float32],
+        best: npt.NDArray[np.int32] | None = None,
+    ) -> None:
         ids: list[int] = []
         positions: list[int] = []
         first, at, table_at = [0], 0, []
@@ -101,26 +130,29 @@ class CompiledDecoder:
             first.append(len(ids))
             table_at.append(at)
             at += len(run.pages)
-        sampled = sampled_rows(runs)
-        numbers = np.array([*first, *positions, *table_at, *sampled], dtype=np.int32)
+        numbers = np.array([*ids, *first, *positions, *table_at, *sampled], dtype=np.int32)
         tables = self._tables(runs)
-        x = self._embedding.rows(torch.from_numpy(np.array(ids))).float()
-        logits = torch.empty(len(sampled), self._vocab)
+        x: Any
+        if self._table is not None:
+            x = np.empty((len(ids), self._hidden), dtype=np.float32)
+        else:
+            x = self._embedding.rows(torch.tensor(ids)).float().numpy()
         begin: int = numbers.ctypes.data
         step = StepArgs(
             rows=len(ids),
             sequences=len(runs),
             samples=len(sampled),
-            first=begin,
-            position=begin + 4 * len(first),
+            ids=begin,
+            first=begin + 4 * len(ids),
+            position=begin + 4 * (len(ids) + len(first)),
             table=tables.ctypes.data,
-            table_at=begin + 4 * (len(first) + len(ids)),
-            sampled=begin + 4 * (len(first) + len(ids) + len(runs)),
-            x=x.data_ptr(),
-            logits=logits.data_ptr(),
+            table_at=begin + 4 * (2 * len(ids) + len(first)),
+            sampled=begin + 4 * (2 * len(ids) + len(first) + len(runs)),
+            x=x.ctypes.data,
+            logits=logits.ctypes.data,
+            best=None if best is None else best.ctypes.data,
         )
         self._machine.forward(self._model, step)
-        return logits
 
     def _tables(self, runs: Sequence[Run]) -> npt.NDArray[np.int32]:
         """The runs' block tables end to end; those of the last step when nothing moved."""

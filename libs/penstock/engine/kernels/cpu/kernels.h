@@ -40,6 +40,8 @@ struct Model {
   const float *norm;    // [hidden]
   const Layer *layer;   // [layers]
   Linear head;
+  const void *table;    // [vocab, hidden], what `ids` stand for; null: a step's `x` is given
+  int32_t table_kind;   // F32 or BF16
   void *pool;           // [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
 };
 
@@ -51,8 +53,10 @@ struct Step {
   const int32_t *table;      // page numbers, one sequence's after the other's
   const int32_t *table_at;   // [sequences]
   const int32_t *sampled;    // [samples] row numbers
-  float *x;                  // [rows, hidden]: embeddings; overwritten
+  const int32_t *ids;        // [rows] tokens
+  float *x;                  // [rows, hidden]: embeddings, unless the model has a table; overwritten
   float *logits;             // [samples, vocab]
+  int32_t *best;             // [samples] the most probable tokens, of several the first; null: nobody asks
 };
 
 // The threads of one engine; the caller is one of them.

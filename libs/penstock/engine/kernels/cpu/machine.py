@@ -46,6 +46,8 @@ class ModelArgs(Structure):
         *((name, c_void_p) for name in ("cosine", "sine", "norm")),
         ("layer", POINTER(LayerArgs)),
         ("head", LinearArgs),
+        ("table", c_void_p),
+        ("table_kind", c_int32),
         ("pool", c_void_p),
     )
 
@@ -55,7 +57,10 @@ class StepArgs(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("rows", "sequences", "samples", "unused")),
-        *((name, c_void_p) for name in ("first", "position", "table", "table_at", "sampled", "x", "logits")),
+        *(
+            (name, c_void_p)
+            for name in ("first", "position", "table", "table_at", "sampled", "ids", "x", "logits", "best")
+        ),
     )
 
 

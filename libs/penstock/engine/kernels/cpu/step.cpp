@@ -50,6 +50,7 @@ class Pass {
   }
 
   void run() {
+    add(EMBED, 0, model_.table ? (step_.rows + kTogether - 1) / kTogether : 0, 0);
     for (int layer = 0; layer < model_.layers; ++layer) {
       const Layer &own = model_.layer[layer];
       const Rows &rows = layer + 1 < model_.layers ? all_ : last_;  // behind the last attention: what is sampled
@@ -61,6 +62,7 @@ class Pass {
       product_of(PREPARE_DOWN, DOWN, layer, own.down.out, rows);
     }
     product_of(PREPARE_HEAD, HEAD, model_.layers, model_.head.out, last_);
+    add(BEST, model_.layers, step_.best ? step_.samples : 0, 0);
     std::vector<int> chunks;
     for (const Phase &phase : phases_) chunks.push_back(phase.chunks);
     team_run(team_, int(chunks.size()), chunks.data(), [](void *self, int phase, int chunk, int member) {
@@ -69,7 +71,8 @@ class Pass {
   }
 
  private:
-  enum Part { PREPARE_QKV, QKV, KEEP, ATTENTION, PREPARE_OUTPUT, OUTPUT, PREPARE_MLP, GATE_UP, PREPARE_DOWN, DOWN, PREPARE_HEAD, HEAD };
+  enum Part { EMBED, PREPARE_QKV, QKV, KEEP, ATTENTION, PREPARE_OUTPUT, OUTPUT, PREPARE_MLP, GATE_UP, PREPARE_DOWN, DOWN, PREPARE_HEAD, HEAD, BEST };
+  static constexpr int kTogether = 16;  // rows that are embedded as one chunk
   struct Phase {
     Part part;
     int layer, chunks;
@@ -109,6 +112,8 @@ class Pass {
     const Phase &phase = phases_[number];
     Member &member = members_[who];
     switch (phase.part) {
+      case EMBED: return embed(chunk * kTogether, std::min((chunk + 1) * kTogether, step_.rows));
+      case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab); return;
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case QKV: case OUTPUT: case GATE_UP: case DOWN: case HEAD: break;
@@ -120,6 +125,30 @@ class Pass {
       for (int block = 0; block < rows.all_blocks(); ++block) prepare(phase, phase.part, member.x, block);
     }
     for (int slab = 0; slab < rows.slabs(); ++slab) multiply(phase, rows, slab, chunk * phase.size, member);
+  }
+
+  void embed(int first, int last) {
+    const int width = model_.hidden;
+    for (int row = first; row < last; ++row) {
+      const int64_t at = int64_t(step_.ids[row]) * width;
+      float *to = step_.x + int64_t(row) * width;
+      for (int i = 0; i < width; i += kLanes)
+        (model_.table_kind == F32 ? Floats::load(static_cast<const float *>(model_.table) + at + i)
+                                  : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i)).store(to + i);
+    }
+  }
+
+  // The first of the largest numbers.
+  int best(const float *logits) const {
+    const int whole = model_.vocab / kLanes * kLanes;
+    float most = logits[0];
+    if (whole) {
+      Floats high = Floats::load(logits);
+      for (int i = kLanes; i < whole; i += kLanes) high.most(Floats::load(logits + i));
+      most = high.highest();
+    }
+    for (int i = whole; i < model_.vocab; ++i) most = std::max(most, logits[i]);
+    return std::max(0, int(std::find(logits, logits + model_.vocab, most) - logits) % model_.vocab);
   }
 
   // Packs one block of the rows that `part` multiplies.
