@@ -26,9 +26,10 @@ class LlamaCpp:
 
     def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
         api.llama_backend_init()
-        self._model: Any = api.llama_model_load_from_file(
-            str(_file(checkpoint, kind)).encode(), api.llama_model_default_params()
-        )
+        wanted = api.llama_model_default_params()
+        if kind == "int8" and "amx_int8" in Path("/proc/cpuinfo").read_text():
+            wanted.use_extra_bufts = False  # its AMX products end the process when gcc 12 has compiled them
+        self._model: Any = api.llama_model_load_from_file(str(_file(checkpoint, kind)).encode(), wanted)
         if not self._model:
             raise RuntimeError(f"llama.cpp can't load {_file(checkpoint, kind)}")
         self._vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model)))
