@@ -100,11 +100,11 @@ class Runner:
         """
         for run in runs:
             self._clear_tail(run)
-        if self._compiled is not None and self._takes(runs) and all(run.choice.plain for run in runs):
-            order: Sequence[Run] = runs
-            sampled = [Chosen(token) for token in self._compiled.best(runs)]
+        takes = self._takes(runs)
+        order = runs if takes else arrange(runs)
+        if self._compiled is not None and takes and all(run.choice.plain for run in runs):
+            sampled = [Chosen(token) for token in self._compiled.best(order)]
         else:
-            order = runs if self._takes(runs) else arrange(runs)
             logits = self.logits(order)
             rows = [choice for run in order for choice in _choices(run)]
             self.pool.computed(wait=not rows)  # a step ends when it is computed, also one whose tokens nobody waits for

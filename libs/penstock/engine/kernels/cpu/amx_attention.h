@@ -115,23 +115,21 @@ inline void weigh_tokens(const float *score, int count, const Sight &sight, uint
   sum = sums[0] + sums[1];
 }
 
-// mixed[dims][16] of `dims` (up to 64, a multiple of 16) dimensions from turned values; `blocks` of 32 tokens.
+// mixed[16 * tiles][16] of 32 or 64 dimensions, two tiles or four, from turned values; `blocks` of 32 tokens.
 template <int tiles> inline void mix_tokens(const uint16_t *values, int64_t apart, int blocks, const uint32_t *weight, float *mixed) {
-  tile_zero<0>();
-  if constexpr (tiles > 1) tile_zero<1>();
+  tile_zero<0>(), tile_zero<1>();
   if constexpr (tiles > 2) tile_zero<2>(), tile_zero<3>();
   for (int block = 0; block < blocks; ++block) {
     const uint16_t *at = values + block * kTileInputs;
     tile_load<7>(weight + block * 16 * kTileQueries, 64);
     tile_load<4>(at, apart), tile_add<0, 4, 7>();
-    if constexpr (tiles > 1) tile_load<5>(at + 16 * apart / 2, apart), tile_add<1, 5, 7>();
+    tile_load<5>(at + 16 * apart / 2, apart), tile_add<1, 5, 7>();
     if constexpr (tiles > 2) {
       tile_load<6>(at + 32 * apart / 2, apart), tile_add<2, 6, 7>();
       tile_load<4>(at + 48 * apart / 2, apart), tile_add<3, 4, 7>();
     }
   }
-  tile_store<0>(mixed, 64);
-  if constexpr (tiles > 1) tile_store<1>(mixed + 256, 64);
+  tile_store<0>(mixed, 64), tile_store<1>(mixed + 256, 64);
   if constexpr (tiles > 2) tile_store<2>(mixed + 512, 64), tile_store<3>(mixed + 768, 64);
 }
 

@@ -72,8 +72,8 @@ template <int P> struct Staying {
 // does both at once.
 template <Kind kind, int P> class Restored {
  public:
-  Restored(const Linear &matrix, int panel, int from, int inputs) : left_(inputs) {
-    for (int p = 0; p < P; ++p) reader_[p] = Reader<kind>(matrix, panel + p, from);
+  Restored(const Linear &matrix, int panel) : left_(matrix.in) {
+    for (int p = 0; p < P; ++p) reader_[p] = Reader<kind>(matrix, panel + p, 0);
     enter(-1);
   }
   inline void enter(int tile) {
@@ -157,7 +157,7 @@ void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
     for (int p = 0; p < P; ++p) weights.panel[p] = Reader<kind>(matrix, panel + p, 0).at;
     add_tiles<P>(weights, tiles, rows..., true);
   } else {
-    Restored<kind, P> weights(matrix, panel, 0, matrix.in);
+    Restored<kind, P> weights(matrix, panel);
     add_tiles<P>(weights, tiles, rows..., true);
   }
 }

@@ -76,29 +76,22 @@ void add_block(int rows, const Reader<kind> *panels, int count, int inputs, cons
   }
 }
 
-template <Kind kind>
+// A panel as floats, an input every `stride` floats, or as it would be in bfloat16.
+template <Kind kind, bool pairs = false>
 void expand(Reader<kind> panel, int inputs, float *out, int stride) {
   for (int k = 0; k < inputs;) {
     const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
     panel.enter();
-    for (; k < stop; k += 2, out += 2 * stride) {
-      Floats even, odd;
+    for (; k < stop; k += 2, out += pairs ? kLanes : 2 * stride) {
       panel.ahead();
-      panel.next(even, odd);
-      even.store(out);
-      odd.store(out + stride);
-    }
-  }
-}
-
-template <Kind kind>
-void unpack_pairs(Reader<kind> panel, int inputs, char *out) {
-  for (int k = 0; k < inputs;) {
-    const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
-    panel.enter();
-    for (; k < stop; k += 2, out += 64) {
-      panel.ahead();
-      panel.next().store(out);
+      if constexpr (pairs) {
+        panel.next().store(out);
+      } else {
+        Floats even, odd;
+        panel.next(even, odd);
+        even.store(out);
+        odd.store(out + stride);
+      }
     }
   }
 }
@@ -117,10 +110,7 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
       packed[p] = Reader<kind>(matrix, panel + p, from);
       if (!wide) continue;
       float *own = room + p * kInputs * kLanes;
-      if constexpr (pairs)
-        unpack_pairs<kind>(packed[p], inputs, reinterpret_cast<char *>(own));
-      else
-        expand<kind>(packed[p], inputs, own, kLanes);
+      expand<kind, pairs>(packed[p], inputs, own, kLanes);
       open[p] = Reader<unpacked>(own);
     }
     // A panel that is read as it is packed stays in the nearest cache while the blocks of rows pass by.
