@@ -16,7 +16,7 @@ from penstock.chat.messages import Message, Tool
 from penstock.chat.parser import CALL_OPEN, MARKERS, THINK_OPEN, AssistantParser
 from penstock.chat.prompt import Marker, PromptEncoder
 from penstock.chat.template import ChatTemplate, generated_arguments
-from penstock.rpc.errors import InvalidRequest
+from penstock.errors import InvalidRequest
 
 
 class ChatModelError(ValueError):

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from penstock.rpc.errors import InvalidRequest
+from penstock.errors import InvalidRequest
 
 _MAX_RENDERED = 64 * 1024 * 1024
 _FAULTS = (

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
+from penstock.errors import Unavailable
 from penstock.kv import bulk
 from penstock.kv.arena import ArenaMap, Layout, MapError
 from penstock.kv.device.mapped import DeviceMap
@@ -25,7 +26,7 @@ from penstock.kv.device.memory import Device, DeviceFault
 from penstock.kv.identity import KvSpec
 from penstock.rpc.context import outgoing
 from penstock.rpc.convert import spec_to_message
-from penstock.rpc.errors import Unavailable, from_rpc
+from penstock.rpc.errors import from_rpc
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 _INLINE_BYTES = 1 << 20

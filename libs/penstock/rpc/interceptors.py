@@ -12,8 +12,9 @@ import structlog
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
+from penstock.errors import Internal, PenstockError
 from penstock.rpc.context import REQUEST_ID, read_trace, safe_request_id
-from penstock.rpc.errors import Internal, PenstockError, to_trailers
+from penstock.rpc.errors import status_code, to_trailers
 from penstock.runtime.context import request_scope
 from penstock.runtime.telemetry import recording
 
@@ -134,4 +135,4 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             self._log.exception("handler failed", method=method)
             error = Internal("internal error")
         trace.get_current_span().set_status(StatusCode.ERROR, error.message)
-        await context.abort(error.grpc_code, error.message, to_trailers(error))
+        await context.abort(status_code(error), error.message, to_trailers(error))

@@ -24,6 +24,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._task_failures = self._counter("penstock_task_failures", "Failures of background tasks, by name", "task")
+
+    def task_failed(self, name: str) -> None:
+        """Counts a failure of the background task `name`; see `penstock.runtime.tasks`."""
+        self._task_failures.labels(name).inc()
 
     def text(self) -> bytes:
         """The Prometheus exposition format."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut, Update
+from penstock.errors import InvalidRequest
 from penstock.kv.identity import NAMESPACE_BYTES
-from penstock.rpc.errors import InvalidRequest
 from penstock.v1 import common_pb2
 
 _FINISH = {

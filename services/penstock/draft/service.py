@@ -18,8 +18,8 @@ from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
 from penstock.engine.drafting import NgramProposer, Proposer
 from penstock.engine.hooks import DraftAsk
+from penstock.errors import InvalidRequest
 from penstock.rpc.context import read_trace
-from penstock.rpc.errors import InvalidRequest
 from penstock.rpc.server import serve
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics

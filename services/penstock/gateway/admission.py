@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.rpc.errors import Overloaded, PenstockError
+from penstock.errors import Overloaded, PenstockError
 from penstock.runtime.metrics import GatewayMetrics
 
 _OUTCOMES = {429: "overloaded", 503: "unavailable", 504: "timeout"}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.chat.messages import Message, Tool
+from penstock.errors import InvalidRequest, Unprocessable
 from penstock.gateway import bounds
 from penstock.gateway.bounds import check, check_count
-from penstock.rpc.errors import InvalidRequest, Unprocessable
 from penstock.v1 import common_pb2
 
 

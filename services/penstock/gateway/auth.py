@@ -10,9 +10,9 @@ from pathlib import Path
 
 import structlog
 
+from penstock.errors import Unauthenticated
 from penstock.gateway.config import GatewayConfig
 from penstock.kv.identity import namespace
-from penstock.rpc.errors import Unauthenticated
 from penstock.runtime.config import ConfigError
 
 DEFAULT_TENANT = "default"

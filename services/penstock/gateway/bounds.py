@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.rpc.errors import InvalidRequest
+from penstock.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)

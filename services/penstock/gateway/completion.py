@@ -19,6 +19,7 @@ from opentelemetry import trace
 from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
+from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.gateway.answer import Answer
 from penstock.gateway.ask import Ask, Outlook, Prompt
 from penstock.gateway.auth import Auth
@@ -33,7 +34,6 @@ from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, opening, pre
 from penstock.gateway.usage import TIERS, Usage
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
 from penstock.rpc.channels import Channels
-from penstock.rpc.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.v1 import common_pb2, router_pb2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from penstock.rpc.errors import PenstockError
+from penstock.errors import PenstockError
 
 
 @dataclass(frozen=True, slots=True)

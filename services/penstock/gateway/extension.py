@@ -12,10 +12,10 @@ from dataclasses import replace
 import msgspec
 
 from penstock.chat.messages import Message
+from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
 from penstock.gateway.ask import Keep, Outlook
 from penstock.gateway.bounds import BOUNDS
-from penstock.rpc.errors import InvalidRequest
 
 _TIME = re.compile(r"(\d{1,9})([smh])")
 _UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from penstock.rpc.errors import (
-    DeadlineExceeded,
-    Internal,
-    Overloaded,
-    PenstockError,
-    Unavailable,
-    from_rpc,
-)
+from penstock.errors import DeadlineExceeded, Internal, Overloaded, PenstockError, Unavailable
+from penstock.rpc.errors import from_rpc
 
 _CLIENTS_FAULT = frozenset(
     {

@@ -16,11 +16,11 @@ from typing import Any
 import grpc
 import structlog
 
+from penstock.errors import PenstockError, Unavailable
 from penstock.gateway.faults import blames_member, public_error
 from penstock.gateway.peers import Peers
 from penstock.gateway.planner import Planner, Remaining
 from penstock.rpc.context import outgoing
-from penstock.rpc.errors import PenstockError, Unavailable
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2
 
 _FINISH = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, TooLarge
 from penstock.gateway.admission import Admission, ClientGone
 from penstock.gateway.ask import Ask
 from penstock.gateway.auth import session_digest
@@ -29,7 +30,6 @@ from penstock.gateway.delta import Delta, fold
 from penstock.gateway.openai import chat_ask, completion_ask, session_hint
 from penstock.gateway.shapes import ChatShape, CompletionShape, Json, encode, error_json, models_json
 from penstock.rpc.context import read_trace, safe_request_id
-from penstock.rpc.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, TooLarge
 from penstock.runtime.context import request_scope
 from penstock.runtime.metrics import CONTENT_TYPE
 

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.chat.messages import Call, Message, Tool
+from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
 from penstock.gateway.ask import Ask, Conversation, Outlook, Prompt, Sampling
 from penstock.gateway.bounds import check, check_count
 from penstock.gateway.extension import CacheControl, Extension, SessionBody, keeps_of
-from penstock.rpc.errors import InvalidRequest
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 

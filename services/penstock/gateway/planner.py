@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import grpc
 
+from penstock.errors import Unavailable
 from penstock.gateway.faults import public_error
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
-from penstock.rpc.errors import Unavailable
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 _PLAN_S = 5.0

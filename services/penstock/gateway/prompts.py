@@ -11,9 +11,9 @@ from typing import Any
 from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded
+from penstock.errors import InvalidRequest
 from penstock.gateway.ask import Conversation, Keep, Prompt, check_token
 from penstock.kv.identity import block_keys
-from penstock.rpc.errors import InvalidRequest
 from penstock.v1 import common_pb2
 
 THREAD_FROM = 8192

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from penstock.chat.messages import Call, Message, Tool
+from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
 from penstock.gateway.admission import Admission
 from penstock.gateway.ask import Ask, Conversation, Keep, Outlook, Sampling
@@ -21,7 +22,6 @@ from penstock.gateway.completion import Caller, Completer, Completion
 from penstock.gateway.delta import Delta, TokenLogprob
 from penstock.gateway.extension import SessionBody, seconds
 from penstock.gateway.usage import Usage
-from penstock.rpc.errors import InvalidRequest
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 

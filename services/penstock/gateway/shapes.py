@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import PenstockError
 from penstock.gateway.delta import Delta, TokenLogprob
 from penstock.gateway.usage import TIERS, TIMES, Usage
-from penstock.rpc.errors import PenstockError
 
 Json = dict[str, Any]
 

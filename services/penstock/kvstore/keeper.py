@@ -21,6 +21,7 @@ from typing import Protocol
 
 import structlog
 
+from penstock.errors import NotFound, Overloaded, Refused, Unavailable
 from penstock.kv import policies
 from penstock.kv.arena import Arena, Layout
 from penstock.kv.identity import KvSpec
@@ -36,7 +37,6 @@ from penstock.kvstore.retention import Grant
 from penstock.kvstore.store import BlockStore, Watcher
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.format import Held
-from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
 from penstock.runtime.config import format_size
 
 _AHEAD_BYTES = 32 << 20

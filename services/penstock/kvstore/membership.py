@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import grpc
 import structlog
 
+from penstock.errors import InvalidRequest
 from penstock.kvstore.events import EventHub, Subscriber
 from penstock.kvstore.messages import events_message
 from penstock.rpc.context import outgoing
-from penstock.rpc.errors import InvalidRequest
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 _FIRST_PAUSE_S = 0.1

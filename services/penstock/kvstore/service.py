@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import structlog
 
+from penstock.errors import InvalidRequest
 from penstock.kv import bulk
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.pieces import packed
@@ -52,7 +53,6 @@ from penstock.kvstore.wire.publisher import Publisher, Translator, WireOptions, 
 from penstock.kvstore.writer import Writer
 from penstock.rpc.channels import open_channels
 from penstock.rpc.convert import spec_from_message
-from penstock.rpc.errors import InvalidRequest
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import StoreMetrics
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from penstock.errors import NotFound
 from penstock.kv.policies import SEVERAL, Outlook
 from penstock.kvstore.blocks import Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
 from penstock.kvstore.deadlines import Deadlines
 from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.retention import Grant, Retention
 from penstock.kvstore.slots import Slots
-from penstock.rpc.errors import NotFound
 
 TOGETHER_S = 1.0
 """Uses of a block within this time count as one: prefill stores what decode leases at once, for the same request."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import xxhash
 
+from penstock.errors import InvalidRequest
 from penstock.kvstore.blocks import Written
 from penstock.kvstore.keeper import Keeper
-from penstock.rpc.errors import InvalidRequest
 
 
 class Writer:

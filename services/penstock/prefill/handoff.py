@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.rpc.errors import NotFound
+from penstock.errors import NotFound
 from penstock.v1 import common_pb2
 from penstock.worker.blocks import BlockSink
 

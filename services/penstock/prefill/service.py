@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import grpc
 import xxhash
 
+from penstock.errors import Unavailable
 from penstock.prefill.config import PrefillConfig
 from penstock.prefill.handoff import Entry, Handoffs
-from penstock.rpc.errors import Unavailable
 from penstock.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, router_pb2
 from penstock.worker.convert import (
     finish_to_message,

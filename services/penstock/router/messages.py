@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from penstock.errors import InvalidRequest
 from penstock.kv.identity import KEY_BYTES
 from penstock.router.planner import PlanAsk, Planned
 from penstock.router.policy import Role
 from penstock.router.registry import Member, Report, Seat, Served
 from penstock.rpc.convert import spec_from_message, spec_to_message
-from penstock.rpc.errors import InvalidRequest
 from penstock.v1 import common_pb2, router_pb2
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from penstock.errors import NotFound, Overloaded, TooLarge, Unavailable
 from penstock.router.config import RouterConfig
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
 from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, Worker, decide
 from penstock.router.registry import Means, Member, Registry, Report, Seat, means
 from penstock.router.sessions import Home, OutputLengths, Recent
-from penstock.rpc.errors import NotFound, Overloaded, TooLarge, Unavailable
 
 _MOST_SOURCES = 3
 """Stores named to one worker."""

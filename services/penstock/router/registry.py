@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from penstock.errors import Overloaded, Refused
 from penstock.kv.identity import KvSpec
 from penstock.router.policy import Role
-from penstock.rpc.errors import Overloaded, Refused
 
 _SUSPECT_S = 3.0
 """A fault makes a member less wanted for this long, ever less so."""

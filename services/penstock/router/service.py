@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import structlog
 
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.router import messages
 from penstock.router.config import RouterConfig
 from penstock.router.hints import LiveSessions, Mailbox
 from penstock.router.latest import Latest
 from penstock.router.planner import PlanAsk, Planned, Planner
 from penstock.router.registry import Seat, Served
-from penstock.rpc.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import RouterMetrics
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from penstock.chat.template import ChatTemplate, generated_arguments
-from penstock.rpc.errors import InvalidRequest
+from penstock.errors import InvalidRequest
 
 from .tiny import TEMPLATE
 

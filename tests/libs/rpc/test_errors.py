@@ -5,8 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from penstock.rpc import errors
-from penstock.rpc.errors import PenstockError, from_code, from_rpc, to_trailers
+from penstock import errors
+from penstock.errors import PenstockError
+from penstock.rpc.errors import from_rpc, status_code, to_trailers
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)]
 WIRE = [kind for kind in ALL if kind not in (PenstockError, errors.Unprocessable)]
@@ -14,7 +15,7 @@ WIRE = [kind for kind in ALL if kind not in (PenstockError, errors.Unprocessable
 
 def sent(error: PenstockError) -> PenstockError:
     trailers = grpc.aio.Metadata(*to_trailers(error))
-    return from_rpc(grpc.aio.AioRpcError(error.grpc_code, grpc.aio.Metadata(), trailers, error.message))
+    return from_rpc(grpc.aio.AioRpcError(status_code(error), grpc.aio.Metadata(), trailers, error.message))
 
 
 @pytest.mark.parametrize("kind", WIRE, ids=lambda kind: kind.__name__)
@@ -35,7 +36,7 @@ def test_what_is_not_set_stays_unset() -> None:
 
 
 def test_every_kind_has_its_own_code() -> None:
-    assert len({kind.grpc_code for kind in WIRE}) == len(WIRE)
+    assert len({status_code(kind("x")) for kind in WIRE}) == len(WIRE)
     assert all(400 <= kind.http_status < 600 for kind in ALL)
 
 
@@ -47,4 +48,9 @@ def test_details_that_are_not_ours_are_ignored() -> None:
 
 
 def test_an_unknown_code_is_internal() -> None:
-    assert type(from_code(grpc.StatusCode.DATA_LOSS, "x")) is errors.Internal
+    error = from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.DATA_LOSS, grpc.aio.Metadata(), grpc.aio.Metadata(), "x"))
+    assert type(error) is errors.Internal
+
+
+def test_a_subclass_travels_as_its_base() -> None:
+    assert type(sent(errors.Unprocessable("x"))) is errors.InvalidRequest

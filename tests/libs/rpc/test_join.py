@@ -10,8 +10,8 @@ from typing import Any
 
 import structlog
 
+from penstock.errors import Refused
 from penstock.rpc.channels import open_channels
-from penstock.rpc.errors import Refused
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import serve
 from penstock.v1 import router_pb2, router_pb2_grpc

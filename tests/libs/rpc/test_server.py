@@ -11,9 +11,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.libs.rpc.toy import NAME, Client, Toy, served
 
+from penstock.errors import Overloaded
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import safe_request_id
-from penstock.rpc.errors import Overloaded, from_rpc
+from penstock.rpc.errors import from_rpc
 from penstock.rpc.server import serve
 from penstock.runtime.config import ConfigError
 from penstock.runtime.context import request_scope

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
+from penstock.errors import Overloaded
 from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.context import outgoing
-from penstock.rpc.errors import Overloaded
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.context import current_request_id, trace_id
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.draft.service import Stream
-from penstock.rpc.errors import InvalidRequest
+from penstock.errors import InvalidRequest
 from penstock.v1 import draft_pb2
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from penstock.errors import PenstockError, Unavailable
 from penstock.kv.identity import KvSpec
 from penstock.rpc.convert import spec_to_message
-from penstock.rpc.errors import PenstockError, Unavailable
 from penstock.rpc.server import serve
 from penstock.v1 import (
     common_pb2,

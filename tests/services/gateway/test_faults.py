@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 
-from penstock.rpc.errors import InvalidRequest, Overloaded, Unavailable
+from penstock.errors import InvalidRequest, Overloaded, Unavailable
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -6,7 +6,8 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from penstock.rpc.errors import Unavailable, from_rpc
+from penstock.errors import Unavailable
+from penstock.rpc.errors import from_rpc
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Oslo"}}\n</tool_call>'

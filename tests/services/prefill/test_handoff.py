@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from penstock.errors import NotFound
 from penstock.prefill.handoff import Handoffs
-from penstock.rpc.errors import NotFound
 from penstock.v1 import common_pb2
 from penstock.worker.blocks import BlockSink
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import NotFound, Overloaded, Refused, Unavailable
 from penstock.kv.identity import KvSpec
 from penstock.router.config import RouterConfig
 from penstock.router.planner import PlanAsk, Planned, Planner
 from penstock.router.policy import Role
 from penstock.router.registry import Member, Report, Seat
-from penstock.rpc.errors import NotFound, Overloaded, Refused, Unavailable
 
 SPEC = KvSpec("m", "t", "v1", "float32", 16, 4096)
 
