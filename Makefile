@@ -34,7 +34,7 @@ fmt: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy libs services loadtest
+	$(BIN)/mypy libs services tools loadtest
 	$(BIN)/lint-imports
 	proto/check
 

@@ -29,7 +29,9 @@ def make_app() -> App:
     )
     app.command(_mesh_command("up", _up))
     app.command(_mesh_command("demo", _demo))
-    app.command("penstock.cli.bench:app", name="bench", help="Measures the mesh beside its limits and its peers.")
+    # The benches stand above the services, so they are named here and not imported: cyclopts imports what a name
+    # stands for when that command is asked for.
+    app.command("penstock.bench:app", name="bench", help="Measures the mesh beside its limits and its peers.")
     app.command("penstock.models.cli:app", name="models", help="Shows, trains and evaluates the embedded models.")
     for service, what in _SERVICES.items():
         app.command(_service(service, what))

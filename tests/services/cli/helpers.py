@@ -13,7 +13,7 @@ from penstock.cli.supervisor import Change, State
 
 REPOSITORY = Path(__file__).parents[3]
 FAKE = Path(__file__).with_name("fake_service.py")
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "libs", "services"))}
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("", "libs", "services", "tools"))}
 
 
 def fake(name: str, behaviour: str = "", diary: Path | None = None, stop_stage: int = 0) -> ChildSpec:

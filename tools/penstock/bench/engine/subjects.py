@@ -1,0 +1,94 @@
+"""Who is measured: our engine and the peers, how each is started, and what it needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.bench.engine.process import Failed, Talk, started
+
+OURS = "penstock"
+PEERS = ("llamacpp", "openvino", "transformers", "vllm")
+_WIDTHS = {"openvino": 1.1, "transformers": 2.0, "vllm": 3.5}
+"""Measured on a processor without bfloat16."""
+_CONVERSION_S = 900.0
+_ROOT = Path(__file__).parents[4]
+"""Of the checkout, where loadtest/ is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An engine with weights of one kind."""
+
+    engine: str
+    """`OURS` or one of `PEERS`."""
+    kind: str = "bfloat16"
+    """bfloat16, int8, or ours alone: lossless."""
+
+    @property
+    def name(self) -> str:
+        return self.engine if self.kind == "bfloat16" else f"{self.engine} {self.kind}"
+
+    @property
+    def memory(self) -> float:
+        """About how many times the bfloat16 weights it holds, at most: some keep float32 where they multiply so."""
+        return {"int8": 0.6, "lossless": 0.8}.get(self.kind, 1.0) * _WIDTHS.get(self.engine, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What all cells together ask of an engine that is loaded once."""
+
+    streams: int
+    tokens: int
+    """Of one sequence."""
+    room: int
+    """Tokens of all sequences of a cell."""
+
+
+class Places:
+    """Where peers' environments and the checkpoints are."""
+
+    def __init__(self, directory: Path) -> None:
+        self.peers = directory
+        self.models = directory / "models"
+
+    @classmethod
+    def default(cls) -> Places:
+        """$PENSTOCK_PEERS, as loadtest/peers/install.py has it, else runs/peers."""
+        return cls(Path(os.environ.get("PENSTOCK_PEERS") or _ROOT / "runs" / "peers"))
+
+    def interpreter(self, peer: str) -> Path:
+        """Of the peer's environment. Raises Failed when there is none."""
+        found = self.peers / peer / "bin" / "python"
+        if not (_ROOT / "loadtest" / "peers").is_dir():
+            raise Failed(f"there is no loadtest/peers in {_ROOT}: peers run from a checkout")
+        if not found.exists():
+            raise Failed(f"not installed: python -m loadtest.peers.install {peer}")
+        return found
+
+
+@asynccontextmanager
+async def running(subject: Subject, places: Places) -> AsyncIterator[Talk]:
+    """The subject's process, with nothing loaded. Raises Failed."""
+    command: Sequence[str | Path]
+    if subject.engine == OURS:
+        command = (sys.executable, "-P", Path(__file__).parent / "ours.py")
+        environment = dict(os.environ)
+    else:
+        command = (places.interpreter(subject.engine), "-m", f"loadtest.peers.{subject.engine}")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    async with started(command, _ROOT, environment) as talk:
+        yield talk
+
+
+async def prepare(subject: Subject, places: Places, checkpoint: Path) -> None:
+    """Has a peer convert the checkpoint, if it has not yet. Raises Failed."""
+    if subject.engine == OURS:
+        return
+    async with running(subject, places) as talk:
+        await talk.ask("prepare", _CONVERSION_S, checkpoint=str(checkpoint), kind=subject.kind)

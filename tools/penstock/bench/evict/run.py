@@ -1,0 +1,257 @@
+"""Replays a trace through the block table: the same leases, reservations, commits and evictions as in a running store.
+
+A request leases the leading blocks that are stored, reserves and commits the others, and leases those too: its blocks
+are pinned while it runs. It runs for as long as prefill of what was not stored and its output take by the given
+rates, or until its conversation asks again; only the order of events depends on that. Commits are at once, so that
+requests close together share.
+
+With a second tier, what the first evicts moves to the second, and what is found there is brought up again; the copy
+below stays until it is evicted there, so that its next move down is free.
+
+With hints, each conversation says when a request of it is over whether it has ended or waits; for how long it will
+wait it doesn't say: that is learned, by what learns it in a running store.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.bench.evict.traces import ROOT, Ask, Trace
+from penstock.kv.policies import Outlook
+from penstock.kv.policies.cost import PrefillCost
+from penstock.kvstore import conversations
+from penstock.kvstore.blocks import Block, State, Wanted, Written
+from penstock.kvstore.policy import EvictionPolicy
+from penstock.kvstore.store import BlockStore
+
+_SESSION = "replay"
+_CHECKSUM = b"\1" * 16
+_LEAST_RUN_S = 1e-3
+
+MakePolicy = Callable[[], EvictionPolicy]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast the recorded requests run."""
+
+    prefill: PrefillCost = field(default_factory=PrefillCost)
+    output_tokens_per_s: float = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a replay came to."""
+
+    block_hit: float
+    """Blocks found, of those asked for."""
+    token_hit: float
+    seconds_saved: float
+    seconds_asked: float
+    """Of prefill, without any store."""
+    below: float
+    """Blocks found in the second tier, of those found."""
+    evictions: int
+    """From the last tier."""
+    moves: int
+    """Blocks written to the second tier."""
+    full: int
+    """Blocks that found no room, because all others were pinned."""
+
+
+class Replay:
+    """One trace under some policy."""
+
+    def __init__(self, trace: Trace, rates: Rates, *, hints: bool = False) -> None:
+        self.trace = trace
+        self.rates = rates
+        self._number = 0
+        self._now = 0.0
+        self._hints = _Hints() if hints else None
+        self._next = _next_asks(trace)
+        self._tiers: list[BlockStore] = []
+        self._full = 0
+
+    def clock(self) -> float:
+        """The time of the request that runs."""
+        return self._now
+
+    def at(self) -> int:
+        """Its number."""
+        return self._number
+
+    def run(self, capacities: Sequence[int], policy: MakePolicy) -> Saved:
+        """Plays all requests, with one or two tiers of so many blocks. Once."""
+        assert not self._tiers, "a replay runs once"
+        below = None
+        for capacity in reversed(capacities):
+            below = _open(capacity, policy, _Below(self, below) if below is not None else _Nobody())
+            self._tiers.insert(0, below)
+        found = lower = tokens = 0
+        seconds = 0.0
+        for number, ask in enumerate(self.trace.asks):
+            if self._hints is not None:
+                self._hint(self._hints.due(ask.at))
+            self._number, self._now = number, ask.at
+            if self._hints is not None:
+                self._hint(self._hints.begins(ask))
+            above, brought = self._ask(ask)
+            found += above + brought
+            lower += brought
+            hit = self._tokens(above + brought, ask)
+            tokens += hit
+            seconds += self.rates.prefill.seconds(0, hit)
+        return Saved(
+            found / sum(len(ask.keys) for ask in self.trace.asks),
+            tokens / sum(ask.tokens for ask in self.trace.asks),
+            seconds,
+            sum(self.rates.prefill.seconds(0, ask.tokens) for ask in self.trace.asks),
+            lower / max(1, found),
+            self._tiers[-1].stats().evictions,
+            self._tiers[1].stats().puts if len(self._tiers) > 1 else 0,
+            self._full,
+        )
+
+    def _ask(self, ask: Ask) -> tuple[int, int]:
+        """How many blocks were found in the first tier, and how many below."""
+        host, keys = self._tiers[0], ask.keys
+        stored = [tier.lookup([key]) > 0 for tier in self._tiers for key in keys] if len(self._tiers) > 1 else []
+        above = host.lookup(keys)
+        held = above
+        while held < len(stored) // 2 and (stored[held] or stored[len(keys) + held]):
+            held += 1
+        brought = sum(not here for here in stored[:held])
+        lasts = self._lasts(held, ask)
+        if above:
+            host.lease(_SESSION, keys[:above], lasts, self._now, ask.conversation)
+        if brought:
+            low = self._tiers[1]
+            for key in keys[above:held]:
+                low.lease(_SESSION, [key], lasts, self._now, ask.conversation)
+        room = self._put(host, ask, above)
+        self._full += len(keys) - above - room
+        if room:
+            host.lease(_SESSION, keys[above : above + room], lasts, self._now, ask.conversation)
+        if self._hints is not None:
+            self._hints.ends(ask.conversation, self._now + lasts, last=self._next[self._number] == math.inf)
+        return held - brought, brought
+
+    def _put(self, store: BlockStore, ask: Ask, first: int) -> int:
+        """Stores the blocks from `first` on that there is room for; says how many."""
+        size, parents = self.trace.block_tokens, (ROOT, *ask.keys)
+        wanted = [
+            Wanted(ask.keys[at], parents[at], at * size, 0.0, ask.conversation) for at in range(first, len(ask.keys))
+        ]
+        if not wanted:
+            return 0
+        answers = store.reserve(_SESSION, wanted, self._now)
+        room = next((at for at, answer in enumerate(answers) if answer.state is State.FULL), len(answers))
+        written = [
+            Written(answer.block.key, answer.block.epoch, _CHECKSUM if at < room else b"")
+            for at, answer in enumerate(answers)
+            if answer.block is not None
+        ]
+        store.commit(_SESSION, written, self._now)
+        return room
+
+    def _tokens(self, held: int, ask: Ask) -> int:
+        """Of the prompt that need no prefill: whole blocks, and the last token is always computed."""
+        size = self.trace.block_tokens
+        return min(held, max(0, ask.tokens - 1) // size) * size
+
+    def _lasts(self, held: int, ask: Ask) -> float:
+        hit = self._tokens(held, ask)
+        prefill = self.rates.prefill
+        computing = prefill.seconds(0, ask.tokens) - prefill.seconds(0, hit)
+        lasts = computing + ask.output / self.rates.output_tokens_per_s
+        return max(_LEAST_RUN_S, min(lasts, self._next[self._number] - self._now))
+
+    def _hint(self, outlooks: list[tuple[str, Outlook]]) -> None:
+        for conversation, outlook in outlooks:
+            for tier in self._tiers:
+                tier.expect(conversation, outlook)
+
+
+class _Hints:
+    """What conversations say, and what the store makes of it."""
+
+    def __init__(self) -> None:
+        self._table = conversations.Conversations()
+        self._table.changed.append(self._changed)
+        self._outlooks: list[tuple[str, Outlook]] = []
+        self._pending: list[tuple[float, int, str, conversations.State]] = []
+        self._count = itertools.count()
+
+    def _changed(self, conversation: str) -> None:
+        known = self._table.outlook(conversation)
+        assert known is not None
+        expected = known.expected_at if known.expected_at < math.inf else None
+        self._outlooks.append((conversation, Outlook(known.state is conversations.State.ENDED, expected)))
+
+    def _news(self) -> list[tuple[str, Outlook]]:
+        news, self._outlooks = self._outlooks, []
+        return news
+
+    def begins(self, ask: Ask) -> list[tuple[str, Outlook]]:
+        """A request of a conversation begins."""
+        self._table.used(ask.conversation, ask.at)
+        return self._news()
+
+    def ends(self, conversation: str, at: float, *, last: bool) -> None:
+        """A request of a conversation will end at that time."""
+        state = conversations.State.ENDED if last else conversations.State.TOOL
+        heapq.heappush(self._pending, (at, next(self._count), conversation, state))
+
+    def due(self, now: float) -> list[tuple[str, Outlook]]:
+        """What was said until now."""
+        while self._pending and self._pending[0][0] <= now:
+            at, _, conversation, state = heapq.heappop(self._pending)
+            self._table.hint(conversation, state, at)
+        return self._news()
+
+
+def _next_asks(trace: Trace) -> list[float]:
+    """Per request, when the next one of its conversation begins; infinity: none does, or nobody knows."""
+    following: dict[str, float] = {}
+    found = []
+    for ask in reversed(trace.asks):
+        found.append(following.get(ask.conversation, math.inf))
+        if ask.conversation:
+            following[ask.conversation] = ask.at
+    return found[::-1]
+
+
+class _Nobody:
+    """A watcher that doesn't listen."""
+
+    def stored(self, block: Block) -> None: ...
+
+    def removed(self, block: Block) -> None: ...
+
+    def holder(self, slot: int, epoch: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Below(_Nobody):
+    """Moves what leaves a tier to the tier below."""
+
+    replay: Replay
+    store: BlockStore
+
+    def removed(self, block: Block) -> None:
+        now = self.replay.clock()
+        want = Wanted(block.key, block.parent, block.first_token, block.seconds, block.conversation)
+        [answer] = self.store.reserve(_SESSION, [want], now)
+        if answer.block is not None:
+            answer.block.uses, answer.block.turn = block.uses, block.turn
+            self.store.commit(_SESSION, [Written(block.key, answer.block.epoch, _CHECKSUM)], now)
+
+
+def _open(capacity: int, policy: MakePolicy, watcher: _Nobody) -> BlockStore:
+    store = BlockStore(capacity, 1, watcher, policy=policy)
+    store.attach(_SESSION, _SESSION)
+    return store
