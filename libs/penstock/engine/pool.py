@@ -14,7 +14,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -24,14 +24,51 @@ from torch.utils.dlpack import from_dlpack
 from penstock.checkpoint import ModelConfig
 from penstock.engine.hooks import Check, Source
 from penstock.engine.int8_kv import SCALE_BYTES, from_rows, to_rows
-from penstock.engine.kernels.cuda.arena import open_arena
-from penstock.engine.kernels.cuda.copies import PageCopies
 from penstock.kv.device.leased import PoolLease
 
 _LAYOUT = "lkbhd-v1"
 """Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
 _SCALED_LAYOUT = "lkbhd-scaled-v1"
 """The same in int8, but that each token's heads are followed by their float32 scales, see int8_kv."""
+
+
+class SharedArena(Protocol):
+    """Memory of a device that other processes can open."""
+
+    bytes: Tensor
+    """uint8 [size], zeros."""
+
+    def lease(self, page_bytes: int, pages: int) -> PoolLease:
+        """What another process needs to read pages."""
+        ...
+
+
+class PageTransfer(Protocol):
+    """Copies of pages between a device and the host, beside the steps."""
+
+    def mark(self, wait: bool) -> None:
+        """See KvPool.computed."""
+        ...
+
+    def read(self, page: int) -> Tensor:
+        """The page's bytes, in host memory of their own."""
+        ...
+
+    def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
+        """See KvPool.write."""
+        ...
+
+
+class DeviceMemory(Protocol):
+    """What a pool on a CUDA device stands on; see kernels/cuda/memory.py."""
+
+    def arena(self, nbytes: int) -> SharedArena | None:
+        """None where the device can't share its memory."""
+        ...
+
+    def copies(self, content: Tensor) -> PageTransfer:
+        """Of the pages `content` [pages, bytes], uint8."""
+        ...
 
 
 class KvPool:
@@ -43,16 +80,24 @@ class KvPool:
     """
 
     def __init__(
-        self, config: ModelConfig, pages: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        pages: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        memory: DeviceMemory | None = None,
     ) -> None:
-        cuda = device.type == "cuda"
+        """`memory`: that of `device` when this is a CUDA device; None on a CPU."""
+        cuda = memory is not None
         self._heads = (config.n_kv_heads, config.head_dim)
         self._scaled = dtype == torch.int8
         last = (config.n_kv_heads * (config.head_dim + SCALE_BYTES),) if self._scaled else self._heads
         shape = (pages + 1 + cuda, config.n_layers, 2, block_size, *last)
         self.block_size = block_size
         self.n_layers = config.n_layers
-        self._arena = open_arena(math.prod(shape) * dtype.itemsize, device) if cuda else None
+        self._arena = memory.arena(math.prod(shape) * dtype.itemsize) if memory is not None else None
         if self._arena is None:
             self.data = _zeros(shape, dtype, device)
         else:
@@ -68,7 +113,7 @@ class KvPool:
         self.layout = _SCALED_LAYOUT if self._scaled else _LAYOUT
         """How the bytes of a block are ordered."""
         self._host = self._bytes.numpy() if device.type == "cpu" else None
-        self._copies = PageCopies(self._bytes) if cuda else None
+        self._copies = memory.copies(self._bytes) if memory is not None else None
 
     @property
     def lease(self) -> PoolLease | None:

@@ -14,13 +14,13 @@ from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
-from penstock.engine.kernels.cpu.pack import dequantised
-from penstock.engine.kernels.cpu.packing import Stack
-from penstock.engine.kernels.cuda import setup as cuda
+from penstock.engine.kernels.rounding import dequantised
 from penstock.engine.layers.embedding import StoredTable
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.models.decoder import Decoder, Weights
-from penstock.engine.models.loading import EMBEDDING, as_it_is, load_weights
+from penstock.engine.layers.stacks import Stack, as_it_is
+from penstock.engine.layers.weights import Weights
+from penstock.engine.models.decoder import Decoder
+from penstock.engine.models.loading import EMBEDDING, load_weights
 from penstock.engine.models.packed import CACHE_BYTES, SMALL_BYTES, PackedWeights, packed_weights
 from penstock.engine.pool import KvPool
 from penstock.engine.sampler import Choice, Chosen, Sampler
@@ -73,9 +73,11 @@ class Runner:
         compute = _WEIGHTS[dtype] if _computes_as_kept(dtype, place, machine) else torch.float32
         attention, self.packed = None, None
         if place.type == "cuda":
+            from penstock.engine.kernels.cuda import setup as cuda
+
             cuda.check(dtype, place)
             with cuda.uploading(checkpoint, place) as upload:
-                self.pool = KvPool(config, pages, block_size, cache, place)
+                self.pool = KvPool(config, pages, block_size, cache, place, memory=cuda.memory_on(place))
                 attention = cuda.attention_for(config, self.pool) if kernels else None
                 keep = cuda.keep_for(dtype, place)
                 weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep, source=upload.take)
@@ -89,6 +91,8 @@ class Runner:
         if machine is not None and CompiledDecoder.fits(config):
             self._compiled = CompiledDecoder(machine, config, weights, self.decoder.tables[0], self.pool)
         if place.type == "cuda" and kernels:
+            from penstock.engine.kernels.cuda import setup as cuda
+
             self._device = cuda.steps_for(self.decoder, self.pool, self._builder, attention, max_running, max_positions)
 
     @torch.inference_mode()

@@ -6,7 +6,6 @@ import structlog
 import torch
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.kernels.cuda.setup import check
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.device.memory import Device, DeviceFault
 from penstock.runtime.config import ConfigError
@@ -15,6 +14,8 @@ from penstock.runtime.config import ConfigError
 def check_device(settings: EngineConfig) -> None:
     """Raises ConfigError when the engine's device is not there, or can't compute in the engine's dtype."""
     if settings.device != "cpu":
+        from penstock.engine.kernels.cuda.setup import check  # not where there is no CUDA device
+
         try:
             check(settings.dtype, torch.device(settings.device))
         except ValueError as error:

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from tests.gpu.engine.measure import speed
 
 from penstock.checkpoint import inspect
-from penstock.engine.kernels.cuda.speed import speed
 from penstock.engine.runner import Runner
 
 

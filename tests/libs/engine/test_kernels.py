@@ -15,8 +15,9 @@ from penstock.engine.kernels.cpu import build
 from penstock.engine.kernels.cpu.lossless import compressed, naive_restore, verbatim_share
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
-from penstock.engine.kernels.cpu.pack import dequantised, pack, quantised, unpack
+from penstock.engine.kernels.cpu.pack import pack, unpack
 from penstock.engine.kernels.cpu.packed import LANES
+from penstock.engine.kernels.rounding import dequantised, quantised
 from penstock.engine.request import Request, SamplingParams
 from penstock.models import NAMES, embedded
 

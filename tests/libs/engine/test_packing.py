@@ -17,7 +17,8 @@ from penstock.engine.kernels.cpu import build, packing
 from penstock.engine.kernels.cpu.memory import anonymous
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed_file import packed_of
-from penstock.engine.kernels.cpu.packing import Packer, Stack, naive_checksums, pack_slices, plan, read_tensor, sliced
+from penstock.engine.kernels.cpu.packing import Packer, naive_checksums, pack_slices, plan, read_tensor, sliced
+from penstock.engine.layers.stacks import Stack
 
 KINDS = ("float32", "bfloat16", "int8")
 STORED = (torch.float32, torch.bfloat16, torch.float16)

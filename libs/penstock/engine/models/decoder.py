@@ -7,51 +7,21 @@ where norms stand, and in whether its feed-forward block is one or many experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Batch, Group, Leading
 from penstock.engine.layers.attention import attend
-from penstock.engine.layers.embedding import Embedding
-from penstock.engine.layers.feedforward import Dense, Routed, feed_forward
-from penstock.engine.layers.linear import Matrix, columns, linear
+from penstock.engine.layers.feedforward import feed_forward
+from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
+from penstock.engine.layers.weights import LayerWeights, Weights
 from penstock.engine.pool import KvPool
 
 Turn = tuple[Tensor, Tensor]
 """Rows of the rotation tables, cosine and sine; see rope_tables."""
-
-
-@dataclass(slots=True)
-class LayerWeights:
-    """Matrices are [in, out] and contiguous, which for a few rows is twice as fast on a CPU as [out, in].
-    Projections with a common input are side by side: query, key, value; gate, up. Norms are what to multiply by:
-    a weight, or 1 + weight in float32, as the family has it. Packed matrices hold their biases."""
-
-    input_norm: Tensor
-    qkv: Matrix
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the norm's weight of each head, queries first."""
-    out: Matrix
-    out_bias: Tensor | None
-    attention_post_norm: Tensor | None
-    mlp_norm: Tensor
-    mlp: Dense | Routed
-    mlp_post_norm: Tensor | None
-
-
-@dataclass(slots=True)
-class Weights:
-    embedding: Embedding
-    layers: list[LayerWeights]
-    norm: Tensor
-    head: Matrix
-    """[hidden, vocab], not scaled when it is the embedding."""
 
 
 class Decoder:

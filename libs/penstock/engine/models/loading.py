@@ -12,17 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, CheckpointError, LayerNames, ModelConfig, TensorInfo, layer_names
-from penstock.engine.kernels.cpu.packing import Stack
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.models.decoder import LayerWeights, Weights
+from penstock.engine.layers.stacks import Keep, Stack, as_it_is
+from penstock.engine.layers.weights import LayerWeights, Weights
 
 EMBEDDING = "model.embed_tokens.weight"
-
-
-Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]
-"""What becomes of a matrix and its bias; the function reads the matrix, [in, out] in memory of its own."""
 
 Source = Callable[[TensorInfo], Tensor]
 """Brings a tensor to the device, in its stored type and memory of its own."""
@@ -70,11 +66,6 @@ class _Files:
             return self._source(stored).to(dtype)
         tensor: Tensor = self._open[stored.file].get_tensor(stored.name)
         return tensor.to(self._device, dtype, copy=True)
-
-
-def as_it_is(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-    """Kept as tensors."""
-    return matrix(), bias
 
 
 def load_weights(

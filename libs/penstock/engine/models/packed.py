@@ -18,7 +18,8 @@ from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_cache import PackedCache
 from penstock.engine.kernels.cpu.packed_file import PAGE, Record, finish, packed_of, record_of, write_bytes
-from penstock.engine.kernels.cpu.packing import Packer, Stack, pack_slices, plan, read_tensor, sliced
+from penstock.engine.kernels.cpu.packing import Packer, pack_slices, plan, read_tensor, sliced
+from penstock.engine.layers.stacks import Stack
 from penstock.engine.models.loading import all_stacks
 from penstock.runtime.caches import cache_directory
 

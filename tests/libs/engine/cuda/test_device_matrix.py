@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.kernels.cpu.packing import Stack
 from penstock.engine.kernels.cuda import setup
 from penstock.engine.kernels.cuda.capability import check_dtype
 from penstock.engine.kernels.cuda.matrix import Float8Matrix, Int8Matrix, refusal
+from penstock.engine.layers.stacks import Stack
 
 CPU = torch.device("cpu")
 KINDS = {

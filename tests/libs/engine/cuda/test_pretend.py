@@ -12,7 +12,6 @@ from tests.libs.engine.cuda.pretend import CUDA, Pretend, there
 from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_of
 
 from penstock.checkpoint import SUPPORTED, inspect
-from penstock.engine import pool
 from penstock.engine.kernels.cuda import copies, setup, streams
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.request import SamplingParams
@@ -33,7 +32,8 @@ def pretend(monkeypatch):
     monkeypatch.setattr(setup, "check", lambda dtype, device: None)
     monkeypatch.setattr(setup, "CudaCapture", Recorder)
     copies = SimpleNamespace(mark=lambda wait: mode.waits.append("mark") if wait else None)
-    monkeypatch.setattr(pool, "PageCopies", lambda content: copies)
+    memory = SimpleNamespace(arena=lambda nbytes: None, copies=lambda content: copies)
+    monkeypatch.setattr(setup, "memory_on", lambda device: memory)
 
     def gathering(config, of):
         backend = GatherPaged(Heads.of(config), of)

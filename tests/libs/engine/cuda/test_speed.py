@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.gpu.engine.measure import speed
+
 from penstock.checkpoint import inspect
-from penstock.engine.kernels.cuda.speed import speed
 from penstock.engine.runner import Runner
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 

@@ -23,7 +23,7 @@ from penstock.engine.kernels.cpu.matrix import PackedMatrix, torch_multiplies
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.models.decoder import LayerWeights, Weights
+from penstock.engine.layers.weights import LayerWeights, Weights
 from penstock.engine.pool import KvPool
 
 _TABLES = {torch.float32: 0, torch.bfloat16: 1}

@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.lossless import compressed
 from penstock.engine.kernels.cpu.packed import LANES, Packed
+from penstock.engine.kernels.rounding import quantised
 
 
 def pack(matrix: Tensor, kind: str) -> Packed:
@@ -48,17 +49,3 @@ def unpack(packed: Packed, columns: int) -> Tensor:
     if packed.scale is not None:
         return (matrix.float() * packed.scale)[:, :columns]
     return matrix[:, :columns]
-
-
-def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 [in, out], float32 [out]): symmetric, one scale per column."""
-    wide = matrix.float()
-    scale = wide.abs().amax(0) / 127
-    safe = torch.where(scale == 0, 1.0, scale)
-    return (wide / safe).round_().clamp_(-127, 127).to(torch.int8), scale
-
-
-def dequantised(matrix: Tensor) -> Tensor:
-    """What int8 makes of a matrix, as float32: the same numbers as the packed one stands for."""
-    numbers, scale = quantised(matrix)
-    return numbers.float() * scale

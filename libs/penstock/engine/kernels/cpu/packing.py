@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from ctypes import c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from penstock.engine.kernels.cpu.build import library
 from penstock.engine.kernels.cpu.machine import KINDS
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.kernels.cpu.packed_file import Place, Record
+from penstock.engine.layers.stacks import Stack
 
 _STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SLICED = ("float32", "bfloat16", "int8")
@@ -29,23 +29,6 @@ _WORD = 128
 """Checksums go through so many bytes at a time."""
 BLOCK_BYTES = 1 << 20
 """With a checksum of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A matrix of the decoder: stored ones [out, in], put one above the other and then turned."""
-
-    name: str
-    """Of the decoder's matrix, such as `head` or `3.qkv`."""
-    parts: tuple[TensorInfo, ...]
-
-    @property
-    def inputs(self) -> int:
-        return self.parts[0].shape[1]
-
-    @property
-    def columns(self) -> int:
-        return sum(part.shape[0] for part in self.parts)
 
 
 class Packer:

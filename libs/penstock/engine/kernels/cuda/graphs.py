@@ -14,13 +14,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.checkpoint import ModelConfig
 from penstock.engine.batch import Batch, Leading, Run
 from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
 from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
-from penstock.engine.models.decoder import Decoder
 from penstock.engine.pool import KvPool
 
 _log = logging.getLogger(__name__)
+
+
+class Forward(Protocol):
+    """The model of layers that computes a step."""
+
+    config: ModelConfig
+
+    def forward(self, batch: Batch, pool: KvPool) -> Tensor:
+        """float32 [samples, vocab]; leaves the rows' keys and values in the pool."""
+        ...
 
 
 class Capture(Protocol):
@@ -56,7 +66,7 @@ class GraphSteps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Forward,
         pool: KvPool,
         attention: PagedAttention,
         most_sequences: int,
@@ -88,7 +98,7 @@ class GraphSteps:
 class _Captured:
     """One step: its input on the host and on the device, and how to repeat it."""
 
-    def __init__(self, decoder: Decoder, pool: KvPool, attention: PagedAttention, shape: Shape, width: int) -> None:
+    def __init__(self, decoder: Forward, pool: KvPool, attention: PagedAttention, shape: Shape, width: int) -> None:
         self._decoder = decoder
         self._pool = pool
         self._attention = attention

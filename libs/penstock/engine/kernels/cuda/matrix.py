@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.cpu.pack import quantised
+from penstock.engine.kernels.rounding import quantised
 
 _LARGEST = 448.0
 """Of float8_e4m3fn."""

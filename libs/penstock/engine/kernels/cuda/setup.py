@@ -11,18 +11,17 @@ from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
 from penstock.engine.batch import BatchBuilder
-from penstock.engine.kernels.cpu.packing import Stack
 from penstock.engine.kernels.cuda.capability import check_dtype
 from penstock.engine.kernels.cuda.choose import candidates, choose
-from penstock.engine.kernels.cuda.graphs import CudaCapture
+from penstock.engine.kernels.cuda.graphs import CudaCapture, Forward
 from penstock.engine.kernels.cuda.matrix import Float8Matrix, Int8Matrix, refusal
+from penstock.engine.kernels.cuda.memory import CudaMemory
 from penstock.engine.kernels.cuda.paged import Heads, PagedAttention
 from penstock.engine.kernels.cuda.steps import DeviceSteps
 from penstock.engine.kernels.cuda.streams import current
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.layers.linear import Matrix
-from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.loading import Keep, as_it_is
+from penstock.engine.layers.stacks import Keep, Stack, as_it_is
 from penstock.engine.pool import KvPool
 
 _ROUNDING = 0.1
@@ -44,6 +43,11 @@ def check(dtype: str, device: torch.device) -> None:
 def uploading(checkpoint: Checkpoint, device: torch.device) -> AbstractContextManager[Upload]:
     """Begins to bring the weights; what is done before they are taken is done meanwhile."""
     return Upload(checkpoint, device)
+
+
+def memory_on(device: torch.device) -> CudaMemory:
+    """Where the pool's pages are, and how they are copied."""
+    return CudaMemory(device)
 
 
 def keep_for(dtype: str, device: torch.device) -> Keep:
@@ -89,7 +93,7 @@ def attention_for(config: ModelConfig, pool: KvPool) -> PagedAttention | None:
 
 
 def steps_for(
-    decoder: Decoder,
+    decoder: Forward,
     pool: KvPool,
     builder: BatchBuilder,
     attention: PagedAttention | None,

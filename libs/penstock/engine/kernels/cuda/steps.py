@@ -8,9 +8,8 @@ from torch import Tensor
 
 from penstock.engine.batch import Batch, BatchBuilder, Leading, Run
 from penstock.engine.kernels.cuda import streams
-from penstock.engine.kernels.cuda.graphs import Capture, GraphSteps
+from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
-from penstock.engine.models.decoder import Decoder
 from penstock.engine.pool import KvPool
 
 
@@ -19,7 +18,7 @@ class DeviceSteps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Forward,
         pool: KvPool,
         builder: BatchBuilder,
         attention: PagedAttention | None,

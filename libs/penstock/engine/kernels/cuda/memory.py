@@ -1,0 +1,24 @@
+"""What the pool of a CUDA device stands on: its memory, and copies of its pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.engine.kernels.cuda.arena import PoolArena, open_arena
+from penstock.engine.kernels.cuda.copies import PageCopies
+
+
+class CudaMemory:
+    """Of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def arena(self, nbytes: int) -> PoolArena | None:
+        """Zeros that other processes can open; None where the device can't share its memory."""
+        return open_arena(nbytes, self._device)
+
+    def copies(self, content: Tensor) -> PageCopies:
+        """Of the pages `content` [pages, bytes], uint8."""
+        return PageCopies(content)

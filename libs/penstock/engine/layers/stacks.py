@@ -1,0 +1,37 @@
+"""The decoder's matrices as a checkpoint has them, and what becomes of each when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.checkpoint import TensorInfo
+from penstock.engine.layers.linear import Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A matrix of the decoder: stored ones [out, in], put one above the other and then turned."""
+
+    name: str
+    """Of the decoder's matrix, such as `head` or `3.qkv`."""
+    parts: tuple[TensorInfo, ...]
+
+    @property
+    def inputs(self) -> int:
+        return self.parts[0].shape[1]
+
+    @property
+    def columns(self) -> int:
+        return sum(part.shape[0] for part in self.parts)
+
+
+Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]
+"""What becomes of a matrix and its bias; the function reads the matrix, [in, out] in memory of its own."""
+
+
+def as_it_is(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
+    """Kept as tensors."""
+    return matrix(), bias
