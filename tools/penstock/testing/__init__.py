@@ -1,1 +1,1 @@
-"""For tests, ours and our users': a whole mesh in one process, tiny checkpoints, naive references."""
+"""For tests and benches: a whole mesh in one process, and tiny checkpoints that no download is needed for."""

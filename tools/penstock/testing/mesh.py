@@ -1,7 +1,4 @@
-"""A whole mesh in one process: real services, real sockets on free ports, no supervisor.
-
-The services are imported by name when the mesh opens, so that this library stands below them.
-"""
+"""A whole mesh in one process: real services, real sockets on free ports, no supervisor."""
 
 from __future__ import annotations
 
@@ -9,11 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
+
+from penstock.decode.config import DecodeConfig
+from penstock.decode.service import open_decode
+from penstock.draft.config import DraftConfig
+from penstock.draft.service import ServedDraft, open_draft
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.service import Gateway, open_gateway
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.service import KvStore, open_kvstore
+from penstock.prefill.config import PrefillConfig
+from penstock.prefill.service import open_prefill
+from penstock.router.config import RouterConfig
+from penstock.router.service import Router, open_router
+from penstock.v1 import router_pb2, router_pb2_grpc
+from penstock.worker.worker import ServedWorker, Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +54,21 @@ class MeshOptions:
 
 @dataclass
 class Mesh:
-    """A running mesh. The services are what their `open_*` functions gave."""
+    """A running mesh."""
 
-    gateway: Any
-    router: Any
-    kvstores: list[Any]
+    gateway: Gateway
+    router: Router
+    kvstores: list[KvStore]
     """One per host; none when the mesh was to have none."""
-    prefill: list[Any]
-    decode: list[Any]
-    draft: Any
+    prefill: list[ServedWorker]
+    decode: list[ServedWorker]
+    draft: ServedDraft | None
+    """The mesh's own draft service, where it has one."""
 
     @property
-    def kvstore(self) -> Any:
-        """The first host's store, or None."""
-        return self.kvstores[0] if self.kvstores else None
+    def kvstore(self) -> KvStore:
+        """The first host's store, of a mesh that has its own."""
+        return self.kvstores[0]
 
     @property
     def url(self) -> str:
@@ -64,7 +76,7 @@ class Mesh:
         return f"http://{self.gateway.address}"
 
     @property
-    def workers(self) -> list[Any]:
+    def workers(self) -> list[Worker]:
         """Every worker."""
         return [served.worker for served in (*self.prefill, *self.decode)]
 
@@ -73,12 +85,12 @@ class Mesh:
 async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
     """Opens every service, waits until a request would succeed, and closes them in the opposite order."""
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(_open("router", **options.router))
+        router = await stack.enter_async_context(open_router(RouterConfig(**options.router)))
         hosts = ["test", *(f"test-{number}" for number in range(1, options.hosts))]
         stores = []
         for host in hosts if options.kvstore is True else ():
             settings = {"host_bytes": options.kv_host_bytes, "router": router.address, "host_id": host, **options.store}
-            stores.append(await stack.enter_async_context(_open("kvstore", **settings)))
+            stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
         draft, draft_address = await _open_draft(stack, options.draft)
 
         def worker(number: int) -> dict[str, Any]:
@@ -94,23 +106,17 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
             }
 
         prefill = [
-            await stack.enter_async_context(_open("prefill", **worker(number)))
+            await stack.enter_async_context(open_prefill(PrefillConfig(**worker(number))))
             for number in range(0 if options.aggregated else options.prefill)
         ]
-        role = "both" if options.aggregated else "decode"
+        role: Literal["decode", "both"] = "both" if options.aggregated else "decode"
         decode = [
-            await stack.enter_async_context(_open("decode", role=role, draft=draft_address, **worker(number)))
+            await stack.enter_async_context(open_decode(DecodeConfig(role=role, draft=draft_address, **worker(number))))
             for number in range(options.decode)
         ]
+        settings = {"model_dir": options.model, "model_name": options.model_name, **options.gateway}
         gateway = await stack.enter_async_context(
-            _open(
-                "gateway",
-                http_address="127.0.0.1:0",
-                router=router.address,
-                model_dir=options.model,
-                model_name=options.model_name,
-                **options.gateway,
-            )
+            open_gateway(GatewayConfig(http_address="127.0.0.1:0", router=router.address, **settings))
         )
         await wait_joined(router.address, len(prefill), len(decode))
         async with gateway.mesh.changed, asyncio.timeout(30):
@@ -120,10 +126,8 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
 
 async def wait_joined(router: str, prefill: int, decode: int) -> None:
     """Returns when the router lists that many workers of each kind and says that the model is ready."""
-    watch = import_module("penstock.v1.router_pb2")
-    stubs = import_module("penstock.v1.router_pb2_grpc")
     async with grpc.aio.insecure_channel(router) as channel, asyncio.timeout(30):
-        call = stubs.RouterStub(channel).Watch(watch.WatchRequest(), wait_for_ready=True)
+        call = router_pb2_grpc.RouterStub(channel).Watch(router_pb2.WatchRequest(), wait_for_ready=True)
         async for view in call:
             for model in view.models:
                 if model.ready and model.prefill_workers >= prefill and model.decode_workers >= decode:
@@ -131,16 +135,10 @@ async def wait_joined(router: str, prefill: int, decode: int) -> None:
                     return
 
 
-async def _open_draft(stack: AsyncExitStack, draft: str) -> tuple[Any, str]:
+async def _open_draft(stack: AsyncExitStack, draft: str) -> tuple[ServedDraft | None, str]:
     if draft == "none":
         return None, "none"
     if draft.startswith("address:"):
         return None, draft.removeprefix("address:")
-    served = await stack.enter_async_context(_open("draft", model=draft))
+    served = await stack.enter_async_context(open_draft(DraftConfig(model=draft)))
     return served, served.address
-
-
-def _open(service: str, **settings: Any) -> Any:
-    name = {"kvstore": "KvStore"}.get(service, service.capitalize())
-    config = getattr(import_module(f"penstock.{service}.config"), f"{name}Config")
-    return getattr(import_module(f"penstock.{service}.service"), f"open_{service}")(config(**settings))
