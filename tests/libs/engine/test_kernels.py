@@ -137,9 +137,10 @@ def test_nor_on_the_number_of_threads(kind):
 def test_columns_of_a_matrix_are_those_columns_of_the_product(machine, kind):
     packed = PackedMatrix(machine, torch.randn(32, 100), torch.randn(100), kind)
     x = torch.randn(3, 32)
-    assert torch.equal(packed.columns(16, 60).product(x), packed.product(x)[:, 16:60])
-    with pytest.raises(ValueError, match="multiple of 16"):
-        packed.columns(8, 60)
+    for first, last in ((16, 60), (8, 60), (31, 32), (0, 100), (99, 100)):
+        part = packed.columns(first, last)
+        assert torch.equal(part.product(x), packed.product(x)[:, first:last])
+        assert torch.equal(part.columns(1, last - first).product(x), packed.product(x)[:, first + 1 : last])
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "lossless"])

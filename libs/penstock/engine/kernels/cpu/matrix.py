@@ -46,6 +46,7 @@ class PackedMatrix:
         self._machine = machine
         self._packed = packed
         self._bias = bias
+        self._skipped = 0
         self.shape = (packed.inputs, columns)
         self.args = linear_args(packed, bias)
         """For the library."""
@@ -56,21 +57,24 @@ class PackedMatrix:
         return self._packed.kind
 
     def columns(self, first: int, last: int) -> PackedMatrix:
-        """A view of some columns; `first` is a multiple of 16."""
-        if first % LANES:
-            raise ValueError(f"columns begin at a multiple of {LANES}, not at {first}")
+        """A view of some columns. Whole panels are multiplied, so multiples of 16 waste nothing."""
+        first, last = first + self._skipped, last + self._skipped
         part = self._packed.panels(first // LANES, -(-last // LANES))
-        bias = None if self._bias is None else self._bias[first : first + part.outputs]
+        begin = first // LANES * LANES
+        bias = None if self._bias is None else self._bias[begin : begin + part.outputs]
         view = object.__new__(PackedMatrix)
         view._set(self._machine, part, bias, last - first)
+        view._skipped = first - begin
         return view
 
     def product(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, columns]."""
         x = x.contiguous()
         if torch_multiplies(self._machine, self._packed.kind, x.shape[0]):
-            return self._by_torch(x.bfloat16())[:, : self.shape[1]]
-        return self._machine.linear(x, self.args)[:, : self.shape[1]]
+            result = self._by_torch(x.bfloat16())
+        else:
+            result = self._machine.linear(x, self.args)
+        return result[:, self._skipped : self._skipped + self.shape[1]]
 
     def _by_torch(self, x: Tensor) -> Tensor:
         """A piece of the matrix at a time, so that it is never there twice."""
