@@ -383,7 +383,9 @@ class Engine:
             times.last_token = now
         one.computed = computed
         if one.reached < one.given:
-            one.reached = max(one.reached, min(computed, one.given))
+            reached = min(run.start + run.count, one.given)
+            one.computed_tokens += max(0, reached - max(run.start, one.reached))
+            one.reached = max(one.reached, reached)
         if run.choice.drafts:
             self._speculation.learn(one, len(run.choice.drafts), count - 1)
         if verdict is not None:

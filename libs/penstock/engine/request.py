@@ -81,7 +81,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int
     """Leading tokens whose KV was fetched; what the source says if it says."""
     computed_tokens: int
-    """Given tokens whose KV this engine computed (recomputation after preemption not counted again)."""
+    """Given tokens whose KV this engine's steps computed (recomputation after preemption not counted again)."""
     drafted: int
     accepted: int
     preemptions: int

@@ -104,6 +104,8 @@ class Sequence:
     reached: int = 0
     """The most given tokens that were ever computed or loaded."""
     cached_tokens: int = 0
+    computed_tokens: int = 0
+    """Given tokens that steps computed, those computed again after a preemption counted once."""
     stripped: bool = False
     """Its loaded pages were taken away."""
     drafted: int = 0
@@ -145,11 +147,6 @@ class Sequence:
     def generated(self) -> int:
         """Output tokens, those of `Request.output` included."""
         return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def computed_tokens(self) -> int:
-        """Given tokens that were computed here."""
-        return self.reached - self.loaded
 
     def forget_loaded(self) -> None:
         """What a source loaded was lost before it was of use; what it loads from now on will not be used."""

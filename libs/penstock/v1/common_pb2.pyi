@@ -349,8 +349,8 @@ Global___Token: _TypeAlias = Token  # noqa: Y015
 
 @_typing.final
 class CacheUse(_message.Message):
-    """Where the KV of a prompt came from, each token counted once:
-    computed + host + nvme + gpu + remote = prompt tokens.
+    """Where the KV of a request's given tokens came from, as the worker counted it that has computed them, each token once:
+    computed + worker + gpu + host + nvme + remote = prompt_ids + output_ids. The gateway checks the sum.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -360,11 +360,14 @@ class CacheUse(_message.Message):
     NVME_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
     REMOTE_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     computed: _builtins.int
     host: _builtins.int
     nvme: _builtins.int
     gpu: _builtins.int
     remote: _builtins.int
+    worker: _builtins.int
+    """pages that the worker itself still had"""
     def __init__(
         self,
         *,
@@ -373,10 +376,11 @@ class CacheUse(_message.Message):
         nvme: _builtins.int = ...,
         gpu: _builtins.int = ...,
         remote: _builtins.int = ...,
+        worker: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed", b"computed", "gpu", b"gpu", "host", b"host", "nvme", b"nvme", "remote", b"remote"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed", b"computed", "gpu", b"gpu", "host", b"host", "nvme", b"nvme", "remote", b"remote", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

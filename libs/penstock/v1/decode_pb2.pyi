@@ -97,7 +97,7 @@ class GenerateEvent(_message.Message):
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]: ...
     @_builtins.property
     def cache(self) -> _common_pb2.CacheUse:
-        """in the first event and the last: of this worker's own prefill; all zero after a good hand-off"""
+        """in the first event and the last; absent after a good hand-off: prefill has counted the prompt"""
 
     @_builtins.property
     def times(self) -> _common_pb2.StageTimes:

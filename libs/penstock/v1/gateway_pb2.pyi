@@ -398,11 +398,12 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     RETAINED_TOKENS_FIELD_NUMBER: _builtins.int
     RETAINED_S_FIELD_NUMBER: _builtins.int
+    CACHED_WORKER_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """computed_tokens + cached_tokens"""
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """reuse only: the sum of the four below"""
+    """reuse only: the sum of the five by tier"""
     cached_host: _builtins.int
     cached_nvme: _builtins.int
     cached_gpu: _builtins.int
@@ -415,6 +416,7 @@ class Usage(_message.Message):
     """leading tokens of prompt and answer that are kept"""
     retained_s: _builtins.float
     """for at least as long; 0: none are"""
+    cached_worker: _builtins.int
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by stage: tokenize, plan, queue, fetch, prefill, first_token, decode, total"""
@@ -436,10 +438,11 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         retained_tokens: _builtins.int = ...,
         retained_s: _builtins.float = ...,
+        cached_worker: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

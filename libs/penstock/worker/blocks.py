@@ -31,7 +31,7 @@ _LOG = structlog.get_logger("penstock.worker")
 class Fetcher:
     """Loads the stored prefix of one sequence, in one go or as it appears.
 
-    `keys` name all full blocks of the sequence; `tiers` counts the tokens loaded, by where they were.
+    `keys` name all full blocks of the sequence; `tiers` says of each loaded block where it was.
     """
 
     store: StoreClient
@@ -44,7 +44,7 @@ class Fetcher:
     """Seconds to compute the block that begins with this token; 0: unknown."""
     blocks: int = 0
     """Leading blocks that are in the pages."""
-    tiers: Counter[str] = field(default_factory=Counter)
+    tiers: list[str] = field(default_factory=list)
 
     async def upto(self, count: int, pages: PageWriter) -> bool:
         """Loads blocks until the first `count` are in the pages; False when the store could not give them all."""
@@ -64,6 +64,13 @@ class Fetcher:
                 return False
         return True
 
+    def used(self, tokens: int) -> Counter[str]:
+        """The first `tokens` tokens of the sequence by where their blocks were; tokens not loaded are in no tier."""
+        counts: Counter[str] = Counter()
+        for number, tier in enumerate(self.tiers[: -(-tokens // self.block_size)]):
+            counts[tier] += min(self.block_size, tokens - number * self.block_size)
+        return counts
+
     def _worth_it(self, before: int, seconds: float) -> bool:
         """Whether the blocks from `before` on came in less time than they take to compute."""
         return seconds < sum(self.cost(block * self.block_size) for block in range(before, self.blocks))
@@ -81,7 +88,7 @@ class Fetcher:
             tiers = ["gpu"] * len(near) + leased.tiers
             tiers, size = tiers[:written], sum(view.nbytes for view in blocks[:written])
         self.blocks += written
-        self.tiers.update({tier: tiers.count(tier) * self.block_size for tier in set(tiers)})
+        self.tiers += tiers
         self.metrics.fetched.inc(written)
         self.links.fetched(tiers, size, time.monotonic() - begin)
         return leased.more and written == len(blocks)

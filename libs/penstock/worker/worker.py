@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -54,11 +53,11 @@ class Work:
     retainer: Retainer
 
     def cache_use(self, update: Update) -> common_pb2.CacheUse:
-        """Where the KV of the given tokens came from, each token counted once."""
-        tiers = Counter(self.fetcher.tiers)
-        for tier in tiers:  # the engine computes the last token again even when its block was fetched
-            tiers[tier] -= min(tiers[tier], max(0, tiers.total() - update.cached_tokens))
-        return common_pb2.CacheUse(computed=update.computed_tokens, **tiers)
+        """Where the KV of the given tokens came from: what was fetched and used, and what steps computed.
+
+        Two counts of two parts, which nothing here makes agree.
+        """
+        return common_pb2.CacheUse(computed=update.computed_tokens, **self.fetcher.used(update.cached_tokens))
 
 
 class Worker:

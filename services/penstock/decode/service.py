@@ -11,7 +11,7 @@ from penstock.decode.config import DecodeConfig
 from penstock.decode.drafting import DraftClient, open_drafter
 from penstock.decode.handoff import HandoffPrefix
 from penstock.engine.request import Update
-from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, router_pb2
+from penstock.v1 import decode_pb2, decode_pb2_grpc, router_pb2
 from penstock.worker.convert import (
     finish_to_message,
     request_from_message,
@@ -68,8 +68,8 @@ def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool
         handoff_failed=source is not None and source.failed,
     )
     if first or update.finish is not None:
-        handed_over = source is not None and not source.failed
-        event.cache.CopyFrom(common_pb2.CacheUse() if handed_over else work.cache_use(update))
+        if source is None or source.failed:
+            event.cache.CopyFrom(work.cache_use(update))
         event.times.CopyFrom(times_to_message(update))
         if update.finish is None:
             event.times.decode = 0.0

@@ -46,7 +46,7 @@ async def test_what_is_on_its_way_is_waited_for_while_that_is_quicker_than_to_co
     one = fetcher(store, lambda first_token: cost)
     assert await one.upto(100, Pages()) is (loaded == 100)  # type: ignore[arg-type]
     assert one.blocks == loaded
-    assert one.tiers == {"remote": loaded * 16}
+    assert one.used(loaded * 16) == {"remote": loaded * 16}
 
 
 async def test_what_is_not_on_its_way_is_not_waited_for() -> None:
@@ -54,3 +54,9 @@ async def test_what_is_not_on_its_way_is_not_waited_for() -> None:
     one = fetcher(store, lambda first_token: 10.0)
     assert not await one.upto(100, Pages())  # type: ignore[arg-type]
     assert (one.blocks, store.leases) == (15, 2)
+
+
+async def test_used_tokens_are_counted_by_tier_and_none_that_were_not_fetched() -> None:
+    one = fetcher(SlowStore(3), lambda first_token: 0.0)
+    await one.upto(3, Pages())  # type: ignore[arg-type]
+    assert [one.used(tokens).total() for tokens in (0, 1, 16, 47, 48, 49)] == [0, 1, 16, 47, 48, 48]

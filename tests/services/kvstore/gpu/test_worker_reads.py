@@ -56,7 +56,7 @@ async def test_blocks_from_the_device_and_those_behind_them() -> None:
         pages = Pages()
         fetcher, complete = await fetch(it, pages, 5)
         assert complete and pages.content == [bytes(put.data) for put in puts(5)]
-        assert fetcher.tiers == {"gpu": 48, "host": 32}
+        assert fetcher.used(80) == {"gpu": 48, "host": 32}
 
 
 async def test_a_wrong_block_behind_them_is_found_by_its_own_checksum() -> None:
@@ -69,7 +69,7 @@ async def test_a_wrong_block_behind_them_is_found_by_its_own_checksum() -> None:
         pages = Pages()
         fetcher, complete = await fetch(it, pages, 5)
         assert not complete and fetcher.blocks == 3
-        assert fetcher.tiers == {"gpu": 48}
+        assert fetcher.used(80) == {"gpu": 48}
         assert it.store.stats().quarantined == 1
 
 
@@ -83,4 +83,4 @@ async def test_a_slot_that_changed_hands_during_the_copy() -> None:
 
         fetcher, complete = await fetch(it, Pages(others_come), 16)
         assert not complete
-        assert (fetcher.blocks, fetcher.tiers) == (0, {})
+        assert (fetcher.blocks, fetcher.tiers) == (0, [])
