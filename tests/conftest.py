@@ -1,6 +1,47 @@
-"""For all tests: how long an example takes says more of the machine than of the code."""
+"""For all tests: examples have no deadline, which would measure the machine; and the watch for blocked event loops."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
 from hypothesis import settings
+from tests.blocked_loops import LoopWatch
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# structlog's own way of showing errors takes a tenth of a second each, on the event loop.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+
+_WATCH = pytest.StashKey[LoopWatch]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--blocked-loop", type=float, metavar="MS", help="fail a test in which a task holds a loop longer")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    limit = config.getoption("--blocked-loop")
+    if limit:
+        watch = config.stash[_WATCH] = LoopWatch(limit / 1e3)
+        watching = watch.watching()
+        watching.__enter__()
+        config.add_cleanup(lambda: watching.__exit__(None, None, None))
+
+
+@pytest.fixture(autouse=True)
+def _loops_are_not_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the debug mode `--blocked-loop`: nobody but the test itself holds an event loop."""
+    yield
+    watch = request.config.stash.get(_WATCH, None)
+    if watch is not None and (found := watch.take()):
+        pytest.fail("\n".join(map(str, found)), pytrace=False)
