@@ -73,7 +73,7 @@ async def leased(mesh, tokens):
     call = stub.Attach(attach)
     first = await call.read()
     answer = await stub.Lease(
-        kvstore_pb2.LeaseRequest(session_id=first.session_id, keys=mesh_keys(mesh, tokens), lease_s=5)
+        kvstore_pb2.LeaseRequest(attachment_id=first.attachment_id, keys=mesh_keys(mesh, tokens), lease_s=5)
     )
     with open(first.arena_path, "r+b") as file:
         arena = mmap.mmap(file.fileno(), first.arena_bytes)

@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from penstock.gateway.auth import session_digest
-from penstock.kvstore.conversations import State
+from penstock.kvstore.sessions import SessionPhase
 from penstock.testing.mesh import Mesh, MeshOptions
 
 from .support import BLOCK, mesh_keys, prompt, settled, until
@@ -79,10 +79,10 @@ async def test_one_tenant_has_its_budget_and_the_grant_says_so(mesh, client) -> 
 
 
 async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
-    conversations = mesh.kvstore.keeper.conversations
+    sessions = mesh.kvstore.keeper.sessions
 
-    def state() -> State | None:
-        outlook = conversations.outlook(DIGEST)
+    def state() -> SessionPhase | None:
+        outlook = sessions.outlook(DIGEST)
         return outlook.state if outlook is not None else None
 
     stream = await client.completions.create(
@@ -90,18 +90,18 @@ async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
         extra_body={"ignore_eos": True},
     )  # fmt: skip
     await anext(aiter(stream))
-    await until(lambda: state() is State.ACTIVE, "a request runs")
+    await until(lambda: state() is SessionPhase.ACTIVE, "a request runs")
     await stream.close()
-    await until(lambda: state() is State.USER, "the client hung up")
+    await until(lambda: state() is SessionPhase.USER, "the client hung up")
     body = {"penstock": {"session": {"returns_in": 30}}}
     await client.completions.create(
         model="tiny", prompt=prompt("talk", 64), max_tokens=2, extra_headers=SESSION, extra_body=body
     )
     now = mesh.kvstore.keeper.now
-    await until(lambda: 25 < conversations.outlook(DIGEST).expected_at - now() <= 30, "it said when it returns")
+    await until(lambda: 25 < sessions.outlook(DIGEST).expected_at - now() <= 30, "it said when it returns")
     async with httpx2.AsyncClient() as http:
         await http.post(f"{mesh.url}/v1/sessions/hint", json={"ended": True}, headers=SESSION)
-    await until(lambda: state() is State.ENDED, "it was said to be over")
+    await until(lambda: state() is SessionPhase.ENDED, "it was said to be over")
 
 
 async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_asks(meshes, tiny, tmp_path) -> None:
@@ -121,13 +121,13 @@ async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_ask
             assert answer.usage.model_extra["penstock"]["cached_tokens"]["host"] == 19 * BLOCK
 
 
-async def test_blocks_know_their_conversation_and_what_they_cost(mesh, client) -> None:
+async def test_blocks_know_their_session_and_what_they_cost(mesh, client) -> None:
     tokens = prompt("known", 600)
     await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
     await client.completions.create(model="tiny", prompt=tokens[:320], max_tokens=1, extra_headers=SESSION)
     await settled(mesh, tokens)
     blocks = [mesh.kvstore.keeper.store.find(key) for key in mesh_keys(mesh, tokens)]
-    assert [block.conversation for block in blocks[:19]] == [DIGEST] * 19
-    assert {block.conversation for block in blocks[20:]} == {""}
+    assert [block.session for block in blocks[:19]] == [DIGEST] * 19
+    assert {block.session for block in blocks[20:]} == {""}
     assert {len(block.namespace) for block in blocks} == {16}
     assert 0 < blocks[32].seconds <= blocks[36].seconds

@@ -167,8 +167,8 @@ async def test_events(tenants: Tenants) -> None:
         assert namespace[16:] not in raw
 
 
-async def test_promises_and_conversations(tenants: Tenants) -> None:
-    """Each has its own budget, whatever the other has used of his; and the same session key is two conversations."""
+async def test_promises_and_sessions(tenants: Tenants) -> None:
+    """Each has its own budget, whatever the other has used of his; and the same session key is two sessions."""
     slots = tenants.mesh.kvstore.stats().slots
     for tenant in "ab":
         answer = await tenants.clients[tenant].completions.create(
@@ -179,7 +179,7 @@ async def test_promises_and_conversations(tenants: Tenants) -> None:
             extra_body={"penstock": {"retain": "1m"}},
         )
         assert answer.usage.model_extra["penstock"]["retained_s"] == 60.0
-    assert len(tenants.mesh.kvstore.keeper.conversations) == 2
+    assert len(tenants.mesh.kvstore.keeper.sessions) == 2
 
 
 async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tiny) -> None:

@@ -46,7 +46,7 @@ class StoreClient:
     @property
     def connected(self) -> bool:
         """Whether a call would reach the store, as far as is known."""
-        return self._link.session is not None
+        return self._link.attachment is not None
 
     @property
     def reason(self) -> str:
@@ -55,11 +55,11 @@ class StoreClient:
 
     async def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored."""
-        session = self._link.need()
+        attachment = self._link.need()
         if not keys:
             return 0
         request = kvstore_pb2.LookupRequest(keys=keys[:MAX_KEYS])
-        found: int = (await self._link.call(session, self._link.rpc.Lookup, request)).found
+        found: int = (await self._link.call(attachment, self._link.rpc.Lookup, request)).found
         return found
 
     def lease(
@@ -94,11 +94,11 @@ class StoreClient:
 
     async def retain(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> tuple[float, int]:
         """Has blocks kept, stored or still to come: for how long, and how many of the leading ones; zeros: none."""
-        session = self._link.need()
+        attachment = self._link.need()
         request = kvstore_pb2.RetainRequest(
-            session_id=session.session_id, keys=keys[:MAX_KEYS], ttl_s=seconds, namespace=namespace
+            attachment_id=attachment.attachment_id, keys=keys[:MAX_KEYS], ttl_s=seconds, namespace=namespace
         )
-        granted = await self._link.call(session, self._link.rpc.Retain, request)
+        granted = await self._link.call(attachment, self._link.rpc.Retain, request)
         return granted.granted_s, granted.blocks
 
 

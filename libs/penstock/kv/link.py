@@ -66,18 +66,18 @@ class ClientStats:
     faults: int = 0
     """Calls that ended in a StoreFault, fast ones while disconnected included."""
     attached: int = 0
-    """Sessions opened."""
+    """Attachments opened."""
     mapped: int = 0
-    """Sessions with the store's memory mapped."""
+    """Attachments with the store's memory mapped."""
     on_device: int = 0
     """Blocks read on the device."""
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class AttachStream:
     """One Attach stream."""
 
-    session_id: str
+    attachment_id: str
     memory: ArenaMap | None
     call: Any
     over: bool = False
@@ -114,7 +114,7 @@ class Session:
 
 
 class Link:
-    """Owns the session, and makes every call. Run `stay_attached` beside its users; `close` at the end."""
+    """Owns the attachment, and makes every call. Run `stay_attached` beside its users; `close` at the end."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Link:
         self.reason = "no store is configured" if channel is None else "not attached yet"
         """Why the store is not connected, for people."""
         self.spec = spec
-        self.session: Session | None = None
+        self.attachment: AttachStream | None = None
         self.log = structlog.get_logger("penstock.kv").bind(client=client)
         self._channel = channel
         self._stub = kvstore_pb2_grpc.KvStoreStub(channel) if channel is not None else None
@@ -149,18 +149,18 @@ class Link:
         """The store's methods."""
         return self._stub
 
-    def need(self) -> Session:
-        """The session. Raises StoreFault when there is none."""
-        if self.session is None:
+    def need(self) -> AttachStream:
+        """The attachment. Raises StoreFault when there is none."""
+        if self.attachment is None:
             raise self.fault(f"the store is not connected: {self.reason}")
-        return self.session
+        return self.attachment
 
-    async def call(self, session: Session, method: Any, request: Any) -> Any:
+    async def call(self, attachment: AttachStream, method: Any, request: Any) -> Any:
         """One answer. Raises StoreFault."""
         try:
             return await method(request, timeout=self._timeout_s, metadata=outgoing())
         except grpc.aio.AioRpcError as error:
-            raise self.failed(session, error) from error
+            raise self.failed(attachment, error) from error
 
     def read(self, request: kvstore_pb2.ReadRequest, until: float) -> Any:
         """A `Read` that ends well before `until`; to be cancelled by the caller."""
@@ -168,13 +168,13 @@ class Link:
         return self._read(request, timeout=max(0.001, (until - time.monotonic()) * 0.9), metadata=outgoing())
 
     @asynccontextmanager
-    async def limit(self, session: Session) -> AsyncIterator[float]:
+    async def limit(self, attachment: AttachStream) -> AsyncIterator[float]:
         """Ends the block after the time limit; the value is the time of that."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield time.monotonic() + self._timeout_s
         except TimeoutError as error:
-            self.lost(session, "the store does not answer")
+            self.lost(attachment, "the store does not answer")
             raise self.fault("the store did not answer in time") from error
 
     async def work(self, size: int, job: Callable[[threading.Event], Result]) -> Result:
@@ -203,19 +203,19 @@ class Link:
         self.stats.faults += 1
         return StoreFault(message)
 
-    def failed(self, session: Session, error: grpc.aio.AioRpcError) -> StoreFault:
-        """Also ends the session when the store seems to be gone, so that the next caller does not wait as long."""
+    def failed(self, attachment: AttachStream, error: grpc.aio.AioRpcError) -> StoreFault:
+        """Also ends the attachment when the store seems to be gone, so that the next caller does not wait as long."""
         if error.code() in _GONE and from_rpc(error).field != "lease_id":
-            self.lost(session, error.details() or error.code().name)
+            self.lost(attachment, error.details() or error.code().name)
         return self.fault(f"the store failed: {error.details()}")
 
-    def lost(self, session: Session, reason: str) -> None:
-        """Ends the session."""
-        if self.session is session:
-            self.session = None
+    def lost(self, attachment: AttachStream, reason: str) -> None:
+        """Ends the attachment."""
+        if self.attachment is attachment:
+            self.attachment = None
             self.reason = reason
             self.log.info("store lost", reason=reason)
-        session.end()
+        attachment.end()
 
     # -- attaching
 
@@ -226,10 +226,10 @@ class Link:
                 await self._attempted.wait()
 
     async def stay_attached(self) -> None:
-        """Attaches, and attaches again whenever the session ends, with growing pauses, until cancelled."""
+        """Attaches, and attaches again whenever the attachment ends, with growing pauses, until cancelled."""
         pause = _FIRST_PAUSE_S
         while self._stub is not None:
-            reason, attached = await self._one_session()
+            reason, attached = await self._one_attachment()
             if not attached and reason != self.reason:
                 self.log.info("store not connected", reason=reason)
             self.reason = reason
@@ -238,42 +238,42 @@ class Link:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
         self._attempted.set()
 
-    async def _one_session(self) -> tuple[str, bool]:
-        """Returns why the session ended, and whether there was one."""
+    async def _one_attachment(self) -> tuple[str, bool]:
+        """Returns why the attachment ended, and whether there was one."""
         device = self._device.info.uuid if self._device is not None else ""
         request = kvstore_pb2.AttachRequest(client=self._client, spec=spec_to_message(self.spec), device=device)
         call = self.rpc.Attach(request)
-        session: Session | None = None
+        attachment: AttachStream | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 first = await call.read()
             if first is grpc.aio.EOF:
-                return "the store ended the session", False
-            session = self.session = self._begin(first, call)
+                return "the store ended the attachment", False
+            attachment = self.attachment = self._begin(first, call)
             self.reason = ""
             self._attempted.set()
             await call.read()
-            return "the store ended the session", True
+            return "the store ended the attachment", True
         except TimeoutError:
             return "the store does not answer", False
         except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name, session is not None
+            return error.details() or error.code().name, attachment is not None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if session is None or not session.over or (task is not None and task.cancelling()):
+            if attachment is None or not attachment.over or (task is not None and task.cancelling()):
                 raise
             return self.reason, True  # the call was cancelled, not this task: see `lost`
         finally:
             call.cancel()
-            if session is not None:
-                self.lost(session, "the store ended the session")
+            if attachment is not None:
+                self.lost(attachment, "the store ended the attachment")
 
-    def _begin(self, first: kvstore_pb2.AttachResponse, call: Any) -> Session:
+    def _begin(self, first: kvstore_pb2.AttachResponse, call: Any) -> AttachStream:
         memory = self._map(first)
         self.stats.attached += 1
         self.stats.mapped += memory is not None
         self.log.info("attached to the store", mapped=memory is not None)
-        return Session(first.session_id, memory, call, on_device=self._map_device(first))
+        return AttachStream(first.attachment_id, memory, call, on_device=self._map_device(first))
 
     def _map(self, first: kvstore_pb2.AttachResponse) -> ArenaMap | None:
         if first.host_id != self._host_id or not first.arena_path:
@@ -295,6 +295,6 @@ class Link:
             return None
 
     def close(self) -> None:
-        """Ends the session; the store takes back what is left."""
-        if self.session is not None:
-            self.lost(self.session, "closed")
+        """Ends the attachment; the store takes back what is left."""
+        if self.attachment is not None:
+            self.lost(self.attachment, "closed")

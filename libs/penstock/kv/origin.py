@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Origin:
     """For whom blocks are stored or fetched. The store learns from it what is worth keeping."""
 
-    conversation: str = ""
-    """Digest of the conversation; empty: unknown."""
+    session: str = ""
+    """Digest of the session; empty: unknown."""
     namespace: bytes = b""
     """Of the tenant, NAMESPACE_BYTES long; empty: unknown."""
     sources: tuple[str, ...] = ()

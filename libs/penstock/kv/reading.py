@@ -20,7 +20,7 @@ from penstock.kv.checksum import CHECKSUM_BYTES, checksum
 from penstock.kv.copying import copy_and_sum
 from penstock.kv.device.mapped import OnDevice
 from penstock.kv.identity import MAX_KEYS
-from penstock.kv.link import Link, Session, StoreFault
+from penstock.kv.link import AttachStream, Link, StoreFault
 from penstock.kv.loans import Loans
 from penstock.kv.origin import Origin
 from penstock.kv.pieces import Assembly, split
@@ -104,25 +104,25 @@ class Reading:
         self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False
     ) -> AsyncIterator[Leased]:
         """See StoreClient.lease."""
-        session = self._link.need()
+        attachment = self._link.need()
         if not keys:
             yield Leased()
             return
-        with session.using():
+        with attachment.using():
             leased, response = Leased(), kvstore_pb2.LeaseResponse()
             try:
-                async with self._link.limit(session) as until:
-                    response = await self._pin(session, keys, origin, on_device and session.on_device is not None)
-                    there = self._on_device(session, keys, response)
+                async with self._link.limit(attachment) as until:
+                    response = await self._pin(attachment, keys, origin, on_device and attachment.on_device is not None)
+                    there = self._on_device(attachment, keys, response)
                     keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
-                    leased = await self._load(session, keys, refs, until)
+                    leased = await self._load(attachment, keys, refs, until)
                     leased.on_device, leased.more = there, response.more
                     if checked and leased.blocks:
-                        await self._check_all(session, keys, leased)
+                        await self._check_all(attachment, keys, leased)
                 yield leased
                 if leased._bad is not None:
-                    await self._bad_block(session, keys, leased._refs, leased._bad)
+                    await self._bad_block(attachment, keys, leased._refs, leased._bad)
             finally:
                 self._count(leased._good)
                 self._link.stats.on_device += len(leased.on_device.views)
@@ -130,26 +130,26 @@ class Reading:
                 for view in leased.blocks:
                     with suppress(BufferError):  # somebody kept a view of it
                         view.release()
-                self._loans.end_lease(session, response)
+                self._loans.end_lease(attachment, response)
 
     async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin) -> list[str]:
         """See StoreClient.fetch."""
-        session, size = self._link.need(), self._link.spec.block_bytes
+        attachment, size = self._link.need(), self._link.spec.block_bytes
         for buffer in into:
             if buffer.nbytes != size or buffer.format != "B" or buffer.readonly:
                 raise ValueError(f"a buffer has {buffer.nbytes} bytes; {size} writable ones of format B are needed")
         keys = keys[: len(into)]
         if not keys:
             return []
-        with session.using():
+        with attachment.using():
             response = kvstore_pb2.LeaseResponse()
             try:
-                async with self._link.limit(session) as until:
-                    response = await self._pin(session, keys, origin)
+                async with self._link.limit(attachment) as until:
+                    response = await self._pin(attachment, keys, origin)
                     refs = self._refs(keys, response)
-                    good = await self._copy(session, keys, refs, into, until)
+                    good = await self._copy(attachment, keys, refs, into, until)
             finally:
-                self._loans.end_lease(session, response)
+                self._loans.end_lease(attachment, response)
         self._count(good)
         return list(refs.tiers[:good])
 
@@ -158,23 +158,25 @@ class Reading:
         self._link.stats.bytes_in += good * self._link.spec.block_bytes
 
     async def _pin(
-        self, session: Session, keys: Sequence[bytes], origin: Origin, on_device: bool = False
+        self, attachment: AttachStream, keys: Sequence[bytes], origin: Origin, on_device: bool = False
     ) -> kvstore_pb2.LeaseResponse:
         request = kvstore_pb2.LeaseRequest(
-            session_id=session.session_id,
+            attachment_id=attachment.attachment_id,
             keys=keys[:MAX_KEYS],
-            conversation=origin.conversation,
+            session=origin.session,
             sources=origin.sources,
             on_device=on_device,
         )
         response: kvstore_pb2.LeaseResponse = await self._loans.gain(
-            session, self._link.rpc.Lease, request, self._loans.end_lease
+            attachment, self._link.rpc.Lease, request, self._loans.end_lease
         )
         return response
 
-    def _on_device(self, session: Session, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse) -> OnDevice:
+    def _on_device(
+        self, attachment: AttachStream, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse
+    ) -> OnDevice:
         try:
-            return OnDevice.of(session.on_device, response.device, len(keys))
+            return OnDevice.of(attachment.on_device, response.device, len(keys))
         except ValueError as error:
             raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
 
@@ -195,12 +197,12 @@ class Reading:
 
     # -- into views
 
-    async def _load(self, session: Session, keys: Sequence[bytes], refs: _Refs, until: float) -> Leased:
-        memory = session.memory
+    async def _load(self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, until: float) -> Leased:
+        memory = attachment.memory
         if memory is None:
             size = self._link.spec.block_bytes
             buffers = await self._receive(
-                session, keys, refs, (memoryview(bytearray(size)) for _ in range(len(refs))), until
+                attachment, keys, refs, (memoryview(bytearray(size)) for _ in range(len(refs))), until
             )
             views = [buffer.toreadonly() for buffer in buffers]
         else:
@@ -214,74 +216,76 @@ class Reading:
         except ValueError as error:
             raise self._link.fault(f"the store's answer does not fit its memory: {error}") from error
 
-    async def _check_all(self, session: Session, keys: Sequence[bytes], leased: Leased) -> None:
+    async def _check_all(self, attachment: AttachStream, keys: Sequence[bytes], leased: Leased) -> None:
         size = len(leased.blocks) * self._link.spec.block_bytes
         await self._link.work(size, partial(_check_views, leased))
         if leased._bad is not None:
-            await self._bad_block(session, keys, leased._refs, leased._bad)
+            await self._bad_block(attachment, keys, leased._refs, leased._bad)
             leased._bad = None
         del leased.blocks[leased._good :], leased.tiers[leased._good :]
 
     # -- into buffers of the caller
 
     async def _copy(
-        self, session: Session, keys: Sequence[bytes], refs: _Refs, into: Sequence[memoryview], until: float
+        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Sequence[memoryview], until: float
     ) -> int:
-        memory = session.memory
+        memory = attachment.memory
         if memory is None:
-            return len(await self._receive(session, keys, refs, into, until))
+            return len(await self._receive(attachment, keys, refs, into, until))
         views = self._views(memory, refs)
         good = await self._link.work(
             len(views) * self._link.spec.block_bytes,
             lambda stop: _copy_views(views, refs.checksums, into, stop),
         )
         if good < len(views):
-            await self._bad_block(session, keys, refs, good)
+            await self._bad_block(attachment, keys, refs, good)
         return good
 
     async def _receive(
-        self, session: Session, keys: Sequence[bytes], refs: _Refs, into: Iterable[memoryview], until: float
+        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Iterable[memoryview], until: float
     ) -> list[memoryview]:
         """Streams the blocks; returns the buffers of those that arrive whole and right, well before the time limit."""
         if not refs:
             return []
         assembly, good = Assembly(into, self._link.spec.block_bytes), 0
         call = self._link.read(
-            kvstore_pb2.ReadRequest(session_id=session.session_id, lease_id=refs.lease_id, indices=range(len(refs))),
+            kvstore_pb2.ReadRequest(
+                attachment_id=attachment.attachment_id, lease_id=refs.lease_id, indices=range(len(refs))
+            ),
             until,
         )
         try:
             async for message in call:
                 for buffer in assembly.add(*bulk.decode(message)):
                     if checksum(buffer) != refs.checksums[good]:
-                        await self._bad_block(session, keys, refs, good)
+                        await self._bad_block(attachment, keys, refs, good)
                         return assembly.whole[:good]
                     good += 1
         except ValueError as error:
             raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
         except grpc.aio.AioRpcError as error:
             if not good:
-                raise self._link.failed(session, error) from error
+                raise self._link.failed(attachment, error) from error
         finally:
             call.cancel()
         return assembly.whole
 
     # -- when the bytes are wrong
 
-    async def _bad_block(self, session: Session, keys: Sequence[bytes], refs: _Refs, index: int) -> None:
-        memory, epoch = session.memory, refs.epochs[index]
+    async def _bad_block(self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, index: int) -> None:
+        memory, epoch = attachment.memory, refs.epochs[index]
         if memory is not None and not memory.holds(refs.offsets[index], epoch):
             self._link.stats.lapsed += 1
             return
         self._link.stats.mismatches += 1
         self._link.log.warning("a block did not match its checksum", key=keys[index].hex()[:16], index=index)
         with suppress(StoreFault):
-            await self.quarantine(session, keys[index], epoch)
+            await self.quarantine(attachment, keys[index], epoch)
 
-    async def quarantine(self, session: Session, key: bytes, epoch: int) -> bool:
+    async def quarantine(self, attachment: AttachStream, key: bytes, epoch: int) -> bool:
         """See StoreClient.quarantine."""
-        request = kvstore_pb2.QuarantineRequest(session_id=session.session_id, key=key, epoch=epoch)
-        removed: bool = (await self._link.call(session, self._link.rpc.Quarantine, request)).removed
+        request = kvstore_pb2.QuarantineRequest(attachment_id=attachment.attachment_id, key=key, epoch=epoch)
+        removed: bool = (await self._link.call(attachment, self._link.rpc.Quarantine, request)).removed
         return removed
 
 

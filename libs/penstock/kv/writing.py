@@ -11,7 +11,7 @@ from typing import Any
 from penstock.kv.arena import ArenaMap
 from penstock.kv.checksum import checksum
 from penstock.kv.copying import sum_and_copy
-from penstock.kv.link import Link, Session
+from penstock.kv.link import AttachStream, Link
 from penstock.kv.loans import Loans
 from penstock.kv.origin import Origin
 from penstock.kv.pieces import packed
@@ -60,35 +60,35 @@ class Writing:
 
     async def put(self, blocks: Sequence[BlockPut], origin: Origin) -> int:
         """See StoreClient.put."""
-        session, size = self._link.need(), self._link.spec.block_bytes
+        attachment, size = self._link.need(), self._link.spec.block_bytes
         for block in blocks:
             if block.data.nbytes != size:
                 raise ValueError(f"a block has {block.data.nbytes} bytes, the spec says {size}")
         batch = max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // size))
         batches = [blocks[start : start + batch] for start in range(0, len(blocks), batch)]
-        with session.using():
-            return await self._put(session, batches, origin) if batches else 0
+        with attachment.using():
+            return await self._put(attachment, batches, origin) if batches else 0
 
-    async def _put(self, session: Session, batches: list[Sequence[BlockPut]], origin: Origin) -> int:
+    async def _put(self, attachment: AttachStream, batches: list[Sequence[BlockPut]], origin: Origin) -> int:
         """While one batch is written, the next is reserved and the one before is committed."""
         unfinished: list[_Batch] = []
         rest = iter(batches)
-        reserving = asyncio.ensure_future(self._reserve(session, next(rest), origin, unfinished))
+        reserving = asyncio.ensure_future(self._reserve(attachment, next(rest), origin, unfinished))
         committing: asyncio.Future[int] | None = None
         stored = 0
         try:
             more = True
             while more:
-                async with self._link.limit(session):
+                async with self._link.limit(attachment):
                     batch = await reserving
                     upcoming = None if batch.full else next(rest, None)
                     more = upcoming is not None
                     if upcoming is not None:
-                        reserving = asyncio.ensure_future(self._reserve(session, upcoming, origin, unfinished))
-                    commit = await self._fill(session, batch.mine)
+                        reserving = asyncio.ensure_future(self._reserve(attachment, upcoming, origin, unfinished))
+                    commit = await self._fill(attachment, batch.mine)
                     stored += await committing if committing is not None else 0
-                    committing = asyncio.ensure_future(self._commit(session, batch, commit, unfinished))
-            async with self._link.limit(session):
+                    committing = asyncio.ensure_future(self._commit(attachment, batch, commit, unfinished))
+            async with self._link.limit(attachment):
                 stored += await committing if committing is not None else 0
             return stored
         except BaseException:
@@ -99,15 +99,15 @@ class Writing:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             for batch in unfinished:
-                self._loans.end_reservations(session, batch.keys, batch.rooms)
+                self._loans.end_reservations(attachment, batch.keys, batch.rooms)
             raise
 
     async def _reserve(
-        self, session: Session, blocks: Sequence[BlockPut], origin: Origin, unfinished: list[_Batch]
+        self, attachment: AttachStream, blocks: Sequence[BlockPut], origin: Origin, unfinished: list[_Batch]
     ) -> _Batch:
         link = self._link
         request = kvstore_pb2.ReserveRequest(
-            session_id=session.session_id,
+            attachment_id=attachment.attachment_id,
             length=link.spec.block_bytes,
             blocks=[
                 kvstore_pb2.ReserveBlock(
@@ -115,15 +115,15 @@ class Writing:
                 )
                 for block in blocks
             ],
-            conversation=origin.conversation,
+            session=origin.session,
             namespace=origin.namespace,
         )
         keys = [block.key for block in blocks]
         response = await self._loans.gain(
-            session,
+            attachment,
             link.rpc.Reserve,
             request,
-            lambda session, rooms: self._loans.end_reservations(session, keys, rooms.blocks),
+            lambda attachment, rooms: self._loans.end_reservations(attachment, keys, rooms.blocks),
         )
         if len(response.blocks) != len(blocks):
             raise link.fault("the store's answer does not fit the question")
@@ -137,7 +137,7 @@ class Writing:
         return batch
 
     async def _commit(
-        self, session: Session, batch: _Batch, commit: Callable[[], Awaitable[int]], unfinished: list[_Batch]
+        self, attachment: AttachStream, batch: _Batch, commit: Callable[[], Awaitable[int]], unfinished: list[_Batch]
     ) -> int:
         committed = await commit() if batch.mine else 0
         unfinished.remove(batch)
@@ -147,24 +147,24 @@ class Writing:
         stats.bytes_out += committed * self._link.spec.block_bytes
         return committed
 
-    async def _fill(self, session: Session, mine: Mine) -> Callable[[], Awaitable[int]]:
+    async def _fill(self, attachment: AttachStream, mine: Mine) -> Callable[[], Awaitable[int]]:
         """Writes blocks, or gets them ready to be sent; returns what makes them findable."""
-        link, memory = self._link, session.memory
+        link, memory = self._link, attachment.memory
         size = len(mine) * link.spec.block_bytes
         if memory is None:
             written = await link.work(size, lambda stop: _checksums(mine, stop))
-            return lambda: self._send(session, mine, written)
+            return lambda: self._send(attachment, mine, written)
         try:
             written = await link.work(size, lambda stop: _copy(memory, mine, stop))
         except ValueError as error:
             raise link.fault(f"the store's answer does not fit its memory: {error}") from error
-        return lambda: self._finish(session, written)
+        return lambda: self._finish(attachment, written)
 
-    async def _finish(self, session: Session, written: list[kvstore_pb2.CommitBlock]) -> int:
-        request = kvstore_pb2.CommitRequest(session_id=session.session_id, blocks=written)
-        return sum((await self._link.call(session, self._link.rpc.Commit, request)).committed)
+    async def _finish(self, attachment: AttachStream, written: list[kvstore_pb2.CommitBlock]) -> int:
+        request = kvstore_pb2.CommitRequest(attachment_id=attachment.attachment_id, blocks=written)
+        return sum((await self._link.call(attachment, self._link.rpc.Commit, request)).committed)
 
-    async def _send(self, session: Session, mine: Mine, written: list[kvstore_pb2.CommitBlock]) -> int:
+    async def _send(self, attachment: AttachStream, mine: Mine, written: list[kvstore_pb2.CommitBlock]) -> int:
         async def messages() -> AsyncIterator[kvstore_pb2.BlockChunks]:
             for pieces in packed(range(len(mine)), self._link.spec.block_bytes):
                 message = kvstore_pb2.BlockChunks()
@@ -172,11 +172,11 @@ class Writing:
                     data = _as_bytes(mine[index][0].data)[at : at + length]
                     chunk = message.chunks.add(at=at, data=bytes(data))
                     if at == 0:
-                        chunk.session_id = session.session_id
+                        chunk.attachment_id = attachment.attachment_id
                         chunk.block.CopyFrom(written[index])
                 yield message
 
-        return sum((await self._link.call(session, self._link.rpc.Write, messages())).committed)
+        return sum((await self._link.call(attachment, self._link.rpc.Write, messages())).committed)
 
 
 def _as_bytes(data: memoryview) -> memoryview:

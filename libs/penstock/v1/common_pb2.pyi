@@ -57,7 +57,7 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     SESSION_STATE_ENDED: _SessionState.ValueType  # 4
 
 class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
-    """What a conversation does: a hint for those who keep its blocks. It may be lost, late or wrong."""
+    """What a session does: a hint for those who keep its blocks. It may be lost, late or wrong."""
 
 SESSION_STATE_UNSPECIFIED: SessionState.ValueType  # 0
 """as before"""
@@ -464,10 +464,10 @@ Global___KvSpec: _TypeAlias = KvSpec  # noqa: Y015
 class SessionHint(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CONVERSATION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     RETURNS_IN_S_FIELD_NUMBER: _builtins.int
-    conversation: _builtins.str
+    session: _builtins.str
     """Request.session"""
     state: Global___SessionState.ValueType
     returns_in_s: _builtins.float
@@ -475,13 +475,13 @@ class SessionHint(_message.Message):
     def __init__(
         self,
         *,
-        conversation: _builtins.str = ...,
+        session: _builtins.str = ...,
         state: Global___SessionState.ValueType = ...,
         returns_in_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "returns_in_s", b"returns_in_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "conversation", b"conversation", "returns_in_s", b"returns_in_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s", "returns_in_s", b"returns_in_s", "session", b"session", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__returns_in_s: _TypeAlias = _typing.Literal["returns_in_s"]  # noqa: Y015
     _WhichOneofArgType__returns_in_s: _TypeAlias = _typing.Literal["_returns_in_s", b"_returns_in_s"]  # noqa: Y015

@@ -60,7 +60,7 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 class AttachResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     ARENA_PATH_FIELD_NUMBER: _builtins.int
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
@@ -71,7 +71,7 @@ class AttachResponse(_message.Message):
     SLOT_STRIDE_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     """goes with every later call; unguessable"""
     host_id: _builtins.str
     arena_path: _builtins.str
@@ -94,7 +94,7 @@ class AttachResponse(_message.Message):
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         host_id: _builtins.str = ...,
         arena_path: _builtins.str = ...,
         arena_bytes: _builtins.int = ...,
@@ -108,7 +108,7 @@ class AttachResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "device", b"device", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "session_id", b"session_id", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "arena_id", b"arena_id", "arena_path", b"arena_path", "attachment_id", b"attachment_id", "device", b"device", "epochs_at", b"epochs_at", "host_id", b"host_id", "lease_s", b"lease_s", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -199,17 +199,17 @@ Global___LookupResponse: _TypeAlias = LookupResponse  # noqa: Y015
 class LeaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
-    CONVERSATION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     ON_DEVICE_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     lease_s: _builtins.float
-    conversation: _builtins.str
-    """digest of the conversation that wants them; empty: unknown"""
+    session: _builtins.str
+    """digest of the session that wants them; empty: unknown"""
     peer: _builtins.bool
     """asked by another store: only what this one has itself, and with `about`"""
     on_device: _builtins.bool
@@ -223,17 +223,17 @@ class LeaseRequest(_message.Message):
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         lease_s: _builtins.float = ...,
-        conversation: _builtins.str = ...,
+        session: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         peer: _builtins.bool = ...,
         on_device: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "keys", b"keys", "lease_s", b"lease_s", "on_device", b"on_device", "peer", b"peer", "session_id", b"session_id", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "lease_s", b"lease_s", "on_device", b"on_device", "peer", b"peer", "session", b"session", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -344,10 +344,10 @@ Global___DeviceLease: _TypeAlias = DeviceLease  # noqa: Y015
 class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     DEVICE_LEASE_IDS_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -355,13 +355,13 @@ class ReleaseRequest(_message.Message):
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         lease_ids: _abc.Iterable[_builtins.int] | None = ...,
         device_lease_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_lease_ids", b"device_lease_ids", "lease_ids", b"lease_ids", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "device_lease_ids", b"device_lease_ids", "lease_ids", b"lease_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,16 +427,16 @@ Global___ReserveBlock: _TypeAlias = ReserveBlock  # noqa: Y015
 class ReserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
-    CONVERSATION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     length: _builtins.int
     """of each block"""
-    conversation: _builtins.str
-    """digest of the conversation that made them; empty: unknown"""
+    session: _builtins.str
+    """digest of the session that made them; empty: unknown"""
     namespace: _builtins.bytes
     """of the tenant, 16 bytes; empty: unknown"""
     @_builtins.property
@@ -446,15 +446,15 @@ class ReserveRequest(_message.Message):
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         blocks: _abc.Iterable[Global___ReserveBlock] | None = ...,
         length: _builtins.int = ...,
-        conversation: _builtins.str = ...,
+        session: _builtins.str = ...,
         namespace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "conversation", b"conversation", "length", b"length", "namespace", b"namespace", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "blocks", b"blocks", "length", b"length", "namespace", b"namespace", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,20 +565,20 @@ Global___CommitBlock: _TypeAlias = CommitBlock  # noqa: Y015
 class CommitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CommitBlock]: ...
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         blocks: _abc.Iterable[Global___CommitBlock] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "blocks", b"blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -610,22 +610,22 @@ Global___CommitResponse: _TypeAlias = CommitResponse  # noqa: Y015
 class QuarantineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     key: _builtins.bytes
     epoch: _builtins.int
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         key: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "epoch", b"epoch", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -654,11 +654,11 @@ Global___QuarantineResponse: _TypeAlias = QuarantineResponse  # noqa: Y015
 class RetainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     TTL_S_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     ttl_s: _builtins.float
     namespace: _builtins.bytes
     """of the tenant, 16 bytes"""
@@ -669,14 +669,14 @@ class RetainRequest(_message.Message):
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         ttl_s: _builtins.float = ...,
         namespace: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "namespace", b"namespace", "session_id", b"session_id", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "namespace", b"namespace", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -710,11 +710,11 @@ Global___RetainResponse: _TypeAlias = RetainResponse  # noqa: Y015
 class ReadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     INDICES_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     lease_id: _builtins.int
     at: _builtins.int
     """where to begin in the first: what came before a stream broke is not sent again"""
@@ -725,14 +725,14 @@ class ReadRequest(_message.Message):
     def __init__(
         self,
         *,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         lease_id: _builtins.int = ...,
         indices: _abc.Iterable[_builtins.int] | None = ...,
         at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "indices", b"indices", "lease_id", b"lease_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attachment_id", b"attachment_id", "indices", b"indices", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -771,12 +771,12 @@ class BlockChunk(_message.Message):
 
     AT_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     at: _builtins.int
     """offset inside the block"""
     data: _builtins.bytes
-    session_id: _builtins.str
+    attachment_id: _builtins.str
     """in the first chunk of a block, as is `block`"""
     @_builtins.property
     def block(self) -> Global___CommitBlock:
@@ -787,12 +787,12 @@ class BlockChunk(_message.Message):
         *,
         at: _builtins.int = ...,
         data: _builtins.bytes = ...,
-        session_id: _builtins.str = ...,
+        attachment_id: _builtins.str = ...,
         block: Global___CommitBlock | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "block", b"block", "data", b"data", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "attachment_id", b"attachment_id", "block", b"block", "data", b"data"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,7 +997,7 @@ class NvmeStats(_message.Message):
     waiting: _builtins.int
     """blocks that have not earned it yet"""
     prefetched: _builtins.int
-    """times that blocks were brought before their conversation came back"""
+    """times that blocks were brought before their session came back"""
     def __init__(
         self,
         *,
@@ -1043,7 +1043,7 @@ class StatsResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     RESERVED_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
-    SESSIONS_FIELD_NUMBER: _builtins.int
+    ATTACHMENTS_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
     MISSES_FIELD_NUMBER: _builtins.int
     PUTS_FIELD_NUMBER: _builtins.int
@@ -1059,7 +1059,7 @@ class StatsResponse(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     BROUGHT_FIELD_NUMBER: _builtins.int
     RETAINED_FIELD_NUMBER: _builtins.int
-    CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     NVME_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
@@ -1071,7 +1071,7 @@ class StatsResponse(_message.Message):
     """committed"""
     reserved: _builtins.int
     leases: _builtins.int
-    sessions: _builtins.int
+    attachments: _builtins.int
     hits: _builtins.int
     """blocks leased"""
     misses: _builtins.int
@@ -1093,7 +1093,7 @@ class StatsResponse(_message.Message):
     """blocks that came from slower tiers"""
     retained: _builtins.int
     """blocks that somebody was promised"""
-    conversations: _builtins.int
+    sessions: _builtins.int
     """of which something is known"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
@@ -1114,7 +1114,7 @@ class StatsResponse(_message.Message):
         blocks: _builtins.int = ...,
         reserved: _builtins.int = ...,
         leases: _builtins.int = ...,
-        sessions: _builtins.int = ...,
+        attachments: _builtins.int = ...,
         hits: _builtins.int = ...,
         misses: _builtins.int = ...,
         puts: _builtins.int = ...,
@@ -1130,14 +1130,14 @@ class StatsResponse(_message.Message):
         spec: _common_pb2.KvSpec | None = ...,
         brought: _builtins.int = ...,
         retained: _builtins.int = ...,
-        conversations: _builtins.int = ...,
+        sessions: _builtins.int = ...,
         nvme: Global___NvmeStats | None = ...,
         pull: Global___PullStats | None = ...,
         gpu: Global___GpuStats | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "nvme", b"nvme", "pull", b"pull", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "blocks", b"blocks", "brought", b"brought", "conversations", b"conversations", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "attachments", b"attachments", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

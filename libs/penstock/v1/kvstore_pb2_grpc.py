@@ -116,7 +116,7 @@ class KvStoreServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request, context):
-        """First call of every client, open for its whole life. Leases and reservations belong to the session
+        """First call of every client, open for its whole life. Leases and reservations belong to the attachment
         and are released when it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -131,7 +131,7 @@ class KvStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+        """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the end of the attachment.
         Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,7 +172,7 @@ class KvStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Hint(self, request, context):
-        """What conversations do, for those who are not behind a router.
+        """What sessions do, for those who are not behind a router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

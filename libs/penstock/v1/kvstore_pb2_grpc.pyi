@@ -35,13 +35,13 @@ class KvStoreStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvStoreAsyncStub: ...
     Attach: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]
-    """First call of every client, open for its whole life. Leases and reservations belong to the session
+    """First call of every client, open for its whole life. Leases and reservations belong to the attachment
     and are released when it ends.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]
     """Longest stored prefix of `keys`, without a lease."""
     Lease: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LeaseRequest, _kvstore_pb2.LeaseResponse]
-    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the end of the attachment.
     Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
     """
     Release: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReleaseRequest, _kvstore_pb2.ReleaseResponse]
@@ -53,7 +53,7 @@ class KvStoreStub:
     Retain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
     Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
-    """What conversations do, for those who are not behind a router."""
+    """What sessions do, for those who are not behind a router."""
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _grpc.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]
@@ -68,13 +68,13 @@ class KvStoreStub:
 class KvStoreAsyncStub(KvStoreStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.UnaryStreamMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]  # type: ignore[assignment]
-    """First call of every client, open for its whole life. Leases and reservations belong to the session
+    """First call of every client, open for its whole life. Leases and reservations belong to the attachment
     and are released when it ends.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]  # type: ignore[assignment]
     """Longest stored prefix of `keys`, without a lease."""
     Lease: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LeaseRequest, _kvstore_pb2.LeaseResponse]  # type: ignore[assignment]
-    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+    """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the end of the attachment.
     Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
     """
     Release: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReleaseRequest, _kvstore_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -86,7 +86,7 @@ class KvStoreAsyncStub(KvStoreStub):
     Retain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]  # type: ignore[assignment]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
     Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
-    """What conversations do, for those who are not behind a router."""
+    """What sessions do, for those who are not behind a router."""
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]  # type: ignore[assignment]
     """For clients that can't map the arena: bytes of leased blocks, and bytes into reserved blocks."""
     Write: _aio.StreamUnaryMultiCallable[_kvstore_pb2.BlockChunks, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
@@ -104,7 +104,7 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.AttachResponse], _abc.AsyncIterator[_kvstore_pb2.AttachResponse]]:
-        """First call of every client, open for its whole life. Leases and reservations belong to the session
+        """First call of every client, open for its whole life. Leases and reservations belong to the attachment
         and are released when it ends.
         """
 
@@ -122,7 +122,7 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.LeaseResponse, _abc.Awaitable[_kvstore_pb2.LeaseResponse]]:
-        """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the session's end.
+        """Lookup and pin in one round trip: the blocks stay where they are until Release, the deadline, or the end of the attachment.
         Blocks that a slower tier has are brought into the arena first, for as long as that takes or a bound is reached.
         """
 
@@ -170,7 +170,7 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _common_pb2.HintRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.HintResponse, _abc.Awaitable[_common_pb2.HintResponse]]:
-        """What conversations do, for those who are not behind a router."""
+        """What sessions do, for those who are not behind a router."""
 
     @_abc_1.abstractmethod
     def Read(

@@ -347,7 +347,7 @@ class PlanRequest(_message.Message):
     def progress(self) -> Global___PlanProgress: ...
     @_builtins.property
     def hint(self) -> _common_pb2.SessionHint:
-        """what the session does after this request; its conversation is that of the ask"""
+        """what the session does after this request; its `session` is that of the ask"""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from penstock.chat.messages import Message, Tool
 from penstock.errors import InvalidRequest, Unprocessable
 from penstock.gateway import bounds
 from penstock.gateway.bounds import check, check_count
+from penstock.kv.hint import ReturnHint
 from penstock.v1 import common_pb2
 
 
@@ -86,15 +87,6 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What a client said of its session."""
-
-    ended: bool = False
-    returns_in: float | None = None
-    """Seconds after the answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class Conversation:
     """A prompt made of messages."""
 
@@ -128,7 +120,7 @@ class Ask:
     """The client's own session key."""
     retain_s: float = 0.0
     """How long the whole prompt and the answer are to be kept; 0: no wish."""
-    outlook: Outlook = Outlook()
+    outlook: ReturnHint = field(default_factory=ReturnHint)
 
     def check(self, max_choices: int, max_tokens_field: str = "max_tokens") -> None:
         """Raises InvalidRequest naming the field that can't be."""

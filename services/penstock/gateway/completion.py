@@ -21,7 +21,7 @@ from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
 from penstock.errors import DeadlineExceeded, Internal, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.gateway.answer import Answer
-from penstock.gateway.ask import Ask, Outlook, Prompt
+from penstock.gateway.ask import Ask, Prompt
 from penstock.gateway.auth import Auth
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.delta import Outbox
@@ -32,6 +32,7 @@ from penstock.gateway.peers import Peers
 from penstock.gateway.planner import Planner
 from penstock.gateway.prompts import THREAD_FROM, Naming, Prepared, opening, prepare, weight
 from penstock.gateway.usage import TIERS, Usage
+from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import GatewayMetrics
@@ -212,7 +213,7 @@ class Completer:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._count(completion)
 
-    async def hint(self, session: str, outlook: Outlook) -> None:
+    async def hint(self, session: str, outlook: ReturnHint) -> None:
         """Tells the mesh what a session does. Raises Unavailable when the router can't be told."""
         await send_hint(self._channels, self.config.router, session, outlook)
 

@@ -14,8 +14,9 @@ import msgspec
 from penstock.chat.messages import Message
 from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
-from penstock.gateway.ask import Keep, Outlook
+from penstock.gateway.ask import Keep
 from penstock.gateway.bounds import BOUNDS
+from penstock.kv.hint import ReturnHint
 
 _TIME = re.compile(r"(\d{1,9})([smh])")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -39,7 +40,7 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
     ended: bool = False
     returns_in: Time | None = None
 
-    def outlook(self, field: str) -> Outlook:
+    def outlook(self, field: str) -> ReturnHint:
         """Checked; `field` is its place in the body, empty for the whole of it. Raises InvalidRequest."""
         place = f"{field}.returns_in" if field else "returns_in"
         if self.ended and self.returns_in is not None:
@@ -47,7 +48,7 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
         returns_in = None
         if self.returns_in is not None:
             returns_in = seconds("penstock.session.returns_in", self.returns_in, place)
-        return Outlook(self.ended, returns_in)
+        return ReturnHint(self.ended, returns_in)
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):

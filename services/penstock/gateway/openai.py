@@ -15,9 +15,10 @@ import msgspec
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
-from penstock.gateway.ask import Ask, Conversation, Outlook, Prompt, Sampling
+from penstock.gateway.ask import Ask, Conversation, Prompt, Sampling
 from penstock.gateway.bounds import check, check_count
 from penstock.gateway.extension import CacheControl, Extension, SessionBody, keeps_of
+from penstock.kv.hint import ReturnHint
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 
@@ -295,7 +296,7 @@ def _ask(
         return_token_ids=bool(body.return_token_ids),
         cache_key=body.prompt_cache_key,
         retain_s=extension.retain_s(),
-        outlook=extension.session.outlook("penstock.session") if extension.session else Outlook(),
+        outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
     )
     ask.check(max_choices, max_tokens_field)
     return ask

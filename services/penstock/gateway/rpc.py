@@ -15,13 +15,14 @@ from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
 from penstock.gateway.admission import Admission
-from penstock.gateway.ask import Ask, Conversation, Keep, Outlook, Sampling
+from penstock.gateway.ask import Ask, Conversation, Keep, Sampling
 from penstock.gateway.auth import session_digest
 from penstock.gateway.bounds import check, check_count
 from penstock.gateway.completion import Caller, Completer, Completion
 from penstock.gateway.delta import Delta, TokenLogprob
 from penstock.gateway.extension import SessionBody, seconds
 from penstock.gateway.usage import Usage
+from penstock.kv.hint import ReturnHint
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -67,7 +68,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         headers = metadata(context)
         tenant = self._completer.auth.tenant(headers.get("authorization"))
         outlook = _outlook(request.session)
-        if outlook == Outlook():
+        if outlook == ReturnHint():
             raise InvalidRequest("session: say ended or returns_in_s", field="session")
         session = session_digest(tenant, headers, request.prompt_cache_key or None)
         if not session:
@@ -124,7 +125,7 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
         include_usage=True,
         cache_key=request.prompt_cache_key or None,
         retain_s=seconds("penstock.retain", request.retain_s, "retain_s") if request.retain_s else 0.0,
-        outlook=_outlook(request.session) if request.HasField("session") else Outlook(),
+        outlook=_outlook(request.session) if request.HasField("session") else ReturnHint(),
     )
     ask.check(max_choices, "max_completion_tokens")
     return ask
@@ -139,7 +140,7 @@ def _keeps(request: gateway_pb2.ChatCompletionRequest, messages: Sequence[Messag
     )
 
 
-def _outlook(said: gateway_pb2.SessionOutlook) -> Outlook:
+def _outlook(said: gateway_pb2.SessionOutlook) -> ReturnHint:
     returns_in = said.returns_in_s if said.HasField("returns_in_s") else None
     return SessionBody(said.ended, returns_in).outlook("session")
 

@@ -1,4 +1,4 @@
-"""What the store knows of a block, a reservation, a lease and a session. Plain data."""
+"""What the store knows of a block, a reservation, a lease and an attachment. Plain data."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Block:
     epoch: int
     """Names this holding of this slot; never used twice."""
     owner: str
-    """The session that reserved it."""
+    """The attachment that reserved it."""
     checksum: bytes = b""
     pins: int = 0
     """Leases that hold it."""
     used: int = 0
     """Tick of the last use."""
-    conversation: str = ""
-    """Digest of the conversation that asked for it or wrote it; empty: unknown; SEVERAL: more than one did."""
+    session: str = ""
+    """Digest of the session that asked for it or wrote it; empty: unknown; SEVERAL: more than one did."""
     namespace: bytes = b""
     """The tenant's, 16 bytes; empty: unknown."""
     seconds: float = 0.0
@@ -63,7 +63,7 @@ class Wanted:
     parent: bytes
     first_token: int
     seconds: float = 0.0
-    conversation: str = ""
+    session: str = ""
     namespace: bytes = b""
 
 
@@ -94,13 +94,13 @@ class Reserved:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Pins on `blocks`. They stay where they are until release, deadline, or the end of the session."""
+    """Pins on `blocks`. They stay where they are until release, deadline, or the end of the attachment."""
 
     lease_id: int
-    session: str
+    attachment: str
     blocks: list[Block]
     deadline: float
-    conversation: str = ""
+    session: str = ""
     brought: dict[int, Tier] = field(default_factory=dict)
     """Where the blocks were, by index, that were not in host memory when they were asked for."""
     more: bool = False
@@ -108,10 +108,10 @@ class Lease:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class Attachment:
     """A client while its Attach stream is open, and all that it owns."""
 
-    session_id: str
+    attachment_id: str
     client: str
     leases: dict[int, Lease] = field(default_factory=dict)
     reserved: dict[bytes, Block] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class StoreStats:
     used_bytes: int
     """Of stored, reserved and detached blocks."""
     leases: int
-    sessions: int
+    attachments: int
     hits: int
     """Blocks leased."""
     misses: int

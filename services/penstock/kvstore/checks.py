@@ -10,7 +10,7 @@ from penstock.kv.identity import KEY_BYTES, MAX_KEYS, NAMESPACE_BYTES, KvSpec
 
 _MAX_NAME = 256
 _MAX_SOURCES = 16
-_MAX_CONVERSATION = 64
+_MAX_SESSION = 64
 _MAX_BLOCK_BYTES = 1 << 30
 
 
@@ -62,11 +62,11 @@ def check_name(field: str, name: str) -> None:
         raise InvalidRequest(f"{field} has {len(name)} characters, at most {_MAX_NAME} are allowed", field=field)
 
 
-def check_conversation(digest: str) -> None:
-    """A conversation's digest, or nothing."""
-    if len(digest) > _MAX_CONVERSATION:
+def check_session(digest: str) -> None:
+    """A session's digest, or nothing."""
+    if len(digest) > _MAX_SESSION:
         raise InvalidRequest(
-            f"conversation has {len(digest)} characters, at most {_MAX_CONVERSATION} are allowed", field="conversation"
+            f"session has {len(digest)} characters, at most {_MAX_SESSION} are allowed", field="session"
         )
 
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 from penstock.kv.arena import Arena
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.conversations import Conversations
 from penstock.kvstore.mover import Mover
 from penstock.kvstore.nvme.tier import NvmeOptions, NvmeTier
 from penstock.kvstore.policy import EvictionPolicy
+from penstock.kvstore.sessions import SessionTable
 
 
 class Disk:
@@ -21,7 +21,7 @@ class Disk:
         self,
         config: KvStoreConfig,
         arena: Arena,
-        conversations: Conversations,
+        sessions: SessionTable,
         now: Callable[[], float],
         *,
         moved: Callable[[bytes], None],
@@ -42,7 +42,7 @@ class Disk:
         self.tier = NvmeTier(
             *(options, now), moved=moved, changed=self._ready, policy=policy, retention=config.retention
         )
-        self.mover = Mover(self.tier, arena, conversations, now)
+        self.mover = Mover(self.tier, arena, sessions, now)
 
     def _ready(self) -> None:
         self._changed()

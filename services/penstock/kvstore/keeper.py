@@ -22,18 +22,18 @@ from typing import Protocol
 import structlog
 
 from penstock.errors import NotFound, Overloaded, Refused, Unavailable
-from penstock.kv import policies
 from penstock.kv.arena import Arena, Layout
+from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import KvSpec
 from penstock.kvstore.blocks import Block, Lease, StoreStats, Tier
 from penstock.kvstore.bringing import Bringer
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.conversations import Conversations, State
 from penstock.kvstore.disk import Disk
 from penstock.kvstore.events import EventHub
 from penstock.kvstore.policy import EvictionPolicy, make_policy
 from penstock.kvstore.retaining import Retaining
 from penstock.kvstore.retention import Grant
+from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.kvstore.store import BlockStore, Watcher
 from penstock.kvstore.suppliers import Supplier
 from penstock.kvstore.wire.format import Held
@@ -93,8 +93,8 @@ class Keeper:
         self._config = config
         self.arena = Arena(config.host_bytes)
         self.hub = EventHub(self._keys)
-        self.conversations = Conversations()
-        self.conversations.changed.append(self._expect)
+        self.sessions = SessionTable()
+        self.sessions.changed.append(self._expect)
         self.spec: KvSpec | None = None
         self.closing = asyncio.Event()
         self.suppliers: list[Supplier] = []
@@ -118,7 +118,7 @@ class Keeper:
         if config.nvme_dir is not None:
             try:
                 self.disk = Disk(
-                    *(config, self.arena, self.conversations, self.now),
+                    *(config, self.arena, self.sessions, self.now),
                     moved=self.moved,
                     changed=self.hub.restart,
                     policy=self.policy,
@@ -137,7 +137,7 @@ class Keeper:
     def store(self) -> BlockStore:
         """The table. Raises NotFound before the first client."""
         if self._store is None:
-            raise NotFound("no such session: attach first", field="session_id")
+            raise NotFound("no such attachment: attach first", field="attachment_id")
         return self._store
 
     def now(self) -> float:
@@ -183,11 +183,11 @@ class Keeper:
 
     async def lease(
         self,
-        session_id: str,
+        attachment_id: str,
         keys: Sequence[bytes],
         seconds: float,
         wait_s: float,
-        conversation: str = "",
+        session: str = "",
         more: Sequence[Supplier] = (),
     ) -> Lease | None:
         """Pins the leading blocks that any tier has, for `seconds`; None when there is none.
@@ -197,7 +197,7 @@ class Keeper:
         store, suppliers, now = self.store, [*self.suppliers, *more], self.now()
         if self.disk is not None:
             self.disk.tier.renew(keys)
-        lease = store.lease(session_id, keys, seconds, now, conversation, grows=bool(suppliers))
+        lease = store.lease(attachment_id, keys, seconds, now, session, grows=bool(suppliers))
         if lease is not None and len(lease.blocks) < len(keys) and suppliers:
             lease = await self._grow(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
         if lease is None:
@@ -224,24 +224,24 @@ class Keeper:
             raise
         return store.settle(lease, len(keys), self.now())
 
-    def retain(self, session_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+    def retain(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """Has every tier promise what it can; the answer is that of the one which promised most."""
         now = self.now()
-        grants = [self.store.retain(session_id, keys, seconds, namespace, now)]
+        grants = [self.store.retain(attachment_id, keys, seconds, namespace, now)]
         if self.disk is not None:
             grants.append(self.disk.tier.promise(keys, seconds, namespace))
             self.disk.mover.promised(keys[: grants[-1].blocks])
         return max(grants, key=lambda grant: grant.blocks)
 
-    def _expect(self, conversation: str) -> None:
-        """Passes on to the eviction policy what is new of a conversation."""
-        outlook = self.conversations.outlook(conversation)
+    def _expect(self, session: str) -> None:
+        """Passes on to the eviction policy what is new of a session."""
+        outlook = self.sessions.outlook(session)
         if self._store is not None and outlook is not None:
             returns_at = outlook.expected_at if outlook.expected_at < math.inf else None
-            expected = policies.Outlook(ended=outlook.state is State.ENDED, returns_at=returns_at)
-            self._store.expect(conversation, expected)
+            expected = ReturnHint(ended=outlook.state is SessionPhase.ENDED, returns_at=returns_at)
+            self._store.expect(session, expected)
             if self.disk is not None:
-                self.disk.tier.expect(conversation, expected)
+                self.disk.tier.expect(session, expected)
 
     def tier_of(self, key: bytes) -> Tier | None:
         """The nearest tier of this store that has a block."""
@@ -276,30 +276,30 @@ class Keeper:
         for supplier in self.suppliers:
             yield supplier.tier, supplier.all_keys()
 
-    # -- sessions
+    # -- attachments
 
     def attach(self, client: str, spec: KvSpec, *, peer: bool = False) -> str:
-        """A new session's id. A `peer` only reads what is there: nothing is emptied for it.
+        """A new attachment's id. A `peer` only reads what is there: nothing is emptied for it.
 
         Raises Refused, Overloaded, Unavailable.
         """
         if self.closing.is_set():
             raise Unavailable("the store is stopping")
-        if self.stats().sessions >= self._config.max_clients:
+        if self.stats().attachments >= self._config.max_clients:
             raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
         if self._store is None or spec != self.spec:
             if peer and not (self._store is None and self.disk is not None and spec == self.disk.tier.spec):
                 differs = self.spec.difference(spec) if self.spec else "nothing is stored"
                 raise Refused(f"there are no blocks of this KV spec here: {differs}")
             self._change_spec(spec)
-        session_id = secrets.token_hex(16)
-        self.store.attach(session_id, client)
+        attachment_id = secrets.token_hex(16)
+        self.store.attach(attachment_id, client)
         self._log.info("client attached", client=client)
-        return session_id
+        return attachment_id
 
-    def detach(self, session_id: str, client: str) -> None:
-        """Takes back all that the session owns."""
-        self.store.detach(session_id, self.now())
+    def detach(self, attachment_id: str, client: str) -> None:
+        """Takes back all that the attachment owns."""
+        self.store.detach(attachment_id, self.now())
         self.arm()
         self._log.info("client detached", client=client)
 
@@ -310,7 +310,7 @@ class Keeper:
             raise Refused(f"a block of {format_size(spec.block_bytes)} does not fit into a store of {size}")
         if self._store is not None and self.spec is not None:
             self._store.expire(self.now())
-            if self._store.stats().sessions:
+            if self._store.stats().attachments:
                 raise Refused(f"the store is in use with another KV spec: {self.spec.difference(spec)}")
             if not self._store.idle or (self._bringer is not None and self._bringer.flights):
                 raise Unavailable("the store waits for the last writers of another KV spec", retry_after=1.0)
@@ -393,7 +393,7 @@ class Keeper:
                     self._touched += step
 
     def stop(self) -> None:
-        """Ends all sessions and subscriptions: their streams return."""
+        """Ends all attachments and subscriptions: their streams return."""
         self.closing.set()
         self.hub.close()
 

@@ -33,7 +33,7 @@ class Member:
         heard: Callable[[common_pb2.SessionHint], None],
     ) -> None:
         """`others` is told the addresses of all joined stores, whenever they change; `heard` is called with what the
-        router says of conversations."""
+        router says of sessions."""
         self._stub = router_pb2_grpc.RouterStub(channel)
         self._others = others
         self._hub = hub

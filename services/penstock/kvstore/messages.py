@@ -7,18 +7,18 @@ from typing import cast
 
 from penstock.kv.arena import Layout
 from penstock.kvstore.blocks import Block, Lease, Tier, Wanted, Written
-from penstock.kvstore.checks import check_checksum, check_conversation, check_key, check_namespace, check_seconds
-from penstock.kvstore.conversations import Conversations, State
+from penstock.kvstore.checks import check_checksum, check_key, check_namespace, check_seconds, check_session
 from penstock.kvstore.events import Change
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.pulling import Puller
+from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.rpc.convert import spec_to_message
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
 def wanted_from_message(request: kvstore_pb2.ReserveRequest) -> list[Wanted]:
     """The checked blocks of a request."""
-    check_conversation(request.conversation)
+    check_session(request.session)
     check_namespace(request.namespace)
     return [_wanted(f"blocks[{at}]", block, request) for at, block in enumerate(request.blocks)]
 
@@ -27,7 +27,7 @@ def _wanted(field: str, block: kvstore_pb2.ReserveBlock, request: kvstore_pb2.Re
     check_key(f"{field}.key", block.key)
     check_key(f"{field}.parent", block.parent)
     check_seconds(f"{field}.seconds", block.seconds)
-    return Wanted(block.key, block.parent, block.first_token, block.seconds, request.conversation, request.namespace)
+    return Wanted(block.key, block.parent, block.first_token, block.seconds, request.session, request.namespace)
 
 
 def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
@@ -74,24 +74,24 @@ def tier_message(tier: Tier) -> common_pb2.Tier.ValueType:
 
 _STATES = {
     common_pb2.SESSION_STATE_UNSPECIFIED: None,
-    common_pb2.SESSION_STATE_ACTIVE: State.ACTIVE,
-    common_pb2.SESSION_STATE_TOOL: State.TOOL,
-    common_pb2.SESSION_STATE_USER: State.USER,
-    common_pb2.SESSION_STATE_ENDED: State.ENDED,
+    common_pb2.SESSION_STATE_ACTIVE: SessionPhase.ACTIVE,
+    common_pb2.SESSION_STATE_TOOL: SessionPhase.TOOL,
+    common_pb2.SESSION_STATE_USER: SessionPhase.USER,
+    common_pb2.SESSION_STATE_ENDED: SessionPhase.ENDED,
 }
 
 
-def hear(conversations: Conversations, hint: common_pb2.SessionHint, now: float) -> None:
+def hear(sessions: SessionTable, hint: common_pb2.SessionHint, now: float) -> None:
     """A session hint, into the table; one of an unknown state is ignored. Raises InvalidRequest."""
-    check_conversation(hint.conversation)
+    check_session(hint.session)
     returns_in = None
     if hint.HasField("returns_in_s"):
         check_seconds("returns_in_s", hint.returns_in_s)
         returns_in = hint.returns_in_s
     if hint.state == common_pb2.SESSION_STATE_ACTIVE:
-        conversations.used(hint.conversation, now)
+        sessions.used(hint.session, now)
     elif hint.state in _STATES:
-        conversations.hint(hint.conversation, _STATES[hint.state], now, returns_in)
+        sessions.hint(hint.session, _STATES[hint.state], now, returns_in)
 
 
 def stats_message(
@@ -103,7 +103,7 @@ def stats_message(
         host_id=host_id,
         arena_bytes=keeper.arena.size,
         resynchronised=keeper.hub.resynchronised,
-        conversations=len(keeper.conversations),
+        sessions=len(keeper.sessions),
         gpu=gpu,
         **figures,
     )

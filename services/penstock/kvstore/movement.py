@@ -1,7 +1,7 @@
 """Which blocks should move between tiers. Pure: blocks in, a choice out.
 
 Writing wears a disk out, and most blocks are never asked for again, so a block earns the disk by what is known of
-it: somebody was promised that it stays, its conversation is expected back, it has been used again already, or blocks
+it: somebody was promised that it stays, its session is expected back, it has been used again already, or blocks
 of which no more is known have turned out to be used again often enough.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from penstock.kvstore.blocks import SEVERAL, Block
-from penstock.kvstore.conversations import Outlook, State
+from penstock.kvstore.sessions import KnownSession, SessionPhase
 
 THRESHOLD = 0.05
 """Share of fresh blocks that get used again, from which on fresh blocks are written."""
 _MEMORY = 4096
 _PRIOR = 64, 32
 """Before anything is known: as if of 64 fresh blocks 32 had been used again."""
-_MOST_CONVERSATIONS = 100_000
+_MOST_SESSIONS = 100_000
 
 
 class Worth(IntEnum):
@@ -54,11 +54,11 @@ class Reuse:
             self.again /= 2
 
 
-def worth(block: Block, outlook: Outlook | None, share: float, now: float) -> Worth:
-    """What a block of the host tier earns. `outlook` is that of its conversation."""
+def worth(block: Block, outlook: KnownSession | None, share: float, now: float) -> Worth:
+    """What a block of the host tier earns. `outlook` is that of its session."""
     if block.retained_until > now:
         return Worth.PROMISED
-    if outlook is not None and outlook.state is not State.ENDED:
+    if outlook is not None and outlook.state is not SessionPhase.ENDED:
         return Worth.EXPECTED
     if block.uses > 0:
         return Worth.PROVEN
@@ -116,29 +116,29 @@ class Candidates:
 
 
 class Ends:
-    """The last block of what each conversation used or wrote last. At most `most`: the longest silent are forgotten."""
+    """The last block of what each session used or wrote last. At most `most`: the longest silent are forgotten."""
 
-    def __init__(self, most: int = _MOST_CONVERSATIONS) -> None:
+    def __init__(self, most: int = _MOST_SESSIONS) -> None:
         self._most = most
         self._ends: OrderedDict[str, bytes] = OrderedDict()
 
-    def at(self, conversation: str, key: bytes) -> None:
+    def at(self, session: str, key: bytes) -> None:
         """It used or wrote this block last."""
-        if conversation and conversation != SEVERAL:
-            self._ends[conversation] = key
-            self._ends.move_to_end(conversation)
+        if session and session != SEVERAL:
+            self._ends[session] = key
+            self._ends.move_to_end(session)
             if len(self._ends) > self._most:
                 self._ends.popitem(last=False)
 
     def gone(self, block: Block) -> None:
-        """The block is nowhere any more: what is left of its conversation ends before it."""
-        if self._ends.get(block.conversation) == block.key:
-            self._ends[block.conversation] = block.parent
+        """The block is nowhere any more: what is left of its session ends before it."""
+        if self._ends.get(block.session) == block.key:
+            self._ends[block.session] = block.parent
 
-    def chain(self, conversation: str, find: Callable[[bytes], Block | None]) -> list[bytes]:
+    def chain(self, session: str, find: Callable[[bytes], Block | None]) -> list[bytes]:
         """What it will ask for when it comes back, from the first block on, as far as `find` still knows all of it."""
         chain: list[bytes] = []
-        block = find(self._ends.get(conversation, b""))
+        block = find(self._ends.get(session, b""))
         while block is not None:
             chain.append(block.key)
             if block.first_token == 0:

@@ -1,5 +1,5 @@
 """Carries out what `movement` chooses: copies blocks to the disk behind the writers' backs, and brings blocks into
-memory before their conversation comes back.
+memory before their session comes back.
 
 One small piece at a time, with as long a pause after it as it took, and none while a lease waits for the disk; a
 block is pinned while it is copied. Cancelling it at any point gives everything back.
@@ -18,14 +18,14 @@ import structlog
 from penstock.kv.arena import Arena
 from penstock.kvstore.blocks import Block, Lease
 from penstock.kvstore.bringing import Bringer
-from penstock.kvstore.conversations import Conversations
 from penstock.kvstore.movement import Candidates, Ends, Reuse, Worth, worth
 from penstock.kvstore.nvme.space import Damaged
 from penstock.kvstore.nvme.tier import NvmeTier
+from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.store import BlockStore
 
 _AHEAD_S = 2.0
-"""How long before a conversation is expected its blocks are brought."""
+"""How long before a session is expected its blocks are brought."""
 _BRING_S = 10.0
 _BEHIND_S = 0.5
 """How long a piece stands back behind leases that wait."""
@@ -39,12 +39,12 @@ _MOST_USES = 256
 class Mover:
     """Between the host table and the disk tier. `use` a table, then `run`; `flush` after that, at the end."""
 
-    def __init__(self, tier: NvmeTier, arena: Arena, conversations: Conversations, now: Callable[[], float]) -> None:
+    def __init__(self, tier: NvmeTier, arena: Arena, sessions: SessionTable, now: Callable[[], float]) -> None:
         self.prefetched = 0
-        """Bringings for conversations that were expected."""
+        """Bringings for sessions that were expected."""
         self._tier = tier
         self._arena = arena
-        self._conversations = conversations
+        self._sessions = sessions
         self._now = now
         self._reuse = Reuse()
         self._ends = Ends()
@@ -54,7 +54,7 @@ class Mover:
         self._bringer: Bringer | None = None
         self._wake = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore.mover")
-        conversations.changed.append(lambda _: self._wake.set())
+        sessions.changed.append(lambda _: self._wake.set())
 
     @property
     def pending(self) -> int:
@@ -79,7 +79,7 @@ class Mover:
 
     def stored(self, block: Block) -> None:
         """A block came into the host tier."""
-        self._ends.at(block.conversation, block.key)
+        self._ends.at(block.session, block.key)
         if not self._tier.holds(block.key):
             self._candidates.add(block)
             self._wake.set()
@@ -97,8 +97,8 @@ class Mover:
     def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Blocks were used."""
         if lease.blocks:
-            self._ends.at(lease.conversation, lease.blocks[-1].key)
-        self._used.append((lease.conversation, [block.key for block in lease.blocks]))
+            self._ends.at(lease.session, lease.blocks[-1].key)
+        self._used.append((lease.session, [block.key for block in lease.blocks]))
         for _ in lease.brought:
             self._reuse.learn(True)
         if self._candidates.waiting:
@@ -115,7 +115,7 @@ class Mover:
         self._wake.set()
 
     def _judge(self, block: Block) -> Worth:
-        outlook = self._conversations.outlook(block.conversation) if block.conversation else None
+        outlook = self._sessions.outlook(block.session) if block.session else None
         if self._tier.promised(block.key):
             return Worth.PROMISED
         return worth(block, outlook, self._reuse.share, self._now())
@@ -127,14 +127,14 @@ class Mover:
         while True:
             await self._wait()
             await self._tell_uses()
-            for conversation in self._conversations.due(self._now(), _AHEAD_S):
-                await self._prefetch(self._ends.chain(conversation, self._find))
+            for session in self._sessions.due(self._now(), _AHEAD_S):
+                await self._prefetch(self._ends.chain(session, self._find))
             if self._candidates and self._tier.spec is not None:
                 await self._write_some()
 
     async def _wait(self) -> None:
         """Returns when there may be something to do."""
-        pause = self._conversations.next_due() - _AHEAD_S - self._now()
+        pause = self._sessions.next_due() - _AHEAD_S - self._now()
         if self._candidates:
             size = self._tier.slot_bytes * self._tier.run_blocks
             pause = min(pause, self._tier.writes_wait_s(size) if self._tier.spec is not None else _LONGEST_WAIT_S)
@@ -148,8 +148,8 @@ class Mover:
     async def _tell_uses(self) -> None:
         """What is used in memory stays on the disk, too. Behind the leases' backs: they don't wait for it."""
         while self._used:
-            conversation, keys = self._used.popleft()
-            self._tier.touch(keys, conversation)
+            session, keys = self._used.popleft()
+            self._tier.touch(keys, session)
             await asyncio.sleep(0)
 
     async def _write_some(self) -> None:

@@ -45,10 +45,10 @@ class Puller:
         """Whether there is anybody to ask."""
         return bool(self.neighbours.others) or self.pool is not None
 
-    def supplier(self, spec: KvSpec, sources: Sequence[str], conversation: str = "") -> RemoteBlocks:
+    def supplier(self, spec: KvSpec, sources: Sequence[str], session: str = "") -> RemoteBlocks:
         """For a lease whose rest is said to be at `sources`. Addresses that are no stores of this mesh are not used."""
         self.stats.refused_sources += sum(one not in self.neighbours.others for one in sources)
-        return RemoteBlocks(self, spec, self.neighbours.usable(sources)[:_MOST_SOURCES], not sources, conversation)
+        return RemoteBlocks(self, spec, self.neighbours.usable(sources)[:_MOST_SOURCES], not sources, session)
 
     def figures(self) -> dict[str, Any]:
         """Numbers for metrics and the wire, by the names of PullStats there."""
@@ -79,7 +79,7 @@ class RemoteBlocks:
     spec: KvSpec
     sources: list[str]
     ask_home: bool
-    conversation: str
+    session: str
     tier: Tier = Tier.REMOTE
     _dry: set[bytes] = field(default_factory=set)
     """Nobody has brought these."""
@@ -121,7 +121,7 @@ class RemoteBlocks:
         return at
 
     async def _from(self, transport: Transport, source: str, keys: Sequence[bytes], room: Room, until: float) -> int:
-        landing = _Landing(room, self.conversation)
+        landing = _Landing(room, self.session)
         try:
             await transport.fetch(source, self.spec, keys, landing, until)
         except TransportFault as fault:
@@ -141,11 +141,11 @@ def _sound(one: Offered) -> bool:
 class _Landing:
     """Slots of the host tier for the blocks of one fetch."""
 
-    def __init__(self, room: Room, conversation: str) -> None:
+    def __init__(self, room: Room, session: str) -> None:
         self.leading = 0
         """Blocks from the first on that are stored now."""
         self._room = room
-        self._conversation = conversation
+        self._session = session
         self._order: list[bytes] = []
         self._open: dict[bytes, Block] = {}
         self._last = b""
@@ -157,7 +157,7 @@ class _Landing:
             if self._last not in (b"", one.parent) or not _sound(one):
                 break  # not the chain that was asked for
             answer = self._room.reserve(
-                Wanted(one.key, one.parent, one.first_token, one.seconds, self._conversation, one.namespace)
+                Wanted(one.key, one.parent, one.first_token, one.seconds, self._session, one.namespace)
             )
             if answer.state is State.FULL:
                 break

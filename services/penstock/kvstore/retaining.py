@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from penstock.kv.policies import Outlook
+from penstock.kv.hint import ReturnHint
 from penstock.kvstore.blocks import Block
 from penstock.kvstore.policy import EvictionPolicy
 
@@ -41,9 +41,9 @@ class Retaining:
         """See EvictionPolicy."""
         self._inner.used(block)
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
+    def expect(self, session: str, outlook: ReturnHint) -> None:
         """See EvictionPolicy."""
-        self._inner.expect(conversation, outlook)
+        self._inner.expect(session, outlook)
 
     def offer(self, block: Block) -> None:
         """See EvictionPolicy. Offer a block again when its `retained_until` has changed."""

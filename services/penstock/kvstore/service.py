@@ -19,7 +19,6 @@ from penstock.kv.pieces import packed
 from penstock.kv.transport.over_grpc import open_grpc_transport
 from penstock.kvstore.blocks import Reserved, State, StoreStats
 from penstock.kvstore.checks import (
-    check_conversation,
     check_count,
     check_key,
     check_keys,
@@ -27,6 +26,7 @@ from penstock.kvstore.checks import (
     check_name,
     check_namespace,
     check_seconds,
+    check_session,
     check_sources,
     check_spec,
     lease_seconds,
@@ -103,7 +103,7 @@ class KvStore:
 
 @asynccontextmanager
 async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cuda) -> AsyncIterator[KvStore]:
-    """Serves until the block ends, then: sessions and subscriptions end, calls drain, the memory is freed.
+    """Serves until the block ends, then: attachments and subscriptions end, calls drain, the memory is freed.
 
     Raises ConfigError. `open_device` is for tests: another kind of device.
     """
@@ -164,7 +164,7 @@ async def _publishing(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pu
 
 
 def _hear(keeper: Keeper, hint: common_pb2.SessionHint) -> None:
-    hear(keeper.conversations, hint, keeper.now())
+    hear(keeper.sessions, hint, keeper.now())
 
 
 @asynccontextmanager
@@ -216,20 +216,20 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_name("device", request.device)
         spec = spec_from_message(request.spec)
         check_spec(spec)
-        session_id = self._keeper.attach(request.client, spec, peer=request.peer)
+        attachment_id = self._keeper.attach(request.client, spec, peer=request.peer)
         try:
             if self._keeper.disk is not None:  # a worker's first question should find what an earlier life has left
                 await self._keeper.disk.tier.settled(_DISK_PATIENCE_S)
-            yield self._attached(session_id, self._device.attach(session_id, request))
+            yield self._attached(attachment_id, self._device.attach(attachment_id, request))
             await self._keeper.closing.wait()
         finally:
-            self._device.detach(session_id)
-            self._keeper.detach(session_id, request.client)
+            self._device.detach(attachment_id)
+            self._keeper.detach(attachment_id, request.client)
 
-    def _attached(self, session_id: str, device: kvstore_pb2.DeviceMemory | None) -> kvstore_pb2.AttachResponse:
+    def _attached(self, attachment_id: str, device: kvstore_pb2.DeviceMemory | None) -> kvstore_pb2.AttachResponse:
         arena = self._keeper.arena
         return kvstore_pb2.AttachResponse(
-            session_id=session_id,
+            attachment_id=attachment_id,
             host_id=self._config.host_id,
             arena_path=arena.path,
             arena_bytes=arena.size,
@@ -247,16 +247,16 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
 
     async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
         keys = check_keys(request.keys)
-        check_conversation(request.conversation)
+        check_session(request.session)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
-        self._keeper.conversations.used(request.conversation, self._keeper.now())
+        self._keeper.sessions.used(request.session, self._keeper.now())
         with self._device.leasing(request, keys, seconds) as on_device:
             rest, lease = keys[len(on_device.offsets) if on_device else 0 :], None
             if rest or on_device is None:
                 lease = await self._keeper.lease(
-                    request.session_id, rest, seconds, wait_s, request.conversation, self._elsewhere(request)
+                    request.attachment_id, rest, seconds, wait_s, request.session, self._elsewhere(request)
                 )
         self._device.used(lease)
         self._keeper.arm()
@@ -273,11 +273,11 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         spec = self._keeper.spec
         if request.peer or spec is None or not self._puller.anywhere:
             return []
-        return [self._puller.supplier(spec, request.sources, request.conversation)]
+        return [self._puller.supplier(spec, request.sources, request.session)]
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
         check_count("lease_ids", request.lease_ids)
-        released = self._keeper.store.release(request.session_id, request.lease_ids, self._keeper.now())
+        released = self._keeper.store.release(request.attachment_id, request.lease_ids, self._keeper.now())
         self._keeper.arm()
         return kvstore_pb2.ReleaseResponse(released=released, device_released=self._device.release(request))
 
@@ -286,7 +286,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         store = self._keeper.store
         check_length(request.length, store.block_bytes)
         wanted = wanted_from_message(request)
-        reserved = store.reserve(request.session_id, wanted, self._keeper.now())
+        reserved = store.reserve(request.attachment_id, wanted, self._keeper.now())
         self._keeper.arm()
         self._keeper.grown()
         return kvstore_pb2.ReserveResponse(blocks=[self._answer(one) for one in reserved], reserve_s=store.reserve_s)
@@ -300,7 +300,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
         check_count("blocks", request.blocks)
         written = [written_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
-        committed = self._keeper.store.commit(request.session_id, written, self._keeper.now())
+        committed = self._keeper.store.commit(request.attachment_id, written, self._keeper.now())
         return kvstore_pb2.CommitResponse(committed=committed)
 
     async def Quarantine(
@@ -308,7 +308,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     ) -> kvstore_pb2.QuarantineResponse:
         check_key("key", request.key)
         store = self._keeper.store
-        removed = store.quarantine(request.session_id, request.key, request.epoch, self._keeper.now())
+        removed = store.quarantine(request.attachment_id, request.key, request.epoch, self._keeper.now())
         self._keeper.arm()
         return kvstore_pb2.QuarantineResponse(removed=removed or self._device.quarantine(request))
 
@@ -318,7 +318,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_seconds("ttl_s", request.ttl_s)
         if not request.namespace:
             raise InvalidRequest("namespace is empty; a promise is made to a tenant", field="namespace")
-        grant = self._keeper.retain(request.session_id, request.keys, request.ttl_s, request.namespace)
+        grant = self._keeper.retain(request.attachment_id, request.keys, request.ttl_s, request.namespace)
         return kvstore_pb2.RetainResponse(granted_s=grant.seconds, blocks=grant.blocks)
 
     async def Hint(self, request: common_pb2.HintRequest, context: Context) -> common_pb2.HintResponse:
@@ -336,7 +336,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             raise InvalidRequest(f"at is {request.at}, a block has {store.block_bytes} bytes", field="at")
         sent = request.at
         for ranges in packed(request.indices, store.block_bytes, request.at):
-            lease = store.find_lease(request.session_id, request.lease_id, self._keeper.now())
+            lease = store.find_lease(request.attachment_id, request.lease_id, self._keeper.now())
             pieces = []
             for index, at, length in ranges:
                 if index >= len(lease.blocks):
@@ -354,7 +354,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         async for message in request_iterator:
             for chunk in message.chunks:
                 if chunk.HasField("block"):
-                    writer.begin(chunk.session_id, written_from_message("block", chunk.block))
+                    writer.begin(chunk.attachment_id, written_from_message("block", chunk.block))
                 writer.add(chunk.at, chunk.data)
         return kvstore_pb2.CommitResponse(committed=writer.finish())
 

@@ -9,7 +9,7 @@ arrives late names a holding that is over, and is refused.
 
 The hard case is a client that still *writes* when its reservation is over: it maps the memory, nothing can stop
 its pen. Three things together make that harmless. A slot whose writer did not say "done" (its reservation ran
-out, or its session ended) rests for `cooling_s` before somebody else gets it. The client looks at the slot's
+out, or its attachment ended) rests for `cooling_s` before somebody else gets it. The client looks at the slot's
 epoch before each block it writes, so a late writer has at most one memcpy under way. And workers verify the
 checksum of the copy that they made, not of the slot, so what slips through both, even a writer that stalled for longer
 than `cooling_s`, is a quarantined block and a recompute, never a wrong token.
@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from penstock.errors import NotFound
-from penstock.kv.policies import SEVERAL, Outlook
-from penstock.kvstore.blocks import Block, Lease, Reserved, Session, State, StoreStats, Tier, Wanted, Written
+from penstock.kv.hint import ReturnHint
+from penstock.kv.policies import SEVERAL
+from penstock.kvstore.blocks import Attachment, Block, Lease, Reserved, State, StoreStats, Tier, Wanted, Written
 from penstock.kvstore.deadlines import Deadlines
 from penstock.kvstore.policy import EvictionPolicy, Lru
 from penstock.kvstore.retention import Grant, Retention
@@ -73,8 +74,8 @@ class BlockStore:
         self._reserved: dict[bytes, Block] = {}
         self._detached = 0
         self._children: dict[bytes, int] = {}
-        self._sessions: dict[str, Session] = {}
-        self._house = Session("", "house")
+        self._attachments: dict[str, Attachment] = {}
+        self._house = Attachment("", "house")
         self._held = 0
         self._leaving: set[int] = set()
         """Epochs of victims that are held."""
@@ -87,31 +88,31 @@ class BlockStore:
         self._hits = self._misses = self._puts = self._brought = self._evictions = self._quarantined = 0
         self._refused = self._expired_leases = self._expired_reservations = 0
 
-    # -- sessions
+    # -- attachments
 
-    def attach(self, session_id: str, client: str) -> None:
-        """Opens a session; ids are never used twice."""
-        assert session_id not in self._sessions
-        self._sessions[session_id] = Session(session_id, client)
+    def attach(self, attachment_id: str, client: str) -> None:
+        """Opens an attachment; ids are never used twice."""
+        assert attachment_id not in self._attachments
+        self._attachments[attachment_id] = Attachment(attachment_id, client)
 
-    def detach(self, session_id: str, now: float) -> None:
-        """Ends a session and takes back all that it owns."""
-        session = self._sessions.pop(session_id)
-        for lease in session.leases.values():
+    def detach(self, attachment_id: str, now: float) -> None:
+        """Ends an attachment and takes back all that it owns."""
+        attachment = self._attachments.pop(attachment_id)
+        for lease in attachment.leases.values():
             self._end_lease(lease, now)
-        for block in session.reserved.values():
+        for block in attachment.reserved.values():
             self._unreserve(block)
             self._rest(block, now)
 
-    def attached(self, session_id: str) -> bool:
-        """Whether there is such a session."""
-        return session_id in self._sessions
+    def attached(self, attachment_id: str) -> bool:
+        """Whether there is such an attachment."""
+        return attachment_id in self._attachments
 
-    def _session(self, session_id: str) -> Session:
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise NotFound("no such session: attach first", field="session_id")
-        return session
+    def _attachment(self, attachment_id: str) -> Attachment:
+        attachment = self._attachments.get(attachment_id)
+        if attachment is None:
+            raise NotFound("no such attachment: attach first", field="attachment_id")
+        return attachment
 
     # -- reading
 
@@ -127,13 +128,13 @@ class BlockStore:
         """How many leading keys are stored."""
         return len(list(itertools.takewhile(self._blocks.__contains__, keys)))
 
-    def touch(self, key: bytes, conversation: str, now: float) -> bool:
+    def touch(self, key: bytes, session: str, now: float) -> bool:
         """Counts as a use, when the block is stored; whether it is."""
         block = self._blocks.get(key)
         if block is None:
             return False
         self._tick += 1
-        self._use(block, conversation, now)
+        self._use(block, session, now)
         self._offer(block)
         return True
 
@@ -143,11 +144,11 @@ class BlockStore:
 
     def lease(
         self,
-        session_id: str,
+        attachment_id: str,
         keys: Sequence[bytes],
         seconds: float,
         now: float,
-        conversation: str = "",
+        session: str = "",
         *,
         grows: bool = False,
     ) -> Lease | None:
@@ -156,7 +157,7 @@ class BlockStore:
         A lease that `grows` is given also when nothing is found yet; `extend` it, and `settle` it at the end.
         """
         self.expire(now)
-        session = self._session(session_id)
+        attachment = self._attachment(attachment_id)
         found = self._blocks
         blocks = [found[key] for key in itertools.takewhile(found.__contains__, keys)]
         self._hits += len(blocks)
@@ -164,9 +165,9 @@ class BlockStore:
             self._misses += len(keys) - len(blocks)
             if not blocks:
                 return None
-        self._pin(blocks, conversation, now)
-        lease = Lease(next(self._lease_ids), session_id, blocks, now + seconds, conversation)
-        session.leases[lease.lease_id] = self._leases[lease.lease_id] = lease
+        self._pin(blocks, session, now)
+        lease = Lease(next(self._lease_ids), attachment_id, blocks, now + seconds, session)
+        attachment.leases[lease.lease_id] = self._leases[lease.lease_id] = lease
         self._lease_ends.add(lease.deadline, lease.lease_id)
         return lease
 
@@ -180,7 +181,7 @@ class BlockStore:
             return 0
         first = at = len(lease.blocks)
         while at < len(keys) and (block := self._blocks.get(keys[at])) is not None:
-            self._pin([block], lease.conversation, now)
+            self._pin([block], lease.session, now)
             lease.blocks.append(block)
             at += 1
         self._hits += at - first
@@ -195,14 +196,14 @@ class BlockStore:
         if lease.lease_id not in self._leases:
             return None
         if not lease.blocks:
-            self._release(self._sessions[lease.session], lease.lease_id, now)
+            self._release(self._attachments[lease.attachment], lease.lease_id, now)
             return None
         return lease
 
     def abandon(self, lease: Lease, now: float) -> None:
         """Gives a lease back that nobody will hear of; it may be over."""
         if lease.lease_id in self._leases:
-            self._release(self._sessions[lease.session], lease.lease_id, now)
+            self._release(self._attachments[lease.attachment], lease.lease_id, now)
 
     def hold(self, key: bytes) -> Block | None:
         """Pins one stored block for the store's own use, until `drop`. Does not count as a use."""
@@ -262,22 +263,22 @@ class BlockStore:
         self._evict(victim)
         return True
 
-    def find_lease(self, session_id: str, lease_id: int, now: float) -> Lease:
+    def find_lease(self, attachment_id: str, lease_id: int, now: float) -> Lease:
         """A lease that still holds."""
         self.expire(now)
-        lease = self._session(session_id).leases.get(lease_id)
+        lease = self._attachment(attachment_id).leases.get(lease_id)
         if lease is None:
             raise NotFound("no such lease, or it has expired", field="lease_id")
         return lease
 
-    def release(self, session_id: str, lease_ids: Sequence[int], now: float) -> list[bool]:
+    def release(self, attachment_id: str, lease_ids: Sequence[int], now: float) -> list[bool]:
         """Gives leases back. False: it had expired already."""
         self.expire(now)
-        session = self._session(session_id)
-        return [self._release(session, lease_id, now) for lease_id in lease_ids]
+        attachment = self._attachment(attachment_id)
+        return [self._release(attachment, lease_id, now) for lease_id in lease_ids]
 
-    def _release(self, session: Session, lease_id: int, now: float) -> bool:
-        lease = session.leases.pop(lease_id, None)
+    def _release(self, attachment: Attachment, lease_id: int, now: float) -> bool:
+        lease = attachment.leases.pop(lease_id, None)
         if lease is None:
             return False
         self._end_lease(lease, now)
@@ -293,9 +294,9 @@ class BlockStore:
         if block.pins == 0:
             self._unpinned(block, now)
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
-        """What is known of a conversation's return; for the eviction policy."""
-        self._policy.expect(conversation, outlook)
+    def expect(self, session: str, outlook: ReturnHint) -> None:
+        """What is known of a session's return; for the eviction policy."""
+        self._policy.expect(session, outlook)
 
     def _unpinned(self, block: Block, now: float) -> None:
         if self._blocks.get(block.key) is block:
@@ -304,18 +305,18 @@ class BlockStore:
             self._detached -= 1
             self._rest(block, now)
 
-    def _pin(self, blocks: Iterable[Block], conversation: str, now: float) -> None:
+    def _pin(self, blocks: Iterable[Block], session: str, now: float) -> None:
         self._tick += 1
         for block in blocks:
             self._pin_one(block)
-            self._use(block, conversation, now)
+            self._use(block, session, now)
 
     def _pin_one(self, block: Block) -> None:
         if block.pins == 0:
             self._policy.withdraw(block)
         block.pins += 1
 
-    def _use(self, block: Block, conversation: str, now: float) -> None:
+    def _use(self, block: Block, session: str, now: float) -> None:
         block.used, block.used_at = self._tick, now
         if now - block.counted_at >= TOGETHER_S:
             block.uses += 1
@@ -324,17 +325,17 @@ class BlockStore:
         if block.retained_until:
             self._retention.refresh([block.key], now)
             block.retained_until = self._retention.until(block.key)
-        if conversation and conversation != block.conversation:
-            block.conversation = SEVERAL if block.conversation else conversation
+        if session and session != block.session:
+            block.session = SEVERAL if block.session else session
 
     # -- writing
 
-    def reserve(self, session_id: str, wanted: Sequence[Wanted], now: float) -> list[Reserved]:
+    def reserve(self, attachment_id: str, wanted: Sequence[Wanted], now: float) -> list[Reserved]:
         """State for each block that is neither stored nor being stored, to be committed within `reserve_s`."""
         self.expire(now)
-        session = self._session(session_id)
+        attachment = self._attachment(attachment_id)
         self._tick += 1
-        answers = [self._reserve(session, want, now) for want in wanted]
+        answers = [self._reserve(attachment, want, now) for want in wanted]
         mine = [answer.block for answer in answers if answer.block is not None]
         if mine:
             self._reserve_ends.add(now + self.reserve_s, mine)
@@ -352,10 +353,10 @@ class BlockStore:
         self._tick += 1
         return self._commit(self._house, written, now)
 
-    def _reserve(self, session: Session, want: Wanted, now: float) -> Reserved:
+    def _reserve(self, attachment: Attachment, want: Wanted, now: float) -> Reserved:
         stored = self._blocks.get(want.key)
         if stored is not None:
-            self._use(stored, want.conversation, now)
+            self._use(stored, want.session, now)
             self._offer(stored)
             return Reserved(State.EXISTS)
         if want.key in self._reserved:
@@ -367,14 +368,14 @@ class BlockStore:
         slot, epoch = self._slots.take()
         parent = self._blocks.get(want.parent) or self._reserved.get(want.parent)
         block = Block(
-            *(want.key, want.parent, want.first_token, slot, epoch, session.session_id),
+            *(want.key, want.parent, want.first_token, slot, epoch, attachment.attachment_id),
             turn=parent.turn + (parent.uses > 0) if parent is not None else 0,
             used=self._tick,
-            conversation=want.conversation,
+            session=want.session,
             namespace=want.namespace,
             seconds=want.seconds,
         )
-        self._reserved[want.key] = session.reserved[want.key] = block
+        self._reserved[want.key] = attachment.reserved[want.key] = block
         self._watcher.holder(slot, epoch)
         return Reserved(State.WRITE, block)
 
@@ -391,37 +392,37 @@ class BlockStore:
         self._unlist(block)
         self._free_slot(block)
 
-    def find_reserved(self, session_id: str, key: bytes, epoch: int, now: float) -> Block | None:
-        """The session's reservation, while it is in time."""
+    def find_reserved(self, attachment_id: str, key: bytes, epoch: int, now: float) -> Block | None:
+        """The attachment's reservation, while it is in time."""
         self.expire(now)
-        block = self._session(session_id).reserved.get(key)
+        block = self._attachment(attachment_id).reserved.get(key)
         return block if block is not None and block.epoch == epoch else None
 
-    def commit(self, session_id: str, written: Sequence[Written], now: float) -> list[bool]:
+    def commit(self, attachment_id: str, written: Sequence[Written], now: float) -> list[bool]:
         """Makes reserved blocks findable, or gives them back. False: the reservation was no longer yours."""
         self.expire(now)
-        session = self._session(session_id)
+        attachment = self._attachment(attachment_id)
         self._tick += 1
-        return [self._commit(session, one, now) for one in written]
+        return [self._commit(attachment, one, now) for one in written]
 
-    def _commit(self, session: Session, written: Written, now: float) -> bool:
-        block = session.reserved.get(written.key)
+    def _commit(self, attachment: Attachment, written: Written, now: float) -> bool:
+        block = attachment.reserved.get(written.key)
         if block is None or block.epoch != written.epoch:
             self._refused += 1
             return False
         if not written.checksum:
-            del session.reserved[block.key]
+            del attachment.reserved[block.key]
             self._unreserve(block)
             self._free_slot(block)
             return True
-        del session.reserved[block.key], self._reserved[block.key]
+        del attachment.reserved[block.key], self._reserved[block.key]
         block.checksum = written.checksum
         block.used, block.used_at, block.counted_at = self._tick, now, now
         block.retained_until = self._retention.until(block.key)
         self._blocks[block.key] = block
         self._policy.stored(block)
-        self._puts += session is not self._house
-        self._brought += session is self._house
+        self._puts += attachment is not self._house
+        self._brought += attachment is self._house
         self._offer(block)
         self._watcher.stored(block)
         return True
@@ -432,13 +433,13 @@ class BlockStore:
 
     # -- promises
 
-    def retain(self, session_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
+    def retain(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
         """Promises to keep blocks, stored or still to come, as far as the tenant's budget goes."""
-        self._session(session_id)
+        self._attachment(attachment_id)
         return self.promise(keys, seconds, namespace, now)
 
     def promise(self, keys: Sequence[bytes], seconds: float, namespace: bytes, now: float) -> Grant:
-        """As `retain`, for a session that another table knows."""
+        """As `retain`, for an attachment that another table knows."""
         self.expire(now)
         grant = self._retention.grant(namespace, keys, seconds, now)
         self._keep(keys[: grant.blocks])
@@ -463,9 +464,9 @@ class BlockStore:
 
     # -- removal
 
-    def quarantine(self, session_id: str, key: bytes, epoch: int, now: float) -> bool:
+    def quarantine(self, attachment_id: str, key: bytes, epoch: int, now: float) -> bool:
         """Takes a block out of service. False: it is not, or no longer, that block."""
-        self._session(session_id)
+        self._attachment(attachment_id)
         return self.condemn(key, epoch, now)
 
     def condemn(self, key: bytes, epoch: int, now: float) -> bool:
@@ -538,7 +539,7 @@ class BlockStore:
             lease = self._leases.get(lease_id)
             if lease is not None:
                 self._expired_leases += 1
-                self._release(self._sessions[lease.session], lease_id, now)
+                self._release(self._attachments[lease.attachment], lease_id, now)
         for blocks in self._reserve_ends.due(now):
             for block in blocks:
                 self._expire_reserved(block, now)
@@ -546,7 +547,7 @@ class BlockStore:
     def _expire_reserved(self, block: Block, now: float) -> None:
         if self._reserved.get(block.key) is block:
             self._expired_reservations += 1
-            del self._sessions[block.owner].reserved[block.key]
+            del self._attachments[block.owner].reserved[block.key]
             self._unreserve(block)
             self._rest(block, now)
 
@@ -565,7 +566,7 @@ class BlockStore:
     @property
     def idle(self) -> bool:
         """Nobody reads or writes, nor might still write."""
-        return not self._sessions and not self._cooling and not self._held and not self._house.reserved
+        return not self._attachments and not self._cooling and not self._held and not self._house.reserved
 
     def fruitless(self, least: int) -> bool:
         """Whether at least so many blocks were stored and missed, and not one was found."""
@@ -581,7 +582,7 @@ class BlockStore:
             cooling=self._slots.cooling,
             used_bytes=self._slots.held * self.block_bytes,
             leases=len(self._leases),
-            sessions=len(self._sessions),
+            attachments=len(self._attachments),
             hits=self._hits,
             misses=self._misses,
             puts=self._puts,

@@ -16,22 +16,22 @@ class Writer:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._session = ""
+        self._attachment = ""
         self._block: Written | None = None
         self._at = 0
         self._sum = xxhash.xxh3_128()
         self._lost = False
         self._committed: list[bool] = []
 
-    def begin(self, session_id: str, block: Written) -> None:
+    def begin(self, attachment_id: str, block: Written) -> None:
         """The next block; the one before must be complete."""
         self._check_complete()
-        self._session, self._block = session_id, block
+        self._attachment, self._block = attachment_id, block
         self._at, self._lost = 0, False
         self._sum.reset()
 
     def add(self, at: int, data: bytes) -> None:
-        """The next bytes of the block. They go nowhere when the reservation is no longer the session's."""
+        """The next bytes of the block. They go nowhere when the reservation is no longer the attachment's."""
         block, length = self._block, self._keeper.store.block_bytes
         if block is None:
             raise InvalidRequest("a chunk before its block", field="block")
@@ -40,7 +40,7 @@ class Writer:
                 f"{len(data)} bytes at {at}, expected at {self._at} of {length}; chunks come in order", field="at"
             )
         store = self._keeper.store
-        found = store.find_reserved(self._session, block.key, block.epoch, self._keeper.now())
+        found = store.find_reserved(self._attachment, block.key, block.epoch, self._keeper.now())
         if found is None:
             self._lost = True
         else:
@@ -53,7 +53,7 @@ class Writer:
     def _commit(self, block: Written) -> None:
         whole = not self._lost and self._sum.digest() == block.checksum
         answer = self._keeper.store.commit(
-            self._session, [block if whole else replace(block, checksum=b"")], self._keeper.now()
+            self._attachment, [block if whole else replace(block, checksum=b"")], self._keeper.now()
         )
         self._committed.append(whole and answer[0])
         self._block = None

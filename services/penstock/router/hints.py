@@ -58,7 +58,7 @@ class LiveSessions:
         self._live[session] += 1
         if self._live[session] > 1:
             return None
-        return common_pb2.SessionHint(conversation=session, state=common_pb2.SESSION_STATE_ACTIVE)
+        return common_pb2.SessionHint(session=session, state=common_pb2.SESSION_STATE_ACTIVE)
 
     def end(self, session: str, last_words: common_pb2.SessionHint | None) -> common_pb2.SessionHint | None:
         """A request has ended; what to tell: what it said last, or that its user is next. Nothing while others run."""
@@ -70,5 +70,5 @@ class LiveSessions:
         del self._live[session]
         hint = common_pb2.SessionHint(state=common_pb2.SESSION_STATE_USER)
         hint.MergeFrom(last_words or common_pb2.SessionHint())
-        hint.conversation = session
+        hint.session = session
         return hint

@@ -16,7 +16,7 @@ from penstock.v1 import common_pb2, router_pb2
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _MAX_TEXT = 512
-_MAX_CONVERSATION = 64
+_MAX_SESSION = 64
 _ROLES = {
     router_pb2.ROLE_PREFILL: Role.PREFILL,
     router_pb2.ROLE_DECODE: Role.DECODE,
@@ -79,8 +79,8 @@ def check_keys(keys: Iterable[bytes], field: str) -> None:
 
 def hint(message: common_pb2.SessionHint) -> common_pb2.SessionHint:
     """A session hint. Raises InvalidRequest."""
-    if len(message.conversation) > _MAX_CONVERSATION:
-        raise _bad("hint.conversation", f"at most {_MAX_CONVERSATION} characters")
+    if len(message.session) > _MAX_SESSION:
+        raise _bad("hint.session", f"at most {_MAX_SESSION} characters")
     if message.state not in common_pb2.SessionState.values():
         raise _bad("hint.state", "one of SessionState")
     if not 0 <= message.returns_in_s < math.inf:

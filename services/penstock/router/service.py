@@ -103,13 +103,13 @@ class Router:
             self._tell(hint)
 
     def _tell(self, hint: common_pb2.SessionHint | None) -> None:
-        if hint is None or not hint.conversation:
+        if hint is None or not hint.session:
             return
         self.metrics.hints.labels(common_pb2.SessionState.Name(hint.state).removeprefix("SESSION_STATE_").lower()).inc()
         message = router_pb2.JoinResponse(session_hint=hint)
         for seat, mailbox in self._mailboxes.items():
             if seat.member.role is None:
-                mailbox.put(("session", hint.conversation), message)
+                mailbox.put(("session", hint.session), message)
 
     def _introduce(self) -> None:
         """Tells every store who the stores are."""

@@ -69,7 +69,7 @@ async def test_without_a_request(setup) -> None:
         (common_pb2.SESSION_STATE_UNSPECIFIED, 30.0),
         (common_pb2.SESSION_STATE_ENDED, None),
     ]
-    assert [hint.conversation for hint in setup.mesh.router.hints] == [digest("talk"), digest("talk"), digest("other")]
+    assert [hint.session for hint in setup.mesh.router.hints] == [digest("talk"), digest("talk"), digest("other")]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ async def test_a_tenant_can_not_speak_of_anothers_session(opened, tmp_path) -> N
                 await http.post("/v1/sessions/hint", json={"ended": True}, headers=headers)
             headers["authorization"] = "Bearer key-c"
             assert (await http.post("/v1/sessions/hint", json={"ended": True}, headers=headers)).status_code == 401
-        said = [hint.conversation for hint in setup.mesh.router.hints]
+        said = [hint.session for hint in setup.mesh.router.hints]
         assert said[:2] == [digest("talk", "a"), digest("talk", "b")]
         assert len(set(said)) == 3

@@ -104,7 +104,7 @@ class Raw:
         call = self.stub.Attach(kvstore_pb2.AttachRequest(client=client, spec=message, device=device))
         self.calls.append(call)
         self.attached = await call.read()
-        return self.attached.session_id
+        return self.attached.attachment_id
 
     def map(self) -> ArenaMap:
         it = self.attached
@@ -112,26 +112,30 @@ class Raw:
         self.memory = ArenaMap(it.arena_path, it.arena_bytes, it.arena_id, layout)
         return self.memory
 
-    async def reserve(self, blocks: Sequence[BlockPut], session: str = "") -> kvstore_pb2.ReserveResponse:
+    async def reserve(self, blocks: Sequence[BlockPut], attachment: str = "") -> kvstore_pb2.ReserveResponse:
         wanted = [kvstore_pb2.ReserveBlock(key=b.key, parent=b.parent, first_token=b.first_token) for b in blocks]
         request = kvstore_pb2.ReserveRequest(
-            session_id=session or self.attached.session_id, blocks=wanted, length=blocks[0].data.nbytes
+            attachment_id=attachment or self.attached.attachment_id, blocks=wanted, length=blocks[0].data.nbytes
         )
         return await self.stub.Reserve(request)
 
     async def commit(
-        self, blocks: Sequence[BlockPut], rooms: Sequence[kvstore_pb2.Reservation], session: str = ""
+        self, blocks: Sequence[BlockPut], rooms: Sequence[kvstore_pb2.Reservation], attachment: str = ""
     ) -> list[bool]:
         commits = [
             kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(block.data))
             for block, room in zip(blocks, rooms, strict=True)
         ]
-        request = kvstore_pb2.CommitRequest(session_id=session or self.attached.session_id, blocks=commits)
+        request = kvstore_pb2.CommitRequest(attachment_id=attachment or self.attached.attachment_id, blocks=commits)
         return list((await self.stub.Commit(request)).committed)
 
-    async def lease(self, names: Sequence[bytes], seconds: float = 0, session: str = "") -> kvstore_pb2.LeaseResponse:
+    async def lease(
+        self, names: Sequence[bytes], seconds: float = 0, attachment: str = ""
+    ) -> kvstore_pb2.LeaseResponse:
         return await self.stub.Lease(
-            kvstore_pb2.LeaseRequest(session_id=session or self.attached.session_id, keys=names, lease_s=seconds)
+            kvstore_pb2.LeaseRequest(
+                attachment_id=attachment or self.attached.attachment_id, keys=names, lease_s=seconds
+            )
         )
 
     async def lookup(self, names: Sequence[bytes]) -> int:

@@ -16,7 +16,7 @@ from penstock.kvstore.retention import Grant
 class Holding:
     key: bytes
     parent: bytes
-    session: str
+    attachment: str
     epoch: int
     deadline: float
     used: int
@@ -25,7 +25,7 @@ class Holding:
 
 @dataclass(eq=False)
 class NaiveLease:
-    session: str
+    attachment: str
     holdings: list[Holding]
     deadline: float
 
@@ -82,7 +82,7 @@ class NaiveStore:
     holdings: list[Holding] = field(default_factory=list)
     leases: dict[int, NaiveLease] = field(default_factory=dict)
     cooling: list[float] = field(default_factory=list)
-    sessions: set[str] = field(default_factory=set)
+    attachments: set[str] = field(default_factory=set)
     tick: int = 0
 
     def find(self, key: bytes, *states: str) -> Holding | None:
@@ -106,7 +106,7 @@ class NaiveStore:
         if cool:
             self.cooling.append(now + self.cooling_s)
 
-    def reserve(self, session: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> State:
+    def reserve(self, attachment: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> State:
         """`epoch` is what the store gave, `evicted` the keys that it removed and that are not accounted for yet."""
         stored = self.find(want.key, "stored")
         if stored is not None:
@@ -129,12 +129,12 @@ class NaiveStore:
             assert victim in free or not free, "evicted what was promised, without need"
             evicted.pop(0)
             self.drop(victim, now, cool=False)
-        self.holdings.append(Holding(want.key, want.parent, session, epoch, now + self.reserve_s, self.tick))
+        self.holdings.append(Holding(want.key, want.parent, attachment, epoch, now + self.reserve_s, self.tick))
         return State.WRITE
 
-    def commit(self, session: str, key: bytes, epoch: int, good: bool, now: float) -> bool:
+    def commit(self, attachment: str, key: bytes, epoch: int, good: bool, now: float) -> bool:
         found = self.find(key, "reserved")
-        if found is None or found.session != session or found.epoch != epoch:
+        if found is None or found.attachment != attachment or found.epoch != epoch:
             return False
         if good:
             found.state, found.used = "stored", self.tick
@@ -151,11 +151,11 @@ class NaiveStore:
             found.append(holding)
         return found
 
-    def lease(self, session: str, lease_id: int, keys: list[bytes], end: float) -> None:
+    def lease(self, attachment: str, lease_id: int, keys: list[bytes], end: float) -> None:
         found = self.prefix(keys)
         for one in found:
             one.used = self.tick
-        self.leases[lease_id] = NaiveLease(session, found, end)
+        self.leases[lease_id] = NaiveLease(attachment, found, end)
 
     def release(self, lease_id: int, now: float) -> None:
         lease = self.leases.pop(lease_id)
@@ -172,11 +172,11 @@ class NaiveStore:
             self.drop(found, now, cool=True)
         return True
 
-    def detach(self, session: str, now: float) -> None:
-        self.sessions.remove(session)
-        for lease_id in [key for key, lease in self.leases.items() if lease.session == session]:
+    def detach(self, attachment: str, now: float) -> None:
+        self.attachments.remove(attachment)
+        for lease_id in [key for key, lease in self.leases.items() if lease.attachment == attachment]:
             self.release(lease_id, now)
-        for one in [one for one in self.holdings if one.state == "reserved" and one.session == session]:
+        for one in [one for one in self.holdings if one.state == "reserved" and one.attachment == attachment]:
             self.drop(one, now, cool=True)
 
     def expire(self, now: float) -> None:

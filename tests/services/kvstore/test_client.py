@@ -156,7 +156,7 @@ async def test_harmed_blocks_are_never_served(
         await client.put(blocks)
         async with raw(store.address) as rogue:
             await tamper(rogue, harm)
-        await eventually(lambda: store.stats().sessions == 1)
+        await eventually(lambda: store.stats().attachments == 1)
         whole = [bytes(block.data) for block in blocks]
         assert await read(client, keys(8)) == whole[:3]
         assert (client.stats.mismatches, store.stats().quarantined) == (1, 1)

@@ -248,7 +248,7 @@ async def test_a_change_of_spec_is_a_new_snapshot(blocks: int) -> None:
         two.calls.append(events)
         assert len((await events.read()).stored) == blocks
         one.calls[0].cancel()
-        await eventually(lambda: store.stats().sessions == 0)
+        await eventually(lambda: store.stats().attachments == 0)
         await two.attach(spec(dtype="bfloat16"))
         change = await events.read()
         assert change.snapshot and not change.stored

@@ -1,4 +1,4 @@
-"""Session hints over a real socket: into the table of conversations, and on to the eviction policy."""
+"""Session hints over a real socket: into the table of sessions, and on to the eviction policy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settings
 
 from penstock.kv.client import Origin
-from penstock.kv.policies import Outlook
-from penstock.kvstore.conversations import State
+from penstock.kv.hint import ReturnHint
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.sessions import SessionPhase
 from penstock.kvstore.store import BlockStore
 from penstock.v1 import common_pb2
 
@@ -17,12 +17,12 @@ ACTIVE, TOOL = common_pb2.SESSION_STATE_ACTIVE, common_pb2.SESSION_STATE_TOOL
 ENDED = common_pb2.SESSION_STATE_ENDED
 
 
-def hint(conversation: str, state: int, returns_in_s: float | None = None) -> common_pb2.SessionHint:
-    return common_pb2.SessionHint(conversation=conversation, state=state, returns_in_s=returns_in_s)  # type: ignore[arg-type]
+def hint(session: str, state: int, returns_in_s: float | None = None) -> common_pb2.SessionHint:
+    return common_pb2.SessionHint(session=session, state=state, returns_in_s=returns_in_s)  # type: ignore[arg-type]
 
 
-async def test_third_parties_say_what_conversations_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[tuple[str, Outlook]] = []
+async def test_third_parties_say_what_sessions_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[str, ReturnHint]] = []
     monkeypatch.setattr(BlockStore, "expect", lambda _store, *said: heard.append(said))
     async with open_kvstore(settings()) as store, raw(store.address) as client:
         await client.stub.Hint(common_pb2.HintRequest(hints=[hint("early", TOOL, 60.0)]))
@@ -30,16 +30,16 @@ async def test_third_parties_say_what_conversations_do(monkeypatch: pytest.Monke
         await client.attach()
         said = [hint("a", TOOL, 60.0), hint("b", ENDED), hint("c", ACTIVE), hint("d", 99), hint("", ENDED)]
         await client.stub.Hint(common_pb2.HintRequest(hints=said))
-        table = store.keeper.conversations
+        table = store.keeper.sessions
         states = [table.outlook(name).state for name in "abc"]  # type: ignore[union-attr]
-        assert states == [State.TOOL, State.ENDED, State.ACTIVE]
+        assert states == [SessionPhase.TOOL, SessionPhase.ENDED, SessionPhase.ACTIVE]
         assert table.outlook("d") is None, "a state of a later version"
-        assert (await client.stats()).conversations == 4
+        assert (await client.stats()).sessions == 4
     (first, tool), (second, over), (third, active) = heard
     assert (first, second, third) == ("a", "b", "c")
     assert not tool.ended
     assert tool.returns_at == pytest.approx(store.keeper.now() + 60, abs=30)
-    assert (over, active) == (Outlook(ended=True), Outlook())
+    assert (over, active) == (ReturnHint(ended=True), ReturnHint())
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ async def test_a_hint_that_can_not_be_is_refused(wrong: common_pb2.SessionHint, 
             await client.stub.Hint(common_pb2.HintRequest(hints=[wrong]))
         code, text = refusal(caught.value)
         assert (code, said in text) == ("INVALID_ARGUMENT", True)
-        assert len(store.keeper.conversations) == 0
+        assert len(store.keeper.sessions) == 0
 
 
 async def test_what_is_expected_back_outlives_what_has_ended() -> None:
-    """The blocks of the conversation that waits are the older ones."""
+    """The blocks of the session that waits are the older ones."""
     waits, ended, new = puts(20, "waits"), puts(20, "ended"), puts(40, "new")
     async with (
         open_kvstore(settings(64)) as store,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.services.kvstore.helpers import ROOT, keys
 
 from penstock.kvstore.blocks import Block
-from penstock.kvstore.conversations import Outlook, State
 from penstock.kvstore.movement import THRESHOLD, Candidates, Reuse, Worth, worth
 from penstock.kvstore.nvme.budget import DAY_S, WriteBudget
 from penstock.kvstore.nvme.health import Health
+from penstock.kvstore.sessions import KnownSession, SessionPhase
 
 NOW = 100.0
 
@@ -25,26 +25,26 @@ def block(number: int = 0, **more: float) -> Block:
     return made
 
 
-def outlook(state: State) -> Outlook:
-    return Outlook(state, 0.0, math.inf)
+def outlook(state: SessionPhase) -> KnownSession:
+    return KnownSession(state, 0.0, math.inf)
 
 
 @pytest.mark.parametrize(
     ("one", "known", "share", "right"),
     [
-        (block(retained_until=NOW + 1), outlook(State.ENDED), 0.0, Worth.PROMISED),
+        (block(retained_until=NOW + 1), outlook(SessionPhase.ENDED), 0.0, Worth.PROMISED),
         (block(retained_until=NOW), None, 0.0, Worth.NONE),
-        (block(), outlook(State.ACTIVE), 0.0, Worth.EXPECTED),
-        (block(), outlook(State.TOOL), 0.0, Worth.EXPECTED),
-        (block(), outlook(State.USER), 0.0, Worth.EXPECTED),
-        (block(uses=1), outlook(State.ENDED), 0.0, Worth.PROVEN),
+        (block(), outlook(SessionPhase.ACTIVE), 0.0, Worth.EXPECTED),
+        (block(), outlook(SessionPhase.TOOL), 0.0, Worth.EXPECTED),
+        (block(), outlook(SessionPhase.USER), 0.0, Worth.EXPECTED),
+        (block(uses=1), outlook(SessionPhase.ENDED), 0.0, Worth.PROVEN),
         (block(uses=1), None, 0.0, Worth.PROVEN),
         (block(), None, THRESHOLD, Worth.LIKELY),
-        (block(), outlook(State.ENDED), THRESHOLD, Worth.LIKELY),
+        (block(), outlook(SessionPhase.ENDED), THRESHOLD, Worth.LIKELY),
         (block(), None, THRESHOLD * 0.99, Worth.NONE),
     ],
 )
-def test_what_a_block_earns(one: Block, known: Outlook | None, share: float, right: Worth) -> None:
+def test_what_a_block_earns(one: Block, known: KnownSession | None, share: float, right: Worth) -> None:
     assert worth(one, known, share, NOW) is right
 
 

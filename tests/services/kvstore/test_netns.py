@@ -35,8 +35,8 @@ class Hosts:
 
     async def lease(self) -> list[tuple[int, bytes]]:
         """Tier and bytes of what b's store gives."""
-        session = self.reader.attached.session_id
-        request = kvstore_pb2.LeaseRequest(session_id=session, keys=keys(COUNT), sources=[self.source])
+        attachment = self.reader.attached.attachment_id
+        request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(COUNT), sources=[self.source])
         answer = await self.reader.stub.Lease(request)
         assert self.reader.memory is not None
         found = [
@@ -44,7 +44,9 @@ class Hosts:
             for tier, offset in zip(answer.tiers, answer.offsets, strict=True)
         ]
         if answer.lease_id:
-            await self.reader.stub.Release(kvstore_pb2.ReleaseRequest(session_id=session, lease_ids=[answer.lease_id]))
+            await self.reader.stub.Release(
+                kvstore_pb2.ReleaseRequest(attachment_id=attachment, lease_ids=[answer.lease_id])
+            )
         return found
 
     async def pulled(self, when: Callable[[kvstore_pb2.PullStats], object]) -> kvstore_pb2.PullStats:

@@ -13,8 +13,8 @@ from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
 from penstock.kv.client import Origin
 from penstock.kv.policies import POLICIES, SEVERAL
 from penstock.kvstore.blocks import Wanted, Written
-from penstock.kvstore.conversations import State
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.sessions import SessionPhase
 from penstock.kvstore.store import BlockStore
 from penstock.runtime.config import ConfigError
 from penstock.v1 import kvstore_pb2
@@ -30,26 +30,26 @@ def test_a_block_knows_whose_it_is_what_it_cost_and_when_it_was_used() -> None:
     block = reserved.block
     assert block is not None
     store.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
-    assert (block.conversation, block.namespace, block.seconds) == ("one", NAMESPACE, 0.25)
+    assert (block.session, block.namespace, block.seconds) == ("one", NAMESPACE, 0.25)
     assert (block.uses, block.used_at, block.retained_until) == (0, 2.0, 0.0)
     store.lease("s", [block.key], 1.0, 3.0, "two")
-    assert (block.conversation, block.uses, block.used_at) == (SEVERAL, 1, 3.0)
+    assert (block.session, block.uses, block.used_at) == (SEVERAL, 1, 3.0)
     store.lease("s", [block.key], 1.0, 3.5)
     assert (block.uses, block.used_at) == (1, 3.5), "so close together it is one use"
     store.reserve("s", [wanted], 4.0)
-    assert (block.conversation, block.uses, block.used_at) == (SEVERAL, 2, 4.0)
+    assert (block.session, block.uses, block.used_at) == (SEVERAL, 2, 4.0)
 
 
-def test_one_conversation_stays_the_owner_and_unknown_is_nobody() -> None:
+def test_one_session_stays_the_owner_and_unknown_is_nobody() -> None:
     store = BlockStore(4, BLOCK_BYTES, Owners())
     store.attach("s", "test")
     [reserved] = store.reserve("s", [Wanted(TREE[0].key, TREE[0].parent, 0)], 1.0)
     block = reserved.block
     assert block is not None
     store.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
-    for conversation, owner in (("", ""), ("one", "one"), ("", "one"), ("one", "one"), ("two", SEVERAL)):
-        store.lease("s", [block.key], 1.0, 3.0, conversation)
-        assert block.conversation == owner
+    for session, owner in (("", ""), ("one", "one"), ("", "one"), ("one", "one"), ("two", SEVERAL)):
+        store.lease("s", [block.key], 1.0, 3.0, session)
+        assert block.session == owner
 
 
 async def test_the_client_sends_it() -> None:
@@ -57,22 +57,22 @@ async def test_the_client_sends_it() -> None:
     async with open_kvstore(settings()) as store, client_of(store.address) as client:
         assert await client.put(blocks, Origin("talk", NAMESPACE)) == 3
         found = [store.keeper.store.find(block.key) for block in blocks]
-        assert [(one.conversation, one.namespace, one.seconds) for one in found] == [("talk", NAMESPACE, 0.5)] * 3
+        assert [(one.session, one.namespace, one.seconds) for one in found] == [("talk", NAMESPACE, 0.5)] * 3
         async with client.lease([blocks[0].key], Origin("other")):
-            assert [one.conversation for one in found] == [SEVERAL, "talk", "talk"]
+            assert [one.session for one in found] == [SEVERAL, "talk", "talk"]
 
 
 @pytest.mark.parametrize(
     ("field", "wrong", "right"),
     [
         ("namespace", {"namespace": b"short"}, "must have 16"),
-        ("conversation", {"conversation": "x" * 65}, "at most 64"),
+        ("session", {"session": "x" * 65}, "at most 64"),
     ],
 )
 async def test_an_origin_that_can_not_be_is_refused(field: str, wrong: dict[str, Any], right: str) -> None:
     async with open_kvstore(settings()) as store, raw(store.address) as client:
-        session = await client.attach()
-        request = kvstore_pb2.ReserveRequest(session_id=session, length=4096, **wrong)
+        attachment = await client.attach()
+        request = kvstore_pb2.ReserveRequest(attachment_id=attachment, length=4096, **wrong)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.stub.Reserve(request)
         code, text = refusal(caught.value)
@@ -81,21 +81,23 @@ async def test_an_origin_that_can_not_be_is_refused(field: str, wrong: dict[str,
 
 async def test_seconds_that_are_no_time_are_refused() -> None:
     async with open_kvstore(settings()) as store, raw(store.address) as client:
-        session = await client.attach()
+        attachment = await client.attach()
         block = puts(1)[0]
         for seconds in (-1.0, float("nan"), float("inf")):
             wanted = kvstore_pb2.ReserveBlock(key=block.key, parent=block.parent, seconds=seconds)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await client.stub.Reserve(kvstore_pb2.ReserveRequest(session_id=session, length=4096, blocks=[wanted]))
+                await client.stub.Reserve(
+                    kvstore_pb2.ReserveRequest(attachment_id=attachment, length=4096, blocks=[wanted])
+                )
             assert refusal(caught.value)[0] == "INVALID_ARGUMENT"
 
 
-async def test_a_lease_tells_that_its_conversation_is_active() -> None:
+async def test_a_lease_tells_that_its_session_is_active() -> None:
     async with open_kvstore(settings()) as store, client_of(store.address) as client:
         async with client.lease([block.key for block in puts(1)], Origin("talk")):
-            outlook = store.keeper.conversations.outlook("talk")
+            outlook = store.keeper.sessions.outlook("talk")
         assert outlook is not None
-        assert outlook.state is State.ACTIVE
+        assert outlook.state is SessionPhase.ACTIVE
 
 
 async def test_the_eviction_policy_is_a_setting() -> None:

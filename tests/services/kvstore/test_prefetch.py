@@ -1,4 +1,4 @@
-"""A conversation that is expected back finds its blocks in memory, before it asks."""
+"""A session that is expected back finds its blocks in memory, before it asks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ async def test_from_the_disk_ahead_of_time(tmp_path: Path, how: str) -> None:
             await client.put(puts(16, f"flood {number}"))
         await eventually(lambda: not disk.mover.pending)
 
-        tool = common_pb2.SessionHint(conversation="talk", state=common_pb2.SESSION_STATE_TOOL)
+        tool = common_pb2.SessionHint(session="talk", state=common_pb2.SESSION_STATE_TOOL)
         if how == "a hint":
             tool.returns_in_s = 1.0
         else:
             for state in (common_pb2.SESSION_STATE_TOOL, common_pb2.SESSION_STATE_ACTIVE):  # others' tools take no time
-                said = common_pb2.SessionHint(conversation="another", state=state)
+                said = common_pb2.SessionHint(session="another", state=state)
                 await other.stub.Hint(common_pb2.HintRequest(hints=[said]))
         assert host.lookup(names) == 0
         await other.stub.Hint(common_pb2.HintRequest(hints=[tool]))
@@ -52,8 +52,8 @@ async def test_from_the_disk_ahead_of_time(tmp_path: Path, how: str) -> None:
         assert disk.mover.prefetched >= 1
 
 
-def test_the_end_of_a_conversation() -> None:
-    blocks = [Block(key, keys(5)[at - 1] if at else b"root", at * 16, at, at, "s", conversation="a")
+def test_the_end_of_a_session() -> None:
+    blocks = [Block(key, keys(5)[at - 1] if at else b"root", at * 16, at, at, "s", session="a")
               for at, key in enumerate(keys(5))]  # fmt: skip
     stored = {block.key: block for block in blocks}
     ends = Ends(most=2)

@@ -45,7 +45,8 @@ async def main(address, host, stored):
         async with store.lease([bytes.fromhex(stored)]) as leased:
             assert len(leased.blocks) == 1
             room = [kvstore_pb2.ReserveBlock(key=bytes([n] * 32), parent=bytes(32)) for n in range(5)]
-            request = kvstore_pb2.ReserveRequest(session_id=store._link.session.session_id, blocks=room, length=4096)
+            mine = store._link.attachment.attachment_id
+            request = kvstore_pb2.ReserveRequest(attachment_id=mine, blocks=room, length=4096)
             await store._link.rpc.Reserve(request)
             print("holding", flush=True)
             await asyncio.Event().wait()
@@ -92,10 +93,10 @@ async def test_a_killed_client_loses_all_that_it_held(store: StoreProcess) -> No
         baseline = await one.stats()
         with await asyncio.to_thread(start_holding, store.address, keys(1)[0]) as child:
             held = await one.stats()
-            assert (held.leases, held.reserved, held.sessions) == (1, 5, 2)
+            assert (held.leases, held.reserved, held.attachments) == (1, 5, 2)
             begin = time.monotonic()
             child.kill()
-            after = await one.settle(lambda stats: stats.sessions == 1)
+            after = await one.settle(lambda stats: stats.attachments == 1)
             assert time.monotonic() - begin < 5
         assert (after.leases, after.reserved, after.used_bytes) == (0, 0, BLOCK_BYTES)
         rested = await one.settle(lambda stats: stats.cooling == 0)

@@ -42,9 +42,9 @@ class Two:
     async def lease(self, names: Sequence[bytes], sources: Sequence[str] | None = None) -> list[tuple[int, bytes]]:
         """Tier and bytes of the blocks that the second store gives, from a client of its own."""
         client = await self.stack.enter_async_context(raw(self.second.address))
-        session = await client.attach(spec(self.block_bytes))
+        attachment = await client.attach(spec(self.block_bytes))
         where = [self.relay.address] if sources is None else sources
-        request = kvstore_pb2.LeaseRequest(session_id=session, keys=names, sources=where)
+        request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=names, sources=where)
         answer = await client.stub.Lease(request)
         memory = client.map()
         found = [
@@ -52,7 +52,7 @@ class Two:
             for tier, offset in zip(answer.tiers, answer.offsets, strict=True)
         ]
         if answer.lease_id:
-            await client.stub.Release(kvstore_pb2.ReleaseRequest(session_id=session, lease_ids=[answer.lease_id]))
+            await client.stub.Release(kvstore_pb2.ReleaseRequest(attachment_id=attachment, lease_ids=[answer.lease_id]))
         return found
 
     @property
@@ -131,9 +131,9 @@ async def test_a_peer_never_makes_a_store_change_its_model() -> None:
         await mesh.writer.put(puts(3))
         other = spec(model="ef" * 32)
         async with raw(mesh.second.address) as client:
-            session = await client.attach(other)
+            attachment = await client.attach(other)
             answer = await client.stub.Lease(
-                kvstore_pb2.LeaseRequest(session_id=session, keys=keys(3), sources=[mesh.relay.address])
+                kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(3), sources=[mesh.relay.address])
             )
             assert not answer.offsets
         assert mesh.faults == {"refused": 1}
@@ -279,9 +279,9 @@ async def test_a_damaged_copy_is_not_taken_and_goes_out_of_service_there() -> No
 async def test_the_client_hanging_up_ends_the_pull() -> None:
     async with two(MIB, 16) as mesh, raw(mesh.second.address) as client:
         await mesh.writer.put(puts(4, block_bytes=MIB))
-        session = await client.attach(spec(MIB))
+        attachment = await client.attach(spec(MIB))
         mesh.relay.stall()
-        request = kvstore_pb2.LeaseRequest(session_id=session, keys=keys(4), sources=[mesh.relay.address])
+        request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(4), sources=[mesh.relay.address])
         call = client.stub.Lease(request)
         await eventually(lambda: mesh.relay.connections)
         call.cancel()
@@ -366,8 +366,8 @@ async def test_nonsense_about_a_block_is_not_kept(wrong: dict[str, Any]) -> None
     async with open_kvstore(settings(peers=("127.0.0.1:9",))) as store:
         store.puller.transport = Other()
         async with raw(store.address) as one:
-            session = await one.attach()
-            request = kvstore_pb2.LeaseRequest(session_id=session, keys=keys(1), sources=["127.0.0.1:9"])
+            attachment = await one.attach()
+            request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(1), sources=["127.0.0.1:9"])
             for expected, more in ((0, wrong), (1, {})):
                 told.update({"seconds": 1.5, "parent": bytes(32), "namespace": b"n" * 16} | more)
                 assert len((await one.stub.Lease(request)).epochs) == expected
@@ -378,8 +378,10 @@ async def test_nobody_is_asked_in_a_circle() -> None:
     """A store that asks as a peer gets what is there, and causes no further questions."""
     async with two() as mesh, raw(mesh.second.address) as client:
         await mesh.writer.put(puts(3))
-        session = await client.attach(spec())
-        request = kvstore_pb2.LeaseRequest(session_id=session, keys=keys(3), sources=[mesh.relay.address], peer=True)
+        attachment = await client.attach(spec())
+        request = kvstore_pb2.LeaseRequest(
+            attachment_id=attachment, keys=keys(3), sources=[mesh.relay.address], peer=True
+        )
         assert not (await client.stub.Lease(request)).offsets
         assert mesh.relay.connections == 0
 

@@ -213,16 +213,16 @@ async def test_over_the_wire_and_no_tenant_crowds_out_another() -> None:
 
 async def test_a_promise_to_nobody_or_to_a_stranger_is_refused() -> None:
     async with open_kvstore(settings()) as store, raw(store.address) as client:
-        session = await client.attach()
+        attachment = await client.attach()
         for code, wrong in (
             ("INVALID_ARGUMENT", {"namespace": b""}),
             ("INVALID_ARGUMENT", {"namespace": b"short"}),
             ("INVALID_ARGUMENT", {"ttl_s": float("nan")}),
             ("INVALID_ARGUMENT", {"ttl_s": -1.0}),
             ("INVALID_ARGUMENT", {"keys": [b"no key"]}),
-            ("NOT_FOUND", {"session_id": "guessed"}),
+            ("NOT_FOUND", {"attachment_id": "guessed"}),
         ):
-            given = {"session_id": session, "keys": NAMES, "ttl_s": 5.0, "namespace": ALICE} | wrong
+            given = {"attachment_id": attachment, "keys": NAMES, "ttl_s": 5.0, "namespace": ALICE} | wrong
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.stub.Retain(kvstore_pb2.RetainRequest(**given))
             assert refusal(caught.value)[0] == code

@@ -90,7 +90,7 @@ async def test_leased_blocks_are_not_evicted_and_a_full_store_says_so() -> None:
         lease = await one.lease(keys(16))
         assert [room.state for room in (await one.reserve(more)).blocks] == [FULL] * 4
         released = await one.stub.Release(
-            kvstore_pb2.ReleaseRequest(session_id=one.attached.session_id, lease_ids=[lease.lease_id, 99])
+            kvstore_pb2.ReleaseRequest(attachment_id=one.attached.attachment_id, lease_ids=[lease.lease_id, 99])
         )
         assert list(released.released) == [True, False]
         assert [room.state for room in (await one.reserve(more)).blocks] == [WRITE] * 4
@@ -106,11 +106,13 @@ async def test_a_lease_ends_at_its_deadline() -> None:
         lease = await one.lease(keys(1), seconds=0.02)
         await eventually(lambda: store.stats().leases == 0)
         assert store.stats().expired_leases == 1
-        request = kvstore_pb2.ReadRequest(session_id=one.attached.session_id, lease_id=lease.lease_id, indices=[0])
+        request = kvstore_pb2.ReadRequest(
+            attachment_id=one.attached.attachment_id, lease_id=lease.lease_id, indices=[0]
+        )
         assert (await refused(one.stub.Read(request).read()))[0] == "NOT_FOUND"
 
 
-async def test_the_end_of_a_session_returns_everything() -> None:
+async def test_the_end_of_a_attachment_returns_everything() -> None:
     blocks = puts(4)
     async with open_kvstore(settings()) as store, raw(store.address) as one:
         baseline = store.stats()
@@ -119,9 +121,9 @@ async def test_the_end_of_a_session_returns_everything() -> None:
         await one.lease(keys(2))
         await one.reserve(blocks[2:])
         stats = store.stats()
-        assert (stats.leases, stats.reserved, stats.sessions) == (1, 2, 1)
+        assert (stats.leases, stats.reserved, stats.attachments) == (1, 2, 1)
         one.calls[0].cancel()
-        await eventually(lambda: store.stats().sessions == baseline.sessions)
+        await eventually(lambda: store.stats().attachments == baseline.attachments)
         await eventually(lambda: store.stats().cooling == 0)
         stats = store.stats()
         assert (stats.leases, stats.reserved, stats.used_bytes) == (0, 0, 2 * BLOCK_BYTES)
@@ -131,16 +133,16 @@ async def test_the_end_of_a_session_returns_everything() -> None:
 async def test_quarantine_takes_a_block_out_even_while_it_is_leased() -> None:
     blocks = puts(2)
     async with open_kvstore(settings()) as store, raw(store.address) as one:
-        session = await one.attach()
+        attachment = await one.attach()
         await one.commit(blocks, (await one.reserve(blocks)).blocks)
         lease = await one.lease(keys(2))
-        bad = kvstore_pb2.QuarantineRequest(session_id=session, key=blocks[0].key, epoch=lease.epochs[0])
+        bad = kvstore_pb2.QuarantineRequest(attachment_id=attachment, key=blocks[0].key, epoch=lease.epochs[0])
         assert (await one.stub.Quarantine(bad)).removed
         assert not (await one.stub.Quarantine(bad)).removed
         assert await one.lookup(keys(2)) == 0
         stats = store.stats()
         assert (stats.detached, stats.quarantined, stats.used_bytes) == (1, 1, 2 * BLOCK_BYTES)
-        await one.stub.Release(kvstore_pb2.ReleaseRequest(session_id=session, lease_ids=[lease.lease_id]))
+        await one.stub.Release(kvstore_pb2.ReleaseRequest(attachment_id=attachment, lease_ids=[lease.lease_id]))
         stats = store.stats()
         assert (stats.detached, stats.cooling, stats.used_bytes) == (0, 1, BLOCK_BYTES)
 
@@ -166,7 +168,7 @@ async def test_a_new_spec_empties_a_store_that_nobody_uses() -> None:
         await one.attach()
         await one.commit(blocks, (await one.reserve(blocks)).blocks)
         one.calls[0].cancel()
-        await eventually(lambda: store.stats().sessions == 0)
+        await eventually(lambda: store.stats().attachments == 0)
         await two.attach(spec(dtype="bfloat16"))
         assert await two.lookup(keys(2)) == 0
         assert store.stats().used_bytes == 0
@@ -200,8 +202,8 @@ async def test_too_many_clients_are_turned_away() -> None:
             "blocks[0].checksum",
         ),
         ("Quarantine", kvstore_pb2.QuarantineRequest(key=b"x"), "key"),
-        ("Release", kvstore_pb2.ReleaseRequest(session_id="guess"), "session_id"),
-        ("Lease", kvstore_pb2.LeaseRequest(session_id="guess", keys=[ROOT]), "session_id"),
+        ("Release", kvstore_pb2.ReleaseRequest(attachment_id="guess"), "attachment_id"),
+        ("Lease", kvstore_pb2.LeaseRequest(attachment_id="guess", keys=[ROOT]), "attachment_id"),
     ],
 )
 async def test_bad_input_is_refused_by_name(method: str, request_: Any, field: str) -> None:
@@ -231,14 +233,16 @@ async def test_the_largest_question_fits_one_message() -> None:
         await one.attach()
         assert await one.lookup(names) == 0
         wanted = [kvstore_pb2.ReserveBlock(key=name, parent=ROOT, first_token=1 << 20) for name in names[:50_000]]
-        request = kvstore_pb2.ReserveRequest(session_id=one.attached.session_id, blocks=wanted, length=BLOCK_BYTES)
+        request = kvstore_pb2.ReserveRequest(
+            attachment_id=one.attached.attachment_id, blocks=wanted, length=BLOCK_BYTES
+        )
         rooms = (await one.stub.Reserve(request)).blocks
         assert [room.state for room in rooms].count(WRITE) == 64
 
 
-def _chunks(session: str, block: Any, epoch: int, digest: bytes, pieces: list[tuple[int, bytes]]) -> list[Any]:
+def _chunks(attachment: str, block: Any, epoch: int, digest: bytes, pieces: list[tuple[int, bytes]]) -> list[Any]:
     chunks = [kvstore_pb2.BlockChunk(at=at, data=data) for at, data in pieces]
-    chunks[0].session_id = session
+    chunks[0].attachment_id = attachment
     chunks[0].block.CopyFrom(kvstore_pb2.CommitBlock(key=block.key, epoch=epoch, checksum=digest))
     return [kvstore_pb2.BlockChunks(chunks=chunks[:1]), kvstore_pb2.BlockChunks(chunks=chunks[1:])]
 
@@ -249,10 +253,10 @@ async def test_streamed_blocks_are_verified_before_they_are_found() -> None:
     whole = [(0, data[:half]), (half, data[half:])]
     torn = [(0, data[:half]), (half, data[half - 1 : -1])]
     async with open_kvstore(settings()) as store, raw(store.address) as one:
-        session = await one.attach()
+        attachment = await one.attach()
         for pieces, digest, good in ((torn, checksum(data), False), (whole, b"", False), (whole, checksum(data), True)):
             epoch = (await one.reserve([block])).blocks[0].epoch
-            answer = await one.stub.Write(iter(_chunks(session, block, epoch, digest, pieces)))
+            answer = await one.stub.Write(iter(_chunks(attachment, block, epoch, digest, pieces)))
             assert list(answer.committed) == [good]
             assert await one.lookup([block.key]) == good
         assert store.stats().reserved == 0
@@ -269,10 +273,10 @@ async def test_streamed_blocks_are_verified_before_they_are_found() -> None:
 async def test_chunks_out_of_order_are_refused(pieces: list[tuple[int, bytes]], field: str) -> None:
     block = puts(1)[0]
     async with open_kvstore(settings()) as store, raw(store.address) as one:
-        session = await one.attach()
+        attachment = await one.attach()
         epoch = (await one.reserve([block])).blocks[0].epoch
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await one.stub.Write(iter(_chunks(session, block, epoch, checksum(block.data), pieces)))
+            await one.stub.Write(iter(_chunks(attachment, block, epoch, checksum(block.data), pieces)))
         assert from_rpc(caught.value).field == field
         assert await one.lookup([block.key]) == 0
 

@@ -68,7 +68,7 @@ class Owners:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    sessions = Bundle("sessions")
+    attachments = Bundle("attachments")
     reservations = Bundle("reservations")
     leases = Bundle("leases")
     policy_name = "lru"
@@ -94,43 +94,43 @@ class StoreMachine(RuleBasedStateMachine):
         self.naive.tick += 1
         self.owners.evicted.clear()
 
-    @rule(target=sessions)
+    @rule(target=attachments)
     def attach(self) -> str:
         self.count += 1
-        session = f"s{self.count}"
-        self.store.attach(session, "test")
-        self.naive.sessions.add(session)
-        return session
+        attachment = f"s{self.count}"
+        self.store.attach(attachment, "test")
+        self.naive.attachments.add(attachment)
+        return attachment
 
-    @rule(session=consumes(sessions))
-    def detach(self, session: str) -> None:
+    @rule(attachment=consumes(attachments))
+    def detach(self, attachment: str) -> None:
         self._begin()
         self.store.expire(self.now)
-        self.store.detach(session, self.now)
-        self.naive.detach(session, self.now)
+        self.store.detach(attachment, self.now)
+        self.naive.detach(attachment, self.now)
 
-    @rule(target=reservations, session=sessions, numbers=NUMBERS)
-    def reserve(self, session: str, numbers: list[int]):
-        return multiple(*self._reserve(session, numbers))
+    @rule(target=reservations, attachment=attachments, numbers=NUMBERS)
+    def reserve(self, attachment: str, numbers: list[int]):
+        return multiple(*self._reserve(attachment, numbers))
 
-    @rule(target=reservations, session=sessions, numbers=NUMBERS)
-    def put(self, session: str, numbers: list[int]):
-        reserved = self._reserve(session, numbers)
+    @rule(target=reservations, attachment=attachments, numbers=NUMBERS)
+    def put(self, attachment: str, numbers: list[int]):
+        reserved = self._reserve(attachment, numbers)
         for reservation in reserved:
             self.commit(reservation, True)
         return multiple(*reserved)
 
-    def _reserve(self, session: str, numbers: list[int]) -> list[tuple[str, bytes, int]]:
-        if session not in self.naive.sessions:
+    def _reserve(self, attachment: str, numbers: list[int]) -> list[tuple[str, bytes, int]]:
+        if attachment not in self.naive.attachments:
             return []
         self._begin()
-        answers = self.store.reserve(session, [TREE[number] for number in numbers], self.now)
+        answers = self.store.reserve(attachment, [TREE[number] for number in numbers], self.now)
         evicted = list(self.owners.evicted)
         for number, answer in zip(numbers, answers, strict=True):
             epoch = answer.block.epoch if answer.block else 0
-            assert self.naive.reserve(session, TREE[number], self.now, epoch, evicted) is answer.state
+            assert self.naive.reserve(attachment, TREE[number], self.now, epoch, evicted) is answer.state
         assert not evicted, "evicted without need"
-        return [(session, one.block.key, one.block.epoch) for one in answers if one.block is not None]
+        return [(attachment, one.block.key, one.block.epoch) for one in answers if one.block is not None]
 
     @rule(reservation=reservations, good=st.booleans())
     def commit_later(self, reservation: tuple[str, bytes, int], good: bool) -> None:
@@ -138,79 +138,84 @@ class StoreMachine(RuleBasedStateMachine):
 
     def commit(self, reservation: tuple[str, bytes, int], good: bool) -> None:
         """Also of reservations that are over: they stay in the bundle."""
-        session, key, epoch = reservation
-        if session not in self.naive.sessions:
+        attachment, key, epoch = reservation
+        if attachment not in self.naive.attachments:
             return
         self._begin()
         written = Written(key, epoch, b"c" * 16 if good else b"")
-        expected = self.naive.commit(session, key, epoch, good, self.now)
-        assert self.store.commit(session, [written], self.now) == [expected]
+        expected = self.naive.commit(attachment, key, epoch, good, self.now)
+        assert self.store.commit(attachment, [written], self.now) == [expected]
 
-    @rule(session=sessions, reservation=reservations)
-    def commit_of_another(self, session: str, reservation: tuple[str, bytes, int]) -> None:
+    @rule(attachment=attachments, reservation=reservations)
+    def commit_of_another(self, attachment: str, reservation: tuple[str, bytes, int]) -> None:
         owner, key, epoch = reservation
-        if session in self.naive.sessions and owner != session:
+        if attachment in self.naive.attachments and owner != attachment:
             self._begin()
-            assert self.store.commit(session, [Written(key, epoch, b"c" * 16)], self.now) == [False]
+            assert self.store.commit(attachment, [Written(key, epoch, b"c" * 16)], self.now) == [False]
 
-    @rule(target=leases, session=sessions, last=st.integers(0, len(TREE) - 1), seconds=st.integers(1, 5))
-    def lease_chain(self, session: str, last: int, seconds: int):
-        return self._lease(session, chain(last), seconds)
+    @rule(target=leases, attachment=attachments, last=st.integers(0, len(TREE) - 1), seconds=st.integers(1, 5))
+    def lease_chain(self, attachment: str, last: int, seconds: int):
+        return self._lease(attachment, chain(last), seconds)
 
-    @rule(target=leases, session=sessions, count=st.integers(1, 3), more=NUMBERS, seconds=st.integers(1, 5))
-    def lease_stored(self, session: str, count: int, more: list[int], seconds: int):
+    @rule(target=leases, attachment=attachments, count=st.integers(1, 3), more=NUMBERS, seconds=st.integers(1, 5))
+    def lease_stored(self, attachment: str, count: int, more: list[int], seconds: int):
         stored = [one.key for one in self.naive.holdings if one.state == "stored"]
-        return self._lease(session, stored[-count:] + [TREE[number].key for number in more], seconds)
+        return self._lease(attachment, stored[-count:] + [TREE[number].key for number in more], seconds)
 
-    def _lease(self, session: str, keys: list[bytes], seconds: int):
-        if session not in self.naive.sessions:
+    def _lease(self, attachment: str, keys: list[bytes], seconds: int):
+        if attachment not in self.naive.attachments:
             return multiple()
         self._begin()
         expected = self.naive.prefix(keys)
-        lease = self.store.lease(session, keys, seconds, self.now)
+        lease = self.store.lease(attachment, keys, seconds, self.now)
         assert [one.epoch for one in expected] == ([block.epoch for block in lease.blocks] if lease else [])
         assert self.store.lookup(keys) == len(expected)
         if lease is None:
             return multiple()
-        self.naive.lease(session, lease.lease_id, keys, self.now + seconds)
+        self.naive.lease(attachment, lease.lease_id, keys, self.now + seconds)
         self.naive.promises.refresh([one.key for one in expected], self.now)
-        return session, lease.lease_id
+        return attachment, lease.lease_id
 
-    @rule(session=sessions, last=st.integers(0, len(TREE) - 1), tenant=st.sampled_from(TENANTS), ttl=st.integers(0, 9))
-    def retain(self, session: str, last: int, tenant: bytes, ttl: int) -> None:
-        if session in self.naive.sessions:
+    @rule(
+        attachment=attachments,
+        last=st.integers(0, len(TREE) - 1),
+        tenant=st.sampled_from(TENANTS),
+        ttl=st.integers(0, 9),
+    )
+    def retain(self, attachment: str, last: int, tenant: bytes, ttl: int) -> None:
+        if attachment in self.naive.attachments:
             self._begin()
             expected = self.naive.promises.grant(tenant, chain(last), ttl, self.now)
-            assert self.store.retain(session, chain(last), ttl, tenant, self.now) == expected
+            assert self.store.retain(attachment, chain(last), ttl, tenant, self.now) == expected
 
     @rule(lease=leases)
     def release(self, lease: tuple[str, int]) -> None:
-        session, lease_id = lease
-        if session not in self.naive.sessions:
+        attachment, lease_id = lease
+        if attachment not in self.naive.attachments:
             return
         self._begin()
         expected = lease_id in self.naive.leases
-        assert self.store.release(session, [lease_id], self.now) == [expected]
+        assert self.store.release(attachment, [lease_id], self.now) == [expected]
         if expected:
             self.naive.release(lease_id, self.now)
 
-    @rule(session=sessions, reservation=reservations)
-    def quarantine_late(self, session: str, reservation: tuple[str, bytes, int]) -> None:
-        self.quarantine(session, reservation)
+    @rule(attachment=attachments, reservation=reservations)
+    def quarantine_late(self, attachment: str, reservation: tuple[str, bytes, int]) -> None:
+        self.quarantine(attachment, reservation)
 
-    def quarantine(self, session: str, reservation: tuple[str, bytes, int]) -> None:
-        if session not in self.naive.sessions:
+    def quarantine(self, attachment: str, reservation: tuple[str, bytes, int]) -> None:
+        if attachment not in self.naive.attachments:
             return
         self._begin()
         self.store.expire(self.now)
         _, key, epoch = reservation
-        assert self.store.quarantine(session, key, epoch, self.now) == self.naive.quarantine(key, epoch, self.now)
+        assert self.store.quarantine(attachment, key, epoch, self.now) == self.naive.quarantine(key, epoch, self.now)
 
-    @rule(session=sessions, number=st.integers(0, len(TREE) - 1))
-    def quarantine_stored(self, session: str, number: int) -> None:
+    @rule(attachment=attachments, number=st.integers(0, len(TREE) - 1))
+    def quarantine_stored(self, attachment: str, number: int) -> None:
         stored = self.naive.find(TREE[number].key, "stored")
         if stored is not None:
-            self.quarantine(session, (session, stored.key, stored.epoch))
+            self.quarantine(attachment, (attachment, stored.key, stored.epoch))
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -237,11 +242,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everybody leaves, time goes by: only stored blocks are left."""
-        for session in list(self.naive.sessions):
-            self.store.detach(session, self.now)
+        for attachment in list(self.naive.attachments):
+            self.store.detach(attachment, self.now)
         self.store.expire(self.now + 100)
         stats = self.store.stats()
-        assert (stats.reserved, stats.detached, stats.cooling, stats.leases, stats.sessions) == (0, 0, 0, 0, 0)
+        assert (stats.reserved, stats.detached, stats.cooling, stats.leases, stats.attachments) == (0, 0, 0, 0, 0)
         assert stats.used_bytes == stats.blocks * BLOCK_BYTES
 
 

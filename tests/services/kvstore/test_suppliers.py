@@ -152,12 +152,12 @@ async def test_the_bringing_goes_on_for_those_who_still_wait() -> None:
         assert shelf.brought == [6]
 
 
-async def test_a_session_that_ends_during_a_bringing_pins_nothing() -> None:
+async def test_a_attachment_that_ends_during_a_bringing_pins_nothing() -> None:
     async with shelved(4, bring_s=10) as (store, shelf, one):
         waiting = asyncio.create_task(one.lease(keys(4)))
         await eventually(lambda: store.stats().reserved == 4)
         one.calls[0].cancel()
-        await eventually(lambda: store.stats().sessions == 0)
+        await eventually(lambda: store.stats().attachments == 0)
         shelf.give(4)
         assert (await waiting).lease_id == 0
         stats = store.stats()
@@ -206,7 +206,7 @@ class Far(Shelf):
         return await super().bring(names, room, until)
 
 
-async def test_a_bringing_for_a_session_that_is_over_never_writes_into_another_models_blocks() -> None:
+async def test_a_bringing_for_a_attachment_that_is_over_never_writes_into_another_models_blocks() -> None:
     async with (
         open_kvstore(settings(bring_s=10)) as store,
         raw(store.address) as one,
@@ -218,7 +218,7 @@ async def test_a_bringing_for_a_session_that_is_over_never_writes_into_another_m
         before = asyncio.create_task(one.lease(keys(6)))
         await eventually(lambda: store.stats().leases == 1)
         one.calls[0].cancel()
-        await eventually(lambda: store.stats().sessions == 0)
+        await eventually(lambda: store.stats().attachments == 0)
         other = spec(BLOCK_BYTES // 2, model="ef" * 32)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await two.attach(other)
@@ -250,7 +250,7 @@ async def test_events_name_the_nearest_tier() -> None:
         assert (first.snapshot, first.tier, list(first.stored)) == (True, HOST, keys(1))
         assert (second.tier, sorted(second.stored)) == (NVME, sorted(keys(3)[1:]))
         epoch = (await one.lease(keys(1))).epochs[0]
-        bad = kvstore_pb2.QuarantineRequest(session_id=one.attached.session_id, key=blocks[0].key, epoch=epoch)
+        bad = kvstore_pb2.QuarantineRequest(attachment_id=one.attached.attachment_id, key=blocks[0].key, epoch=epoch)
         await one.stub.Quarantine(bad)
         moved = await call.read()
         assert (moved.tier, list(moved.stored), list(moved.removed)) == (NVME, keys(1), [])

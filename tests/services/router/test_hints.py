@@ -15,8 +15,8 @@ ACTIVE, TOOL = common_pb2.SESSION_STATE_ACTIVE, common_pb2.SESSION_STATE_TOOL
 USER, ENDED = common_pb2.SESSION_STATE_USER, common_pb2.SESSION_STATE_ENDED
 
 
-def hint(conversation: str, state: common_pb2.SessionState.ValueType = TOOL) -> common_pb2.SessionHint:
-    return common_pb2.SessionHint(conversation=conversation, state=state)
+def hint(session: str, state: common_pb2.SessionState.ValueType = TOOL) -> common_pb2.SessionHint:
+    return common_pb2.SessionHint(session=session, state=state)
 
 
 async def heard(store, count: int) -> list[tuple[str, int]]:
@@ -26,7 +26,7 @@ async def heard(store, count: int) -> list[tuple[str, int]]:
         while len(hints) < count:
             message = await store.read()
             if message.HasField("session_hint"):
-                hints.append((message.session_hint.conversation, message.session_hint.state))
+                hints.append((message.session_hint.session, message.session_hint.state))
     return hints
 
 
@@ -70,12 +70,12 @@ async def test_a_plan_tells_that_its_session_is_active_and_what_comes_next(mesh:
     for store in stores:
         assert await heard(store, 1) == [("talk", ACTIVE)]
     await mesh.again(call, session="talk")
-    said = common_pb2.SessionHint(conversation="not mine", state=TOOL, returns_in_s=5.0)
+    said = common_pb2.SessionHint(session="not mine", state=TOOL, returns_in_s=5.0)
     await call.write(router_pb2.PlanRequest(hint=said))
     await call.done_writing()
     for store in stores:
         message = (await store.read()).session_hint
-        assert (message.conversation, message.state, message.returns_in_s) == ("talk", TOOL, 5.0)
+        assert (message.session, message.state, message.returns_in_s) == ("talk", TOOL, 5.0)
 
 
 async def test_a_request_that_breaks_off_leaves_its_session_to_the_user(mesh: Harness) -> None:
@@ -96,8 +96,8 @@ async def test_hints_without_a_request(mesh: Harness) -> None:
     assert sorted(await heard(store, 2)) == [("a", TOOL), ("b", ENDED)]
     for wrong in (
         hint("x" * 65),
-        common_pb2.SessionHint(conversation="a", returns_in_s=-1.0),
-        common_pb2.SessionHint(conversation="a", returns_in_s=float("nan")),
+        common_pb2.SessionHint(session="a", returns_in_s=-1.0),
+        common_pb2.SessionHint(session="a", returns_in_s=float("nan")),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await mesh.stub.Hint(common_pb2.HintRequest(hints=[hint("c"), wrong]))
@@ -115,7 +115,7 @@ async def test_a_store_that_does_not_read_holds_up_nobody(mesh: Harness) -> None
         await mesh.stub.Hint(common_pb2.HintRequest(hints=hints))
     await mesh.stub.Hint(common_pb2.HintRequest(hints=[hint("last")]))
     async with asyncio.timeout(10):
-        while (await store.read()).session_hint.conversation != "last":
+        while (await store.read()).session_hint.session != "last":
             pass
     await mesh.join("w")
     await mesh.plan(session="talk")

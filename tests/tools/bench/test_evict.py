@@ -12,7 +12,7 @@ from penstock.runtime.config import ConfigError
 
 
 def written(path: Path, session: bool) -> Path:
-    """Forty conversations of three turns, in turns; each turn resends what was before."""
+    """Forty sessions of three turns, in turns; each turn resends what was before."""
     rows = []
     for turn in range(3):
         for talk in range(40):

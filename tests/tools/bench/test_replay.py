@@ -129,11 +129,11 @@ def test_blocks_of_a_running_request_are_not_evicted() -> None:
     assert (saved.full, saved.evictions) == (3, 0)
 
 
-def test_a_hint_that_a_conversation_has_ended_frees_its_blocks_first() -> None:
-    """An ended conversation's blocks are the latest used, so that without the hint others go."""
+def test_a_hint_that_a_session_has_ended_frees_its_blocks_first() -> None:
+    """An ended session's blocks are the latest used, so that without the hint others go."""
     turns = [("keeps", (0, 0)), ("ends", (1, 1)), ("ends", (1, 1)), ("new", (2, 2)), ("keeps", (0, 0))]
     plain = trace_of([path for _, path in turns])
-    asks = [replace(ask, conversation=name) for ask, (name, _) in zip(plain.asks, turns, strict=True)]
+    asks = [replace(ask, session=name) for ask, (name, _) in zip(plain.asks, turns, strict=True)]
     trace = Trace("test", 1, tuple(asks))
     found = [hits_of(trace, saved) for job, saved in play(trace, jobs(trace, True), RATES) if job.policy == HINTED]
     assert found
@@ -166,7 +166,7 @@ IDS = [
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_trace_with_ids(tmp_path: Path, name: str) -> None:
     trace = load(written(tmp_path / name, IDS))
-    assert (trace.name, trace.block_tokens, trace.blocks, trace.has_conversations) == ("a", 512, 3, False)
+    assert (trace.name, trace.block_tokens, trace.blocks, trace.has_sessions) == ("a", 512, 3, False)
     assert [(ask.at, ask.tokens, ask.output) for ask in trace.asks] == [(0.0, 1024, 9), (2.0, 1100, 5)]
     assert trace.asks[1].keys[:2] == trace.asks[0].keys and ROOT not in trace.asks[0].keys
 
@@ -180,7 +180,7 @@ def test_a_trace_with_texts(tmp_path: Path) -> None:
     first, second = trace.asks
     assert (trace.block_tokens, first.tokens, first.output, second.at) == (16, 19, 2, 2.0)
     assert first.keys[0] == second.keys[0] and first.keys[1] != second.keys[1]
-    assert trace.has_conversations
+    assert trace.has_sessions
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_a_trace_that_can_not_be_replayed(tmp_path: Path, name: str, text: str |
         load(tmp_path / name)
 
 
-def test_overlaid_conversations_begin_soon_after_each_other_at_their_own_pace() -> None:
+def test_overlaid_sessions_begin_soon_after_each_other_at_their_own_pace() -> None:
     asks = [Ask(100.0 * at, 1, 1, (node((at,)),), "ab"[at // 2]) for at in range(4)]
     found = overlaid(Trace("t", 1, tuple(asks)))
-    assert [(ask.at, ask.conversation) for ask in found.asks] == [(0.0, "a"), (50.0, "b"), (100.0, "a"), (150.0, "b")]
+    assert [(ask.at, ask.session) for ask in found.asks] == [(0.0, "a"), (50.0, "b"), (100.0, "a"), (150.0, "b")]
 
 
 def test_the_command_says_one_object_per_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,4 +216,4 @@ def test_the_command_says_one_object_per_line(tmp_path: Path, capsys: pytest.Cap
     assert {line["policy"] for line in lines} == {*POLICIES, HINTED, OFFLINE}
     assert command(tmp_path / "none.jsonl") == 2
     assert command(written(tmp_path / "ids.jsonl", IDS), overlay=True) == 2
-    assert "no such file\nit names no conversations" in capsys.readouterr().err
+    assert "no such file\nit names no sessions" in capsys.readouterr().err

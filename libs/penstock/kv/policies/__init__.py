@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kv.policies.base import SEVERAL, Candidate, EvictionPolicy, Outlook
+from penstock.kv.policies.base import SEVERAL, Candidate, EvictionPolicy
 from penstock.kv.policies.lru import Lru
 from penstock.kv.policies.s3fifo import S3Fifo
 from penstock.kv.policies.worth import Worth
 
 POLICIES = ("worth", "s3-fifo", "lru")
 
-__all__ = ["POLICIES", "SEVERAL", "Candidate", "EvictionPolicy", "Lru", "Outlook", "S3Fifo", "Worth", "make_policy"]
+__all__ = ["POLICIES", "SEVERAL", "Candidate", "EvictionPolicy", "Lru", "S3Fifo", "Worth", "make_policy"]
 
 
 def make_policy(name: str, clock: Callable[[], float]) -> EvictionPolicy[Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from penstock.kv.hint import ReturnHint
+
 SEVERAL = "*"
-"""Stands for the conversations of a block that more than one conversation uses."""
+"""Stands for the sessions of a block that more than one session uses."""
 
 
 class Candidate(Protocol):
@@ -22,25 +23,16 @@ class Candidate(Protocol):
     used_at: float
     """When it was last used, in seconds of the clock."""
     turn: int
-    """Turns of a conversation before the one that stored it, as far as its ancestors show."""
+    """Turns of a session before the one that stored it, as far as its ancestors show."""
     seconds: float
     """What computing it took; 0: unknown."""
-    conversation: str
+    session: str
     """Whose it is; empty: unknown; or SEVERAL."""
     note: Any
     """The policy's own mark; nobody else touches it."""
 
 
 BlockT = TypeVar("BlockT", bound=Candidate)
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What somebody who knows said about a conversation. Without `ended` and `returns_at` it is unknown again."""
-
-    ended: bool = False
-    returns_at: float | None = None
-    """When its next turn is expected, in seconds of the clock."""
 
 
 class EvictionPolicy(Protocol[BlockT]):
@@ -68,8 +60,8 @@ class EvictionPolicy(Protocol[BlockT]):
     def victim(self) -> BlockT | None:
         """Takes out the block that should go first; None when none may."""
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
-        """What is known of a conversation's return, until its next use."""
+    def expect(self, session: str, outlook: ReturnHint) -> None:
+        """What is known of a session's return, until its next use."""
 
     def __len__(self) -> int:
         """Blocks that may go."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import Generic
 
-from penstock.kv.policies.base import BlockT, Outlook
+from penstock.kv.hint import ReturnHint
+from penstock.kv.policies.base import BlockT
 
 _SLACK = 64
 
@@ -34,7 +35,7 @@ class Lru(Generic[BlockT]):
     def used(self, block: BlockT) -> None:
         """Nothing to learn from it: the offer after it says when."""
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
+    def expect(self, session: str, outlook: ReturnHint) -> None:
         """LRU takes no hints."""
 
     def offer(self, block: BlockT) -> None:

@@ -9,7 +9,8 @@ import heapq
 from collections import OrderedDict
 from typing import Generic
 
-from penstock.kv.policies.base import BlockT, Outlook
+from penstock.kv.hint import ReturnHint
+from penstock.kv.policies.base import BlockT
 
 _SMALL, _MAIN = 0, 1
 _SMALL_SHARE = 0.1
@@ -75,7 +76,7 @@ class S3Fifo(Generic[BlockT]):
             place.uses = block.uses
             place.frequency = min(place.frequency + 1, _MOST_FREQUENT)
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
+    def expect(self, session: str, outlook: ReturnHint) -> None:
         """S3-FIFO takes no hints."""
 
     def offer(self, block: BlockT) -> None:

@@ -1,8 +1,8 @@
 """Evicts the block that is worth least: seconds of prefill saved x rate of reuse, per byte.
 
 All blocks of a table have the same number of bytes, so bytes need no factor. The rate is learned, see `reuse`. Its
-classes are those that an opaque block shows: how often it was used, and whether a conversation went on when it was
-stored. What somebody says of the block's conversation comes before what was learned: one that has ended is worth
+classes are those that an opaque block shows: how often it was used, and whether a session went on when it was
+stored. What somebody says of the block's session comes before what was learned: one that has ended is worth
 little, one that is expected back at a time is worth its seconds per second of waiting for it.
 
 The leaf of a chain is the last to be computed and the dearest (attention); once it is gone its parent, with the same
@@ -22,7 +22,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic
 
-from penstock.kv.policies.base import SEVERAL, BlockT, Candidate, Outlook
+from penstock.kv.hint import ReturnHint
+from penstock.kv.policies.base import SEVERAL, BlockT, Candidate
 from penstock.kv.policies.cost import PrefillCost
 from penstock.kv.policies.reuse import BUCKETS, EDGES, ReuseTimes, bucket
 
@@ -30,17 +31,17 @@ _MOST_USES = 5
 _MOST_TURNS = 3
 _GROUPS = _MOST_TURNS + 1 + _MOST_USES
 _ENDED = _GROUPS
-"""The shelves of classes from here on are those of conversations that have ended."""
+"""The shelves of classes from here on are those of sessions that have ended."""
 _WAITING = 2 * _GROUPS
-"""The class of blocks whose conversation is expected back."""
+"""The class of blocks whose session is expected back."""
 _ENDED_FACTOR = 1 / 64
 """Of the usual rate."""
 _RETURNS = 0.8
-"""How many expected conversations come back."""
+"""How many expected sessions come back."""
 _LEARN_SOONEST, _LEARN_LATEST = 64, 2048
 """Uses between two looks at what was learned: an eighth of all so far, within these bounds."""
 _REMEMBERED = 1 << 16
-"""Keys and conversations that are remembered."""
+"""Keys and sessions that are remembered."""
 _SLACK = 64
 _LEAST_LEVEL, _MOST_LEVEL = -40, 20
 
@@ -52,7 +53,7 @@ class _Offer(Generic[BlockT]):
 
     def __init__(self, block: BlockT, order: int) -> None:
         self.block: BlockT | None = block
-        self.owner = block.conversation if block.conversation != SEVERAL else ""
+        self.owner = block.session if block.session != SEVERAL else ""
         self.order = order
 
 
@@ -86,9 +87,9 @@ class Worth(Generic[BlockT]):
         self._soonest = 0.0
         self._order: list[tuple[float, int, _Shelf[BlockT]]] = []
         self._gone: OrderedDict[bytes, int] = OrderedDict()
-        self._outlooks: OrderedDict[str, Outlook] = OrderedDict()
+        self._outlooks: OrderedDict[str, ReturnHint] = OrderedDict()
         self._owned: dict[str, dict[bytes, BlockT]] = {}
-        """Blocks on offer, by the conversation they belong to."""
+        """Blocks on offer, by the session they belong to."""
         self._offers = self._stale = self._count = 0
         self._learn(clock())
 
@@ -112,14 +113,14 @@ class Worth(Generic[BlockT]):
         """See EvictionPolicy."""
         self._times.use(block.key, _group(block), block.used_at)
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
+    def expect(self, session: str, outlook: ReturnHint) -> None:
         """See EvictionPolicy."""
-        self._outlooks.pop(conversation, None)
+        self._outlooks.pop(session, None)
         if outlook.ended or outlook.returns_at is not None:
-            self._outlooks[conversation] = outlook
+            self._outlooks[session] = outlook
             if len(self._outlooks) > _REMEMBERED:
                 self._outlooks.popitem(last=False)
-        for block in list(self._owned.get(conversation, {}).values()):
+        for block in list(self._owned.get(session, {}).values()):
             self.offer(block)
 
     def offer(self, block: BlockT) -> None:
@@ -183,7 +184,7 @@ class Worth(Generic[BlockT]):
     def _stand(self, block: BlockT, now: float) -> tuple[int, int, float]:
         """Class, bucket, and when that changes."""
         group = _group(block)
-        outlook = self._outlooks.get(block.conversation) if self._outlooks else None
+        outlook = self._outlooks.get(block.session) if self._outlooks else None
         if outlook is not None and outlook.returns_at is not None and not outlook.ended:
             # Expectations are vague: one is not worth more than at half of the whole wait, and holds for twice of it.
             whole = max(0.0, outlook.returns_at - block.used_at)
@@ -263,5 +264,5 @@ class Worth(Generic[BlockT]):
 
 
 def _group(block: Candidate) -> int:
-    """The class of a block: by uses; those not used again yet by turns of their conversation."""
+    """The class of a block: by uses; those not used again yet by turns of their session."""
     return _MOST_TURNS + min(block.uses, _MOST_USES) if block.uses else min(block.turn, _MOST_TURNS)

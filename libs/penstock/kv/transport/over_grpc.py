@@ -120,7 +120,7 @@ class _Fetch:
                 place.let_go()
 
     async def _once(self) -> None:
-        async with self.peers.session(self.address, self.spec, self.until) as peer:
+        async with self.peers.attachment(self.address, self.spec, self.until) as peer:
             lease = await self._lease(peer)
             try:
                 places = self._place(lease)
@@ -129,13 +129,13 @@ class _Fetch:
                     await self._read(peer, lease, places, indices)
             finally:
                 if lease.lease_id:
-                    request = kvstore_pb2.ReleaseRequest(session_id=peer.session_id, lease_ids=[lease.lease_id])
+                    request = kvstore_pb2.ReleaseRequest(attachment_id=peer.attachment_id, lease_ids=[lease.lease_id])
                     self.peers.tell(peer, peer.stub.Release, request)
 
     async def _lease(self, peer: Peer) -> kvstore_pb2.LeaseResponse:
         """For the blocks from `next` on."""
         request = kvstore_pb2.LeaseRequest(
-            session_id=peer.session_id,
+            attachment_id=peer.attachment_id,
             keys=self.keys[self.next :],
             lease_s=min(_LEASE_S, max(0.1, self.until - time.monotonic())),
             peer=True,
@@ -182,7 +182,7 @@ class _Fetch:
     ) -> None:
         base = self.next
         request = kvstore_pb2.ReadRequest(
-            session_id=peer.session_id,
+            attachment_id=peer.attachment_id,
             lease_id=lease.lease_id,
             indices=[index - base for index in indices],
             at=places[indices[0]].at,
@@ -234,7 +234,9 @@ class _Fetch:
         """Lets a block land that is right; has the peer take it out of service when it is not."""
         place.let_go()
         if place.digest.digest() != place.offered.checksum:
-            request = kvstore_pb2.QuarantineRequest(session_id=peer.session_id, key=place.offered.key, epoch=epoch)
+            request = kvstore_pb2.QuarantineRequest(
+                attachment_id=peer.attachment_id, key=place.offered.key, epoch=epoch
+            )
             with suppress(Broken, TransportFault):
                 await self.peers.call(peer, peer.stub.Quarantine, request, self.until)
             raise TransportFault("corrupt", "a block did not match its checksum")

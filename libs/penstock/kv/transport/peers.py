@@ -1,4 +1,4 @@
-"""Sessions at other stores, opened when they are needed and closed when they are not."""
+"""Attachments at other stores, opened when they are needed and closed when they are not."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ class Broken(Exception):
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """An open session at another store."""
+    """An open attachment at another store."""
 
     address: str
-    session_id: str
+    attachment_id: str
     stub: Any
     read: Any
     """Its `Read`; see bulk."""
     attached: Any
-    """The call that keeps the session open."""
+    """The call that keeps the attachment open."""
     channels: Channels
-    """Its connection, shared with nobody: closing it disturbs no other session."""
+    """Its connection, shared with nobody: closing it disturbs no other attachment."""
     users: int = 0
     idle: asyncio.TimerHandle | None = None
 
 
 class Peers:
-    """At most one session per address."""
+    """At most one attachment per address."""
 
     def __init__(self, name: str, stall_s: float, idle_s: float) -> None:
         """`name` is for the peers' logs; nobody waits longer than `stall_s` for a sign of life.
 
-        A session ends `idle_s` after its last use: it would keep the peer from changing its spec.
+        An attachment ends `idle_s` after its last use: it would keep the peer from changing its spec.
         """
         self._name = name
         self._stall_s = stall_s
@@ -69,8 +69,8 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def session(self, address: str, spec: KvSpec, until: float) -> AsyncIterator[Peer]:
-        """An open session for blocks of `spec`. Raises TransportFault or Broken."""
+    async def attachment(self, address: str, spec: KvSpec, until: float) -> AsyncIterator[Peer]:
+        """An open attachment for blocks of `spec`. Raises TransportFault or Broken."""
         async with self._attaching.setdefault(address, asyncio.Lock()):
             peer = self._open.get(address)
             if peer is None or peer.attached.done():
@@ -96,8 +96,8 @@ class Peers:
             async with asyncio.timeout(self.patience(until)):
                 first = await call.read()
             if not isinstance(first, kvstore_pb2.AttachResponse):
-                raise Broken("it ended the session")
-            return Peer(address, first.session_id, stub, bulk.read_method(channel), call, channels)
+                raise Broken("it ended the attachment")
+            return Peer(address, first.attachment_id, stub, bulk.read_method(channel), call, channels)
         except BaseException as error:
             call.cancel()
             self._close(channels)
@@ -127,7 +127,7 @@ class Peers:
         return min(left, self._stall_s)
 
     def failed(self, peer: Peer | None, error: TimeoutError | grpc.aio.AioRpcError) -> NoReturn:
-        """What a failed call means: TransportFault when the peer refuses; else Broken, and the session is dropped."""
+        """What a failed call means: TransportFault if the peer refuses; else Broken, and the attachment is dropped."""
         if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
             raise TransportFault("refused", error.details() or error.code().name) from error
         if peer is not None and self._open.get(peer.address) is peer:
@@ -137,7 +137,7 @@ class Peers:
         raise Broken(error.details() or error.code().name) from error
 
     def _end(self, peer: Peer) -> None:
-        """Takes a session out of use, and closes it with its last user."""
+        """Takes an attachment out of use, and closes it with its last user."""
         if self._open.get(peer.address) is peer:
             del self._open[peer.address]
         if peer.idle is not None:
@@ -152,7 +152,7 @@ class Peers:
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Ends the sessions. When no fetch is under way."""
+        """Ends the attachments. When no fetch is under way."""
         for peer in list(self._open.values()):
             self._end(peer)
         if self._closing:

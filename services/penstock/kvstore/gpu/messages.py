@@ -18,12 +18,12 @@ class DeviceFace:
     def __init__(self, tier: GpuTier | None) -> None:
         self._tier = tier
 
-    def attach(self, session_id: str, request: kvstore_pb2.AttachRequest) -> kvstore_pb2.DeviceMemory | None:
+    def attach(self, attachment_id: str, request: kvstore_pb2.AttachRequest) -> kvstore_pb2.DeviceMemory | None:
         """What a client gets that can read on the store's device."""
         place = self._tier.place() if self._tier is not None else None
         if self._tier is None or place is None or place.uuid != request.device:
             return None
-        self._tier.attach(session_id, request.client)
+        self._tier.attach(attachment_id, request.client)
         return kvstore_pb2.DeviceMemory(
             uuid=place.uuid,
             handle=place.handle,
@@ -34,10 +34,10 @@ class DeviceFace:
             epochs_id=place.epochs_id,
         )
 
-    def detach(self, session_id: str) -> None:
-        """Takes back what the session has here."""
+    def detach(self, attachment_id: str) -> None:
+        """Takes back what the attachment has here."""
         if self._tier is not None:
-            self._tier.detach(session_id)
+            self._tier.detach(attachment_id)
 
     @contextmanager
     def leasing(
@@ -46,7 +46,7 @@ class DeviceFace:
         """The leading blocks on the device, pinned; given back when the rest of the lease fails."""
         tier, lease = self._tier, None
         if tier is not None and request.on_device:
-            lease = tier.lease(request.session_id, keys, seconds, request.conversation)
+            lease = tier.lease(request.attachment_id, keys, seconds, request.session)
         if tier is None or lease is None:
             yield None
             return
@@ -71,11 +71,11 @@ class DeviceFace:
         check_count("device_lease_ids", request.device_lease_ids)
         if self._tier is None:
             return [False] * len(request.device_lease_ids)
-        return self._tier.release(request.session_id, request.device_lease_ids)
+        return self._tier.release(request.attachment_id, request.device_lease_ids)
 
     def quarantine(self, request: kvstore_pb2.QuarantineRequest) -> bool:
         """Whether it was a block on the device."""
-        return self._tier is not None and self._tier.quarantine(request.session_id, request.key, request.epoch)
+        return self._tier is not None and self._tier.quarantine(request.attachment_id, request.key, request.epoch)
 
     def stats(self) -> kvstore_pb2.GpuStats | None:
         """None: there is no such tier."""

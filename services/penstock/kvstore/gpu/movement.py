@@ -1,7 +1,7 @@
 """Which blocks go to the device, and which come back when they have to leave it. Pure.
 
 A device slot is dear, and a copy up costs bandwidth that engines use too. So a block that was leased has to show that
-it will be asked for again: it came back after a while before, several conversations use it, or its conversation is
+it will be asked for again: it came back after a while before, several sessions use it, or its session is
 active or expected soon. Blocks go up in the order of their prefix, since a child without its parent helps nobody who
 reads on the device. A block that leaves the device while host memory still has it is just dropped; the only copy of
 one that is worth anything goes down first.
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from penstock.kv.policies import SEVERAL
 from penstock.kvstore.blocks import Block
-from penstock.kvstore.conversations import Outlook, State
+from penstock.kvstore.sessions import KnownSession, SessionPhase
 
-Look = Callable[[str], Outlook | None]
+Look = Callable[[str], KnownSession | None]
 Has = Callable[[bytes], bool]
 
 
@@ -27,18 +27,18 @@ class Movement:
     uses: int = 1
     """Separate uses after which a block is taken to come back again."""
     horizon_s: float = 30.0
-    """A conversation that is expected back within this time counts as active."""
+    """A session that is expected back within this time counts as active."""
 
     def shared(self, block: Block) -> bool:
         """Whether it was asked for again and again, or by several."""
-        return block.uses >= self.uses or block.conversation == SEVERAL
+        return block.uses >= self.uses or block.session == SEVERAL
 
     def returns(self, block: Block, look: Look, now: float) -> bool:
-        """Whether its conversation runs, or will soon."""
-        outlook = look(block.conversation) if block.conversation else None
-        if outlook is None or outlook.state is State.ENDED:
+        """Whether its session runs, or will soon."""
+        outlook = look(block.session) if block.session else None
+        if outlook is None or outlook.state is SessionPhase.ENDED:
             return False
-        return outlook.state is State.ACTIVE or outlook.expected_at - now <= self.horizon_s
+        return outlook.state is SessionPhase.ACTIVE or outlook.expected_at - now <= self.horizon_s
 
     def promotes(self, block: Block, look: Look, now: float) -> bool:
         """Whether a block of the host that was leased is worth a device slot."""

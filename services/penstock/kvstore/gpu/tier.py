@@ -171,7 +171,7 @@ class GpuTier:
     @property
     def busy(self) -> bool:
         """Somebody reads, or a copy is under way."""
-        return self._at_work > 0 or (self._format is not None and self._format.table.stats().sessions > 0)
+        return self._at_work > 0 or (self._format is not None and self._format.table.stats().attachments > 0)
 
     @property
     def working(self) -> bool:
@@ -208,39 +208,39 @@ class GpuTier:
         handle, size, slots = self._arena.handle, self._arena.size, form.table.stats().slots
         return DevicePlace(self._uuid, handle, size, form.stride, slots, form.epochs.path, form.epochs.table_id)
 
-    def attach(self, session_id: str, client: str) -> None:
-        """The session reads on the device."""
+    def attach(self, attachment_id: str, client: str) -> None:
+        """The attachment reads on the device."""
         if self._format is not None:
-            self._format.table.attach(session_id, client)
+            self._format.table.attach(attachment_id, client)
 
-    def detach(self, session_id: str) -> None:
-        """Takes back all that the session has leased here."""
-        if self._format is not None and self._format.table.attached(session_id):
-            self._format.table.detach(session_id, self._keeper.now())
+    def detach(self, attachment_id: str) -> None:
+        """Takes back all that the attachment has leased here."""
+        if self._format is not None and self._format.table.attached(attachment_id):
+            self._format.table.detach(attachment_id, self._keeper.now())
 
-    def lease(self, session_id: str, keys: Sequence[bytes], seconds: float, conversation: str) -> Lease | None:
-        """Pins the leading blocks that are on the device, for a session that reads there."""
+    def lease(self, attachment_id: str, keys: Sequence[bytes], seconds: float, session: str) -> Lease | None:
+        """Pins the leading blocks that are on the device, for an attachment that reads there."""
         form = self._format
-        if form is None or self.off or not form.table.attached(session_id):
+        if form is None or self.off or not form.table.attached(attachment_id):
             return None
-        return form.table.lease(session_id, keys, seconds, self._keeper.now(), conversation)
+        return form.table.lease(attachment_id, keys, seconds, self._keeper.now(), session)
 
     def abandon(self, lease: Lease) -> None:
         """Gives a lease back that nobody will hear of."""
         if self._format is not None:
             self._format.table.abandon(lease, self._keeper.now())
 
-    def release(self, session_id: str, lease_ids: Sequence[int]) -> list[bool]:
+    def release(self, attachment_id: str, lease_ids: Sequence[int]) -> list[bool]:
         """Gives leases back. False: it had expired."""
-        if self._format is None or not self._format.table.attached(session_id):
+        if self._format is None or not self._format.table.attached(attachment_id):
             return [False] * len(lease_ids)
-        return self._format.table.release(session_id, lease_ids, self._keeper.now())
+        return self._format.table.release(attachment_id, lease_ids, self._keeper.now())
 
-    def quarantine(self, session_id: str, key: bytes, epoch: int) -> bool:
+    def quarantine(self, attachment_id: str, key: bytes, epoch: int) -> bool:
         """Takes a block out of service that a client found wrong on the device."""
-        if self._format is None or not self._format.table.attached(session_id):
+        if self._format is None or not self._format.table.attached(attachment_id):
             return False
-        return self._format.table.quarantine(session_id, key, epoch, self._keeper.now())
+        return self._format.table.quarantine(attachment_id, key, epoch, self._keeper.now())
 
     def offset(self, block: Block) -> int:
         """Where a block of a lease begins."""
@@ -252,7 +252,7 @@ class GpuTier:
         if self._format is None or self.off:
             return
         for block in blocks:
-            there = self._format.table.touch(block.key, block.conversation, self._keeper.now())
+            there = self._format.table.touch(block.key, block.session, self._keeper.now())
             if not there and len(self._pending) < _PENDING:
                 self._pending[block.key] = None
         if self._pending:
@@ -272,7 +272,7 @@ class GpuTier:
             del self._pending[key]
             if (block := store.find(key)) is not None:
                 candidates.append(block)
-        look = self._keeper.conversations.outlook
+        look = self._keeper.sessions.outlook
         batch = self._movement.batch(candidates, form.copier.batch, form.table.__contains__, look, now)
         with self._working():
             await self._make_room(form, len(batch))
@@ -335,7 +335,7 @@ class GpuTier:
 
     async def _leave(self, form: _Format, victims: list[Block]) -> int:
         """Ends the stay of held blocks; returns how many went."""
-        look, now = self._keeper.conversations.outlook, self._keeper.now()
+        look, now = self._keeper.sessions.outlook, self._keeper.now()
         stays = set[bytes]()
         try:
             only = [v for v in victims if not self._elsewhere(v.key) and self._movement.demotes(v, look, now)]
@@ -506,7 +506,7 @@ class GpuTier:
 
 
 def _wanted(block: Block) -> Wanted:
-    return Wanted(block.key, block.parent, block.first_token, block.seconds, block.conversation, block.namespace)
+    return Wanted(block.key, block.parent, block.first_token, block.seconds, block.session, block.namespace)
 
 
 def _inherit(copy: Block, block: Block) -> None:

@@ -100,9 +100,7 @@ class Space:
 
     def room(self, block: Block) -> Block | None:
         """A slot of the disk for a block of the host tier; None: it is there already, or nothing may go for it."""
-        wanted = Wanted(
-            *(block.key, block.parent, block.first_token, block.seconds, block.conversation, block.namespace)
-        )
+        wanted = Wanted(*(block.key, block.parent, block.first_token, block.seconds, block.session, block.namespace))
         slot = self.table.reserve_own(wanted, self._now()).block
         if slot is not None:
             slot.uses, slot.turn = block.uses, block.turn

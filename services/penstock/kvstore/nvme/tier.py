@@ -13,8 +13,8 @@ from pathlib import Path
 
 import structlog
 
+from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import KvSpec
-from penstock.kv.policies import Outlook
 from penstock.kvstore.blocks import Block, Tier
 from penstock.kvstore.nvme.budget import WriteBudget
 from penstock.kvstore.nvme.files import Files
@@ -178,11 +178,11 @@ class NvmeTier:
         """A block that is on the disk; to be read, not changed."""
         return self._space.table.find(key) if self._space is not None else None
 
-    def touch(self, keys: Iterable[bytes], conversation: str) -> None:
+    def touch(self, keys: Iterable[bytes], session: str) -> None:
         """These blocks were used, in whatever tier."""
         if self._space is not None:
             for key in keys:
-                self._space.table.touch(key, conversation, self._now())
+                self._space.table.touch(key, session, self._now())
 
     # -- promises
 
@@ -199,10 +199,10 @@ class NvmeTier:
         if self._space is not None:
             self._space.table.renew(keys, self._now())
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
-        """What is known of a conversation's return; for the eviction policy."""
+    def expect(self, session: str, outlook: ReturnHint) -> None:
+        """What is known of a session's return; for the eviction policy."""
         if self._space is not None:
-            self._space.table.expect(conversation, outlook)
+            self._space.table.expect(session, outlook)
 
     # -- life
 

@@ -15,7 +15,7 @@ class Item:
     used_at: float = 0.0
     turn: int = 0
     seconds: float = 0.0
-    conversation: str = ""
+    session: str = ""
     note: Any = None
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.libs.kv.policies.helpers import Item, key
 
-from penstock.kv.policies import POLICIES, SEVERAL, EvictionPolicy, Lru, Outlook, S3Fifo, Worth, make_policy, worth
+from penstock.kv.hint import ReturnHint
+from penstock.kv.policies import POLICIES, SEVERAL, EvictionPolicy, Lru, S3Fifo, Worth, make_policy, worth
 from penstock.kv.policies.cost import PrefillCost
 from penstock.kv.policies.reuse import BUCKETS, EDGES, bucket
 
@@ -42,7 +43,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if number in self.items:
             return
         self.tick += 1
-        item = Item(key(number), tokens, self.tick, used_at=self.now, turn=number % 3, conversation=owner)
+        item = Item(key(number), tokens, self.tick, used_at=self.now, turn=number % 3, session=owner)
         self.items[number] = item
         self.policy.stored(item)
         self.heard_stored(item)
@@ -188,7 +189,7 @@ class WorthMachine(PolicyMachine):
     def __init__(self) -> None:
         super().__init__()
         self.policy = self.worth = Worth(lambda: self.now)
-        self.outlooks: dict[str, Outlook] = {}
+        self.outlooks: dict[str, ReturnHint] = {}
 
     @rule()
     def learn(self) -> None:
@@ -197,7 +198,7 @@ class WorthMachine(PolicyMachine):
     @rule(owner=st.sampled_from(OWNERS[1:3]), ended=st.booleans(), after=st.sampled_from([None, 0.5, 20.0, 500.0]))
     def expect(self, owner: str, ended: bool, after: float | None) -> None:
         returns_at = None if after is None else self.now + after
-        self.outlooks[owner] = outlook = Outlook(ended, returns_at)
+        self.outlooks[owner] = outlook = ReturnHint(ended, returns_at)
         self.policy.expect(owner, outlook)
 
     def check(self, found: Item) -> None:
@@ -211,7 +212,7 @@ class WorthMachine(PolicyMachine):
 
     def lateness(self, item: Item) -> list[float]:
         age = self.now - item.used_at
-        outlook = self.outlooks.get(item.conversation, Outlook())
+        outlook = self.outlooks.get(item.session, ReturnHint())
         if outlook.returns_at is not None and not outlook.ended:
             age = max(age, abs(outlook.returns_at - self.now) * 2)
         most = (EDGES[min(bucket(age) + 1, BUCKETS - 1)] - EDGES[bucket(age)]) / 4
@@ -219,7 +220,7 @@ class WorthMachine(PolicyMachine):
 
     def worth_at(self, item: Item, now: float) -> float:
         cost = 2.0 ** (round(2 * math.log2(item.seconds or PrefillCost().seconds(item.first_token, 1))) / 2)
-        outlook = self.outlooks.get(item.conversation, Outlook())
+        outlook = self.outlooks.get(item.session, ReturnHint())
         group = 3 + min(item.uses, 5) if item.uses else min(item.turn, 3)
         if outlook.returns_at is not None and not outlook.ended:
             whole = max(0.0, outlook.returns_at - item.used_at)
@@ -242,14 +243,14 @@ def test_a_policy_is_made_by_its_name() -> None:
         make_policy("fifo", lambda: 0.0)
 
 
-def test_a_conversation_that_ended_goes_first_and_one_that_is_due_goes_last() -> None:
+def test_a_session_that_ended_goes_first_and_one_that_is_due_goes_last() -> None:
     policy: Worth[Item] = Worth(lambda: 10.0)
-    items = [Item(key(at), used_at=float(at), conversation=owner) for at, owner in enumerate(("due", "", "over"))]
+    items = [Item(key(at), used_at=float(at), session=owner) for at, owner in enumerate(("due", "", "over"))]
     for item in items:
         policy.stored(item)
         policy.offer(item)
-    policy.expect("over", Outlook(ended=True))
-    policy.expect("due", Outlook(returns_at=11.0))
+    policy.expect("over", ReturnHint(ended=True))
+    policy.expect("due", ReturnHint(returns_at=11.0))
     assert [policy.victim() for _ in items] == [items[2], items[1], items[0]]
 
 
@@ -298,14 +299,14 @@ def test_what_was_evicted_is_remembered_when_it_comes_back() -> None:
     assert again.uses == 3
 
 
-def test_a_policy_remembers_a_bounded_number_of_keys_and_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_remembers_a_bounded_number_of_keys_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth, "_REMEMBERED", 10)
     policy: Worth[Item] = Worth(lambda: 5.0)
     for at in range(100):
-        item = Item(key(at), conversation=str(at))
+        item = Item(key(at), session=str(at))
         policy.stored(item)
         policy.offer(item)
         policy.withdraw(item)
         policy.removed(item)
-        policy.expect(str(at), Outlook(ended=True))
+        policy.expect(str(at), ReturnHint(ended=True))
     assert (len(policy._gone), len(policy._outlooks), len(policy._owned)) == (10, 10, 0)

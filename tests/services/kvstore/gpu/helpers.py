@@ -52,9 +52,9 @@ class Bench:
         return self.gpu.stats()
 
     async def warm(self, count: int, chain: str = "a") -> None:
-        """Stores a chain, and leases it for a conversation, so that it is worth the device."""
+        """Stores a chain, and leases it for a session, so that it is worth the device."""
         await self.client.put(puts(count, chain))
-        await self.read(keys(count, chain), f"conversation {chain}")
+        await self.read(keys(count, chain), f"session {chain}")
 
     async def promoted(self, count: int, chain: str = "a") -> None:
         """A chain that is on the device, too."""
@@ -78,9 +78,9 @@ class Bench:
         """How many leading ones host memory has."""
         return self.store.keeper.store.lookup(names)
 
-    async def read(self, names: Sequence[bytes], conversation: str = "") -> tuple[list[bytes], list[str]]:
+    async def read(self, names: Sequence[bytes], session: str = "") -> tuple[list[bytes], list[str]]:
         """Contents and tiers of the leading blocks."""
-        async with self.client.lease(names, Origin(conversation)) as leased:
+        async with self.client.lease(names, Origin(session)) as leased:
             copies = [bytes(view) for view in leased.blocks]
             assert leased.still_valid()
             return copies, leased.tiers

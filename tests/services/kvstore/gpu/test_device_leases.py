@@ -74,7 +74,7 @@ async def test_a_leased_slot_is_not_reused() -> None:
             assert [content(view) for view in leased.on_device.views] == data(10, "old")
             assert leased.still_valid()
         await eventually(lambda: it.stats.leases == 0)
-        await it.read(keys(16, "new"), "conversation new")
+        await it.read(keys(16, "new"), "session new")
         await eventually(lambda: it.gpu.has(keys(16, "new")) == 16)
 
 
@@ -150,12 +150,12 @@ async def test_two_stores_and_a_store_that_comes_back() -> None:
             async with open_store(channels.to(it.store.address), "near", spec(), HOST, device=TwinDevice()) as client:
                 await it.promoted(2)
                 async with client.lease(keys(2), on_device=True) as leased:
-                    session = client._link.session
-                    assert session is not None
-                    client._link.lost(session, "test")
+                    attachment = client._link.attachment
+                    assert attachment is not None
+                    client._link.lost(attachment, "test")
                     assert [content(view) for view in leased.on_device.views] == data(2), "still mapped for its user"
-                    assert session.on_device is not None
-                assert session.on_device is None
+                    assert attachment.on_device is not None
+                assert attachment.on_device is None
                 await eventually(lambda: client.connected)
                 async with client.lease(keys(2), on_device=True) as leased:
                     assert len(leased.on_device.views) == 2
@@ -164,21 +164,23 @@ async def test_two_stores_and_a_store_that_comes_back() -> None:
 async def test_the_store_does_not_lease_on_the_device_to_those_who_said_nothing_of_it() -> None:
     async with bench() as it:
         await it.promoted(2)
-        session = await it.one.attach()
+        attachment = await it.one.attach()
         assert not it.one.attached.HasField("device")
-        request = kvstore_pb2.LeaseRequest(session_id=session, keys=keys(2), on_device=True)
+        request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(2), on_device=True)
         answer = await it.one.stub.Lease(request)
         assert not answer.HasField("device") and len(answer.offsets) == 2
-        release = kvstore_pb2.ReleaseRequest(session_id=session, device_lease_ids=[1, 2])
+        release = kvstore_pb2.ReleaseRequest(attachment_id=attachment, device_lease_ids=[1, 2])
         assert list((await it.one.stub.Release(release)).device_released) == [False, False]
 
 
 async def test_a_wrong_block_on_the_device_can_be_taken_out_of_service() -> None:
     async with bench() as it:
         await it.promoted(2)
-        session = await it.one.attach(device=TWIN)
-        answer = await it.one.stub.Lease(kvstore_pb2.LeaseRequest(session_id=session, keys=keys(2), on_device=True))
-        bad = kvstore_pb2.QuarantineRequest(session_id=session, key=keys(2)[1], epoch=answer.device.epochs[1])
+        attachment = await it.one.attach(device=TWIN)
+        answer = await it.one.stub.Lease(
+            kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(2), on_device=True)
+        )
+        bad = kvstore_pb2.QuarantineRequest(attachment_id=attachment, key=keys(2)[1], epoch=answer.device.epochs[1])
         assert (await it.one.stub.Quarantine(bad)).removed
         assert not (await it.one.stub.Quarantine(bad)).removed
         assert (it.gpu.has(keys(2)), it.host(keys(2))) == (1, 2)
@@ -195,7 +197,7 @@ async def test_a_killed_client_gives_everything_back() -> None:
         finally:
             reader.kill()
         await eventually(lambda: it.stats.leases == 0)
-        await eventually(lambda: it.store.stats().sessions == 1)
+        await eventually(lambda: it.store.stats().attachments == 1)
 
 
 async def test_what_is_used_on_the_device_stays_there() -> None:

@@ -44,7 +44,7 @@ class GpuMachine(RuleBasedStateMachine):
         self.switch = TwinSwitch()
         self.stack = AsyncExitStack()
         self.live: dict[str, tuple[list[Lease], list[Lease]]] = {}
-        """Sessions, and their leases in host memory and on the device."""
+        """Attachments, and their leases in host memory and on the device."""
 
     def go(self, work: Awaitable[Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -60,7 +60,7 @@ class GpuMachine(RuleBasedStateMachine):
             self.stack.callback(self.keeper.stop)
             assert gpu is not None
             self.gpu: GpuTier = gpu
-            self.session()
+            self.attachment()
 
         self.go(begin())
         place = self.gpu.place()
@@ -70,7 +70,7 @@ class GpuMachine(RuleBasedStateMachine):
     def _device(self, index: int) -> TwinDevice:
         return TwinDevice(index, self.switch)
 
-    def session(self) -> str:
+    def attachment(self) -> str:
         name = self.keeper.attach("test", spec(BLOCK))
         self.gpu.attach(name, "test")
         self.live[name] = [], []
@@ -84,28 +84,28 @@ class GpuMachine(RuleBasedStateMachine):
     @rule(number=CHAINS, count=COUNTS, whole=st.booleans())
     def put(self, number: int, count: int, whole: bool) -> None:
         async def act() -> None:
-            store, session, names = self.keeper.store, self.pick(0), chain(number, count)
+            store, attachment, names = self.keeper.store, self.pick(0), chain(number, count)
             wanted = [Wanted(name, names[at - 1] if at else ROOT, at * 16) for at, name in enumerate(names)]
-            for answer in store.reserve(session, wanted, self.keeper.now()):
+            for answer in store.reserve(attachment, wanted, self.keeper.now()):
                 if answer.state is State.WRITE:
                     block = answer.block
                     assert block is not None
                     if whole:
                         self.keeper.arena.block(block.slot, BLOCK)[:] = content(block.key)
                     written = Written(block.key, block.epoch, checksum(content(block.key)) if whole else b"")
-                    assert store.commit(session, [written], self.keeper.now()) == [True]
+                    assert store.commit(attachment, [written], self.keeper.now()) == [True]
 
         self.go(act())
 
-    @rule(number=CHAINS, count=COUNTS, who=st.integers(0, 3), conversation=st.sampled_from(["", "a", "b"]))
-    def lease(self, number: int, count: int, who: int, conversation: str) -> None:
+    @rule(number=CHAINS, count=COUNTS, who=st.integers(0, 3), session=st.sampled_from(["", "a", "b"]))
+    def lease(self, number: int, count: int, who: int, session: str) -> None:
         async def act() -> None:
-            session, names = self.pick(who), chain(number, count)
-            self.keeper.conversations.used(conversation, self.keeper.now())
-            lease = await self.keeper.lease(session, names, 600, 1, conversation)
+            attachment, names = self.pick(who), chain(number, count)
+            self.keeper.sessions.used(session, self.keeper.now())
+            lease = await self.keeper.lease(attachment, names, 600, 1, session)
             if lease is not None:
                 assert [block.key for block in lease.blocks] == names[: len(lease.blocks)]
-                self.live[session][0].append(lease)
+                self.live[attachment][0].append(lease)
                 self.gpu.used(lease.blocks)
             await asyncio.sleep(0)
 
@@ -113,38 +113,38 @@ class GpuMachine(RuleBasedStateMachine):
 
     @rule(number=CHAINS, count=COUNTS, who=st.integers(0, 3))
     def lease_on_device(self, number: int, count: int, who: int) -> None:
-        session, names = self.pick(who), chain(number, count)
-        lease = self.gpu.lease(session, names, 600, "")
+        attachment, names = self.pick(who), chain(number, count)
+        lease = self.gpu.lease(attachment, names, 600, "")
         if lease is not None:
             assert [block.key for block in lease.blocks] == names[: len(lease.blocks)]
-            self.live[session][1].append(lease)
+            self.live[attachment][1].append(lease)
 
     @rule(who=st.integers(0, 3))
     def release(self, who: int) -> None:
         async def act() -> None:
-            session = self.pick(who)
-            host, device = self.live[session]
+            attachment = self.pick(who)
+            host, device = self.live[attachment]
             if host:
                 ids = [host.pop().lease_id]
-                assert self.keeper.store.release(session, ids, self.keeper.now()) == [True]
+                assert self.keeper.store.release(attachment, ids, self.keeper.now()) == [True]
             if device:
-                assert self.gpu.release(session, [device.pop().lease_id]) == [True]
+                assert self.gpu.release(attachment, [device.pop().lease_id]) == [True]
 
         self.go(act())
 
     @rule()
     def attach(self) -> None:
         if len(self.live) < 4:
-            self.session()
+            self.attachment()
 
     @rule(who=st.integers(0, 3))
     def crash(self, who: int) -> None:
         async def act() -> None:
             if len(self.live) > 1:
-                session = self.pick(who)
-                del self.live[session]
-                self.gpu.detach(session)
-                self.keeper.detach(session, "test")
+                attachment = self.pick(who)
+                del self.live[attachment]
+                self.gpu.detach(attachment)
+                self.keeper.detach(attachment, "test")
 
         self.go(act())
 
@@ -240,9 +240,9 @@ class GpuMachine(RuleBasedStateMachine):
             async with asyncio.timeout(20):
                 while self.gpu.working or self.keeper.store.stats().reserved:
                     await asyncio.sleep(0.0005)
-            for session in list(self.live):
-                self.gpu.detach(session)
-                self.keeper.detach(session, "test")
+            for attachment in list(self.live):
+                self.gpu.detach(attachment)
+                self.keeper.detach(attachment, "test")
             self.live.clear()
             host, device = self.keeper.stats(), self.gpu.stats()
             assert (host.leases, host.reserved, device.leases, self.gpu.busy) == (0, 0, 0, False)

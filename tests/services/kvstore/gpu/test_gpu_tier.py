@@ -136,7 +136,7 @@ async def test_a_block_that_was_wrong_in_host_memory_is_not_spread() -> None:
         await it.client.put(puts(3))
         lease = await it.one.lease(keys(3))
         memory.block(lease.offsets[1], lease.length)[77] ^= 1
-        request = kvstore_pb2.LeaseRequest(session_id=it.one.attached.session_id, keys=keys(3), conversation="c")
+        request = kvstore_pb2.LeaseRequest(attachment_id=it.one.attached.attachment_id, keys=keys(3), session="c")
         await it.one.stub.Lease(request)
         await eventually(lambda: it.store.stats().quarantined == 1)
         await eventually(lambda: not it.gpu.working)
@@ -246,7 +246,7 @@ async def test_tenants_do_not_meet_on_the_device() -> None:
         return block_keys(root, list(range(64)), 16)
 
     async with bench(blocks=16) as it:
-        session = await it.one.attach(device=TWIN)
+        attachment = await it.one.attach(device=TWIN)
         mine, theirs = names("alice"), names("bob")
         parents = [ROOT, *mine]
         blocks = [
@@ -259,7 +259,7 @@ async def test_tenants_do_not_meet_on_the_device() -> None:
         await it.flood()
         assert (await it.client.lookup(mine), await it.client.lookup(theirs)) == (4, 0)
         for name, found in [(theirs, 0), (mine, 4)]:
-            request = kvstore_pb2.LeaseRequest(session_id=session, keys=name, on_device=True)
+            request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=name, on_device=True)
             answer = await it.one.stub.Lease(request)
             assert (len(answer.device.offsets), len(answer.offsets)) == (found, 0)
         assert await it.read(theirs) == ([], [])
@@ -272,7 +272,7 @@ async def test_another_model_finds_nothing_and_no_old_bytes() -> None:
         other = spec(BLOCK_BYTES, model="ef" * 32)
         address = it.store.address
         it.client._link.close()
-        await eventually(lambda: it.store.stats().sessions == 0)
+        await eventually(lambda: it.store.stats().attachments == 0)
         async with client_of(address, other, HOST) as client:
             await eventually(lambda: client.connected)
             assert await client.lookup(keys(4)) == 0

@@ -9,24 +9,24 @@ import pytest
 from tests.services.kvstore.helpers import ROOT, keys
 
 from penstock.kvstore.blocks import SEVERAL, Block, Wanted, Written
-from penstock.kvstore.conversations import Outlook, State
 from penstock.kvstore.gpu.movement import Movement
+from penstock.kvstore.sessions import KnownSession, SessionPhase
 from penstock.kvstore.store import BlockStore
 
 OUTLOOKS = {
-    "active": Outlook(State.ACTIVE, 0.0, math.inf),
-    "soon": Outlook(State.TOOL, 0.0, 129.0),
-    "later": Outlook(State.USER, 0.0, 131.0),
-    "unknown": Outlook(State.USER, 0.0, math.inf),
-    "ended": Outlook(State.ENDED, 0.0, 101.0),
+    "active": KnownSession(SessionPhase.ACTIVE, 0.0, math.inf),
+    "soon": KnownSession(SessionPhase.TOOL, 0.0, 129.0),
+    "later": KnownSession(SessionPhase.USER, 0.0, 131.0),
+    "unknown": KnownSession(SessionPhase.USER, 0.0, math.inf),
+    "ended": KnownSession(SessionPhase.ENDED, 0.0, 101.0),
 }
 NOW = 100.0
 
 
-def blocks(count: int, conversation: str = "", **other: int) -> list[Block]:
+def blocks(count: int, session: str = "", **other: int) -> list[Block]:
     names = keys(count)
     return [
-        Block(name, names[at - 1] if at else ROOT, at * 16, at, at + 1, "", conversation=conversation, **other)
+        Block(name, names[at - 1] if at else ROOT, at * 16, at, at + 1, "", session=session, **other)
         for at, name in enumerate(names)
     ]
 
@@ -44,7 +44,7 @@ def blocks(count: int, conversation: str = "", **other: int) -> list[Block]:
         (blocks(1, "ended")[0], False),
         (blocks(1, "nobody heard of it")[0], False),
     ],
-    ids=lambda value: value.conversation or f"uses={value.uses}" if isinstance(value, Block) else str(value),
+    ids=lambda value: value.session or f"uses={value.uses}" if isinstance(value, Block) else str(value),
 )
 def test_what_will_be_asked_for_again_goes_up_and_is_not_lost_on_its_way_down(block: Block, goes_up: bool) -> None:
     assert Movement().promotes(block, OUTLOOKS.get, NOW) == goes_up
@@ -67,7 +67,7 @@ def test_a_batch_keeps_the_order_of_the_prefix() -> None:
     assert batch(chain[3:]) == [], "nobody could reach them"
     assert batch(chain[3:], there=3) == [3, 4, 5]
     assert batch([*chain, *chain]) == [0, 1, 2, 3, 4, 5]
-    chain[2].conversation = ""
+    chain[2].session = ""
     assert batch(chain) == [0, 1]
 
 

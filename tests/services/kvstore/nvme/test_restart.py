@@ -31,11 +31,11 @@ from penstock.kv.client import BlockPut, StoreClient, StoreFault
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.kv.origin import Origin
 from penstock.kvstore.blocks import Tier
-from penstock.kvstore.conversations import State
 from penstock.kvstore.nvme import tier as tier_module
 from penstock.kvstore.nvme.format import PAGE
 from penstock.kvstore.nvme.space import Space
 from penstock.kvstore.service import KvStore, open_kvstore
+from penstock.kvstore.sessions import SessionPhase
 from penstock.kvstore.suppliers import Room
 from penstock.runtime.config import ConfigError
 from penstock.v1 import common_pb2, kvstore_pb2
@@ -360,7 +360,7 @@ async def test_another_model_meets_none_of_the_old_blocks_and_they_outlive_it(tm
         async with client_of(store.address) as client:
             await client.put(puts(5))
             await eventually(lambda: disk(store).blocks == 5)
-        await eventually(lambda: store.stats().sessions == 0)
+        await eventually(lambda: store.stats().attachments == 0)
         async with client_of(store.address, other) as client:
             await connected(client)
             assert await client.lookup(keys(5)) == 0
@@ -374,17 +374,17 @@ async def test_another_model_meets_none_of_the_old_blocks_and_they_outlive_it(tm
             assert await read(client, keys(5), "nvme") == list(contents(5).values())
 
 
-async def test_blocks_are_back_before_their_conversation_is(tmp_path: Path) -> None:
+async def test_blocks_are_back_before_their_session_is(tmp_path: Path) -> None:
     async with open_kvstore(settings(tmp_path, 24)) as store, client_of(store.address) as client:
         await connected(client)
         await client.put(puts(12))
-        async with client.lease(keys(12), Origin(conversation="c")) as leased:
+        async with client.lease(keys(12), Origin(session="c")) as leased:
             assert len(leased.blocks) == 12
         await eventually(lambda: disk(store).blocks == 12)
         await client.put(puts(24, "others"))
         assert store.stats().blocks == 24
         await eventually(lambda: store.keeper.store.lookup(keys(12)) == 0)
-        store.keeper.conversations.hint("c", State.TOOL, store.keeper.now(), returns_in=0.5)
+        store.keeper.sessions.hint("c", SessionPhase.TOOL, store.keeper.now(), returns_in=0.5)
         await eventually(lambda: store.keeper.store.lookup(keys(6)) == 6)
         assert disk(store).prefetched == 1
         assert store.stats().leases == 0

@@ -49,7 +49,7 @@ class TiersMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.path = Path(tempfile.mkdtemp())
-        self.sessions = 0
+        self.attachments = 0
         self.damaged: set[bytes] = set()
         """Keys whose bytes on the disk are not what they were."""
         self.late: list[tuple[Block, float]] = []
@@ -67,7 +67,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.open = bench(self.path, files, slots=DISK_SLOTS, host_slots=HOST_SLOTS, cooling_s=COOLING_S)
         self.bed = self.run(self.open.__aenter__())
         self.bringer = Bringer(self.bed.host, self.bed.arena, self.bed.now)
-        self.session = self.attach()
+        self.attachment = self.attach()
         self.leases: list[int] = []
         self.late.clear()
 
@@ -77,9 +77,9 @@ class TiersMachine(RuleBasedStateMachine):
         self.open = None
 
     def attach(self) -> str:
-        self.sessions += 1
-        self.bed.host.attach(f"s{self.sessions}", "test")
-        return f"s{self.sessions}"
+        self.attachments += 1
+        self.bed.host.attach(f"s{self.attachments}", "test")
+        return f"s{self.attachments}"
 
     @property
     def host(self) -> set[bytes]:
@@ -100,7 +100,7 @@ class TiersMachine(RuleBasedStateMachine):
         wanted = [
             Wanted(key, KEYS[chain][at - 1] if at else ROOT, at * 16) for at, key in enumerate(KEYS[chain][:count])
         ]
-        answers = self.bed.host.reserve(self.session, wanted, self.bed.now())
+        answers = self.bed.host.reserve(self.attachment, wanted, self.bed.now())
         return [answer.block for answer in answers if answer.block is not None]
 
     @rule(chain=CHAIN, count=COUNT)
@@ -108,16 +108,16 @@ class TiersMachine(RuleBasedStateMachine):
         for block in self.reserve(chain, count):
             self.write(block, RIGHT[block.key])
             done = Written(block.key, block.epoch, checksum(RIGHT[block.key]))
-            assert self.bed.host.commit(self.session, [done], self.bed.now()) == [True]
+            assert self.bed.host.commit(self.attachment, [done], self.bed.now()) == [True]
 
     @rule(chain=CHAIN, count=COUNT)
     def vanish_while_writing(self, chain: int, count: int) -> None:
-        """The session ends between reserve and commit; its client does not know it yet."""
+        """The attachment ends between reserve and commit; its client does not know it yet."""
         before = self.host
         late = self.reserve(chain, count)
-        self.bed.host.detach(self.session, self.bed.now())
+        self.bed.host.detach(self.attachment, self.bed.now())
         self.late += [(block, self.bed.now() + COOLING_S) for block in late]
-        self.session, self.leases = self.attach(), []
+        self.attachment, self.leases = self.attach(), []
         assert not {block.key for block in late} & (self.host - before)
 
     @precondition(lambda self: self.late)
@@ -128,7 +128,7 @@ class TiersMachine(RuleBasedStateMachine):
         if self.bed.now() < until:
             self.write(block, b"\xee" * BLOCK_BYTES)
         done = Written(block.key, block.epoch, checksum(RIGHT[block.key]))
-        assert self.bed.host.commit(self.session, [done], self.bed.now()) == [False]
+        assert self.bed.host.commit(self.attachment, [done], self.bed.now()) == [False]
 
     @rule(chain=CHAIN, count=COUNT, release=st.booleans())
     def lease(self, chain: int, count: int, release: bool) -> None:
@@ -137,7 +137,7 @@ class TiersMachine(RuleBasedStateMachine):
         before, disk = self.host, self.disk
         found = next((at for at, name in enumerate(names) if name not in before | disk), count)
         sound = next((at for at, name in enumerate(names) if name not in before and name in self.damaged), count)
-        lease = host.lease(self.session, names, 100, self.bed.now(), grows=True)
+        lease = host.lease(self.attachment, names, 100, self.bed.now(), grows=True)
         assert lease is not None
         promoted = {name for name in names[:found] if name not in before}
         self.run(self.fill(lease, names))
@@ -153,7 +153,7 @@ class TiersMachine(RuleBasedStateMachine):
         if not self.leases and not host.stats().cooling and not host.stats().detached:
             assert len(blocks) == min(found, sound)
         if settled is not None and release:
-            host.release(self.session, [lease.lease_id], self.bed.now())
+            host.release(self.attachment, [lease.lease_id], self.bed.now())
         elif settled is not None:
             self.leases.append(lease.lease_id)
 
@@ -164,7 +164,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        self.bed.host.release(self.session, self.leases, self.bed.now())
+        self.bed.host.release(self.attachment, self.leases, self.bed.now())
         self.leases.clear()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 20.0]))
@@ -269,7 +269,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.open is not None:
-            self.bed.host.detach(self.session, self.bed.now())
+            self.bed.host.detach(self.attachment, self.bed.now())
             self.bed.host.expire(self.bed.now() + 100)
             stats = self.bed.host.stats()
             assert (stats.reserved, stats.detached, stats.cooling, stats.leases) == (0, 0, 0, 0)

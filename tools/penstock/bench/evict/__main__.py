@@ -18,20 +18,20 @@ app = App(name="replay", help="Replays recorded requests through the block table
 
 @app.default
 def replay(trace: Path, *, overlay: bool = False, quick: bool = False) -> int:
-    """Replays a trace; with `--overlay` its conversations run at the same time, with `--quick` at fewer capacities."""
+    """Replays a trace; with `--overlay` its sessions run at the same time, with `--quick` at fewer capacities."""
     try:
         loaded = load(trace)
     except TraceError as error:
         print(error, file=sys.stderr)
         return 2
     if overlay:
-        if not loaded.has_conversations:
-            print("it names no conversations, so nothing can be overlaid", file=sys.stderr)
+        if not loaded.has_sessions:
+            print("it names no sessions, so nothing can be overlaid", file=sys.stderr)
             return 2
         loaded = overlaid(loaded)
     todo = jobs(loaded, quick)
     about = {"requests": len(loaded.asks), "blocks": loaded.blocks, "block_tokens": loaded.block_tokens}
-    _say(trace=loaded.name, overlay=overlay, **about, conversations=loaded.has_conversations, replays=len(todo))
+    _say(trace=loaded.name, overlay=overlay, **about, sessions=loaded.has_sessions, replays=len(todo))
     for job, saved in play(loaded, todo, Rates()):
         _say(trace=loaded.name, policy=job.policy, capacities=job.capacities, **asdict(saved))
     return 0

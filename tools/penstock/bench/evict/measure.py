@@ -41,7 +41,7 @@ class Place:
 
     trace: str
     overlay: bool
-    """Whether conversations were moved so that they run at the same time."""
+    """Whether sessions were moved so that they run at the same time."""
     capacities: tuple[int, ...]
     rows: dict[str, Row]
 
@@ -91,7 +91,7 @@ async def measure(traces: Sequence[Path], quick: bool) -> EvictReport:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for path in traces:
-                    for overlay in (False, True) if _has_conversations(path) else (False,):
+                    for overlay in (False, True) if _has_sessions(path) else (False,):
                         tasks.create_task(_replay(path, overlay, quick, heads, rows, bar, seats))
         except* ConfigError as errors:
             raise errors.exceptions[0] from None
@@ -113,7 +113,7 @@ def default_traces(directory: Path = TRACES) -> list[Path]:
     return kept
 
 
-def _has_conversations(path: Path) -> bool:
+def _has_sessions(path: Path) -> bool:
     """From the file's beginning; whether that is right the replay says."""
     import gzip
 
@@ -169,7 +169,7 @@ def _figures(places: Sequence[Place]) -> list[Figure]:
     overlaid = [place for place in places if place.overlay and place.counts]
     hinted = [place for place in overlaid if _HINTED in place.rows]
     lru = "LRU where it saves 30 to 90% of the best offline schedule"
-    overlay = "LRU, conversations overlaid"
+    overlay = "LRU, sessions overlaid"
     figures = [
         _figure("seconds_saved_vs_lru_min", _ratios(inside, "worth", "lru"), min, lru, 1.0),
         _figure("seconds_saved_vs_lru_median", _ratios(inside, "worth", "lru"), _median, lru),
@@ -177,9 +177,7 @@ def _figures(places: Sequence[Place]) -> list[Figure]:
         _figure("seconds_saved_vs_s3fifo_min", _ratios(inside, "worth", "s3-fifo"), min, "S3-FIFO, same places"),
         _figure("seconds_saved_vs_best_median", _ratios(inside, "worth", "offline"), _median, "offline, same places"),
         _figure("lru_seconds_saved_vs_best_median", _ratios(inside, "lru", "offline"), _median, "offline, same places"),
-        _figure(
-            "overlaid_seconds_saved_vs_lru_min", _ratios(overlaid, "worth", "lru"), min, "LRU, conversations overlaid"
-        ),
+        _figure("overlaid_seconds_saved_vs_lru_min", _ratios(overlaid, "worth", "lru"), min, "LRU, sessions overlaid"),
         _figure("overlaid_hints_seconds_saved_vs_lru_min", _ratios(hinted, _HINTED, "lru"), min, overlay),
         _figure(
             "overlaid_hints_seconds_saved_vs_lru_median", _ratios(hinted, _HINTED, "lru"), _median, "LRU, overlaid"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from penstock.bench.evict.traces import Trace
-from penstock.kv.policies import Outlook
+from penstock.kv.hint import ReturnHint
 from penstock.kv.policies.cost import PrefillCost
 from penstock.kvstore.blocks import Block
 
@@ -73,7 +73,7 @@ class Clairvoyant:
     def used(self, block: Block) -> None:
         """Knows it all."""
 
-    def expect(self, conversation: str, outlook: Outlook) -> None:
+    def expect(self, session: str, outlook: ReturnHint) -> None:
         """Knows it all."""
 
     def offer(self, block: Block) -> None:

@@ -2,13 +2,13 @@
 
 A request leases the leading blocks that are stored, reserves and commits the others, and leases those too: its blocks
 are pinned while it runs. It runs for as long as prefill of what was not stored and its output take by the given
-rates, or until its conversation asks again; only the order of events depends on that. Commits are at once, so that
+rates, or until its session asks again; only the order of events depends on that. Commits are at once, so that
 requests close together share.
 
 With a second tier, what the first evicts moves to the second, and what is found there is brought up again; the copy
 below stays until it is evicted there, so that its next move down is free.
 
-With hints, each conversation says when a request of it is over whether it has ended or waits; for how long it will
+With hints, each session says when a request of it is over whether it has ended or waits; for how long it will
 wait it doesn't say: that is learned, by what learns it in a running store.
 """
 
@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.bench.evict.traces import ROOT, Ask, Trace
-from penstock.kv.policies import Outlook
+from penstock.kv.hint import ReturnHint
 from penstock.kv.policies.cost import PrefillCost
-from penstock.kvstore import conversations
+from penstock.kvstore import sessions
 from penstock.kvstore.blocks import Block, State, Wanted, Written
 from penstock.kvstore.policy import EvictionPolicy
 from penstock.kvstore.store import BlockStore
@@ -127,25 +127,23 @@ class Replay:
         brought = sum(not here for here in stored[:held])
         lasts = self._lasts(held, ask)
         if above:
-            host.lease(_SESSION, keys[:above], lasts, self._now, ask.conversation)
+            host.lease(_SESSION, keys[:above], lasts, self._now, ask.session)
         if brought:
             low = self._tiers[1]
             for key in keys[above:held]:
-                low.lease(_SESSION, [key], lasts, self._now, ask.conversation)
+                low.lease(_SESSION, [key], lasts, self._now, ask.session)
         room = self._put(host, ask, above)
         self._full += len(keys) - above - room
         if room:
-            host.lease(_SESSION, keys[above : above + room], lasts, self._now, ask.conversation)
+            host.lease(_SESSION, keys[above : above + room], lasts, self._now, ask.session)
         if self._hints is not None:
-            self._hints.ends(ask.conversation, self._now + lasts, last=self._next[self._number] == math.inf)
+            self._hints.ends(ask.session, self._now + lasts, last=self._next[self._number] == math.inf)
         return held - brought, brought
 
     def _put(self, store: BlockStore, ask: Ask, first: int) -> int:
         """Stores the blocks from `first` on that there is room for; says how many."""
         size, parents = self.trace.block_tokens, (ROOT, *ask.keys)
-        wanted = [
-            Wanted(ask.keys[at], parents[at], at * size, 0.0, ask.conversation) for at in range(first, len(ask.keys))
-        ]
+        wanted = [Wanted(ask.keys[at], parents[at], at * size, 0.0, ask.session) for at in range(first, len(ask.keys))]
         if not wanted:
             return 0
         answers = store.reserve(_SESSION, wanted, self._now)
@@ -170,58 +168,58 @@ class Replay:
         lasts = computing + ask.output / self.rates.output_tokens_per_s
         return max(_LEAST_RUN_S, min(lasts, self._next[self._number] - self._now))
 
-    def _hint(self, outlooks: list[tuple[str, Outlook]]) -> None:
-        for conversation, outlook in outlooks:
+    def _hint(self, outlooks: list[tuple[str, ReturnHint]]) -> None:
+        for session, outlook in outlooks:
             for tier in self._tiers:
-                tier.expect(conversation, outlook)
+                tier.expect(session, outlook)
 
 
 class _Hints:
-    """What conversations say, and what the store makes of it."""
+    """What sessions say, and what the store makes of it."""
 
     def __init__(self) -> None:
-        self._table = conversations.Conversations()
+        self._table = sessions.SessionTable()
         self._table.changed.append(self._changed)
-        self._outlooks: list[tuple[str, Outlook]] = []
-        self._pending: list[tuple[float, int, str, conversations.State]] = []
+        self._outlooks: list[tuple[str, ReturnHint]] = []
+        self._pending: list[tuple[float, int, str, sessions.SessionPhase]] = []
         self._count = itertools.count()
 
-    def _changed(self, conversation: str) -> None:
-        known = self._table.outlook(conversation)
+    def _changed(self, session: str) -> None:
+        known = self._table.outlook(session)
         assert known is not None
         expected = known.expected_at if known.expected_at < math.inf else None
-        self._outlooks.append((conversation, Outlook(known.state is conversations.State.ENDED, expected)))
+        self._outlooks.append((session, ReturnHint(known.state is sessions.SessionPhase.ENDED, expected)))
 
-    def _news(self) -> list[tuple[str, Outlook]]:
+    def _news(self) -> list[tuple[str, ReturnHint]]:
         news, self._outlooks = self._outlooks, []
         return news
 
-    def begins(self, ask: Ask) -> list[tuple[str, Outlook]]:
-        """A request of a conversation begins."""
-        self._table.used(ask.conversation, ask.at)
+    def begins(self, ask: Ask) -> list[tuple[str, ReturnHint]]:
+        """A request of a session begins."""
+        self._table.used(ask.session, ask.at)
         return self._news()
 
-    def ends(self, conversation: str, at: float, *, last: bool) -> None:
-        """A request of a conversation will end at that time."""
-        state = conversations.State.ENDED if last else conversations.State.TOOL
-        heapq.heappush(self._pending, (at, next(self._count), conversation, state))
+    def ends(self, session: str, at: float, *, last: bool) -> None:
+        """A request of a session will end at that time."""
+        state = sessions.SessionPhase.ENDED if last else sessions.SessionPhase.TOOL
+        heapq.heappush(self._pending, (at, next(self._count), session, state))
 
-    def due(self, now: float) -> list[tuple[str, Outlook]]:
+    def due(self, now: float) -> list[tuple[str, ReturnHint]]:
         """What was said until now."""
         while self._pending and self._pending[0][0] <= now:
-            at, _, conversation, state = heapq.heappop(self._pending)
-            self._table.hint(conversation, state, at)
+            at, _, session, state = heapq.heappop(self._pending)
+            self._table.hint(session, state, at)
         return self._news()
 
 
 def _next_asks(trace: Trace) -> list[float]:
-    """Per request, when the next one of its conversation begins; infinity: none does, or nobody knows."""
+    """Per request, when the next one of its session begins; infinity: none does, or nobody knows."""
     following: dict[str, float] = {}
     found = []
     for ask in reversed(trace.asks):
-        found.append(following.get(ask.conversation, math.inf))
-        if ask.conversation:
-            following[ask.conversation] = ask.at
+        found.append(following.get(ask.session, math.inf))
+        if ask.session:
+            following[ask.session] = ask.at
     return found[::-1]
 
 
@@ -244,7 +242,7 @@ class _Below(_Nobody):
 
     def removed(self, block: Block) -> None:
         now = self.replay.clock()
-        want = Wanted(block.key, block.parent, block.first_token, block.seconds, block.conversation)
+        want = Wanted(block.key, block.parent, block.first_token, block.seconds, block.session)
         [answer] = self.store.reserve(_SESSION, [want], now)
         if answer.block is not None:
             answer.block.uses, answer.block.turn = block.uses, block.turn

@@ -35,7 +35,7 @@ def jobs(trace: Trace, quick: bool) -> list[Job]:
     sizes = [
         tuple(max(1, round(share * blocks)) for share in one) for one in (*shares, *(_QUICK_PAIRS if quick else _PAIRS))
     ]
-    policies = [*POLICIES, *([HINTED] if trace.has_conversations else []), OFFLINE]
+    policies = [*POLICIES, *([HINTED] if trace.has_sessions else []), OFFLINE]
     return [Job(policy, capacities) for capacities in sizes for policy in policies]
 
 

@@ -46,7 +46,7 @@ class Ask:
     output: int
     keys: tuple[bytes, ...]
     """Of its blocks, whole ones and, where the trace has it, the partial last one."""
-    conversation: str
+    session: str
     """Empty where the trace doesn't say."""
 
 
@@ -64,20 +64,20 @@ class Trace:
         return len(set(chain.from_iterable(ask.keys for ask in self.asks)))
 
     @property
-    def has_conversations(self) -> bool:
+    def has_sessions(self) -> bool:
         """Whether it says which requests belong together."""
-        return any(ask.conversation for ask in self.asks)
+        return any(ask.session for ask in self.asks)
 
 
 def overlaid(trace: Trace) -> Trace:
-    """The same conversations, but they begin one shortly after the other, so that many run at once.
+    """The same sessions, but they begin one shortly after the other, so that many run at once.
 
-    Each keeps its own pace. Their beginnings are spread evenly over the mean length of a conversation. For traces that
-    were recorded one conversation after the other, as agent benchmarks are.
+    Each keeps its own pace. Their beginnings are spread evenly over the mean length of a session. For traces that
+    were recorded one session after the other, as agent benchmarks are.
     """
     talks: dict[str, list[Ask]] = {}
     for ask in trace.asks:
-        talks.setdefault(ask.conversation, []).append(ask)
+        talks.setdefault(ask.session, []).append(ask)
     length = sum(asks[-1].at - asks[0].at for asks in talks.values()) / len(talks)
     moved = [
         replace(ask, at=ask.at - asks[0].at + number * length / len(talks))
@@ -107,7 +107,7 @@ def load(path: Path) -> Trace:
         raise TraceError(f"neither hash_ids nor input and output: {error!r}") from None
     asks.sort(key=lambda ask: ask.at)
     first = asks[0].at
-    moved = (Ask(ask.at - first, ask.tokens, ask.output, ask.keys, ask.conversation) for ask in asks)
+    moved = (Ask(ask.at - first, ask.tokens, ask.output, ask.keys, ask.session) for ask in asks)
     trace = Trace(path.name.split(".")[0], block, tuple(moved))
     _check_chains(path, trace)
     return trace
@@ -124,8 +124,8 @@ def _from_ids(rows: Iterable[dict[str, Any]]) -> tuple[int, list[Ask]]:
     for row in rows:
         block = row.get("block_size", _BLOCK)
         names = tuple(keys.setdefault(one, hashlib.sha256(b"%d" % one).digest()) for one in row["hash_ids"])
-        conversation = str(row.get("session", ""))
-        asks.append(Ask(row["timestamp"] / 1e3, row["input_length"], row["output_length"], names, conversation))
+        session = str(row.get("session", ""))
+        asks.append(Ask(row["timestamp"] / 1e3, row["input_length"], row["output_length"], names, session))
     return block, asks
 
 
@@ -134,9 +134,9 @@ def _from_text(rows: Iterable[dict[str, Any]]) -> tuple[int, list[Ask]]:
     for row in rows:
         text, output = row["input"], len(row["output"]) // _CHARACTERS_PER_TOKEN
         tokens = -(-len(text) // _CHARACTERS_PER_TOKEN)
-        conversation = str(row.get("session_id", ""))
+        session = str(row.get("session_id", ""))
         keys = tuple(_text_keys(text))
-        asks.append(Ask(row["timestamp"] / 1e6, tokens, max(_LEAST_OUTPUT, output), keys, conversation))
+        asks.append(Ask(row["timestamp"] / 1e6, tokens, max(_LEAST_OUTPUT, output), keys, session))
     return _TEXT_BLOCK, asks
 
 

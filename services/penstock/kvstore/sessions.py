@@ -1,10 +1,10 @@
-"""What is known of conversations: whether they wait, for what, and when they are likely to come back.
+"""What is known of sessions: whether they wait, for what, and when they are likely to come back.
 
-Pure: no clock, no socket. Bounded: the conversations of which nothing was heard longest are forgotten. It is fed by
-hints, which may be lost or wrong, and by the leases that conversations make; it is read by the eviction policy and by
+Pure: no clock, no socket. Bounded: the sessions of which nothing was heard longest are forgotten. It is fed by
+hints, which may be lost or wrong, and by the leases that sessions make; it is read by the eviction policy and by
 the mover of blocks. Whatever it says, tokens are the same.
 
-The gap between a hint that a conversation waits and its next use is learned, for each conversation and over all,
+The gap between a hint that a session waits and its next use is learned, for each session and over all,
 apart for those that wait for a tool and for those that wait for their user. Gaps range over decades, so it is their
 logarithms that are averaged: the expected gap is the geometric mean, and one long lunch doesn't spoil it. Nothing is
 expected before something was learned.
@@ -22,13 +22,13 @@ from enum import Enum
 _MEMORY = 16
 """Gaps that a running mean remembers, about."""
 _TRUST = 2.0
-"""How many gaps of its own a conversation needs to count as much as all others together."""
+"""How many gaps of its own a session needs to count as much as all others together."""
 _LEAST_GAP_S = 1e-3
 _SLACK = 64
 
 
-class State(Enum):
-    """What a conversation does."""
+class SessionPhase(Enum):
+    """What a session does."""
 
     ACTIVE = 1
     """A request of it runs."""
@@ -41,10 +41,10 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What to expect of a conversation."""
+class KnownSession:
+    """What to expect of a session."""
 
-    state: State
+    state: SessionPhase
     since: float
     """When it was last said to be in this state, in seconds of the caller's clock."""
     expected_at: float
@@ -65,101 +65,101 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Entry:
-    state: State
+    state: SessionPhase
     since: float
     expected_at: float = math.inf
-    gaps: dict[State, _Mean] = field(default_factory=dict)
+    gaps: dict[SessionPhase, _Mean] = field(default_factory=dict)
     told: bool = False
     """`due` has named it for this expectation."""
 
 
-class Conversations:
-    """At most `most` conversations. Times are seconds of any clock that does not go back."""
+class SessionTable:
+    """At most `most` sessions. Times are seconds of any clock that does not go back."""
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._overall = {State.TOOL: _Mean(), State.USER: _Mean()}
+        self._overall = {SessionPhase.TOOL: _Mean(), SessionPhase.USER: _Mean()}
         self._expected: list[tuple[float, str]] = []
         self.changed: list[Callable[[str], None]] = []
-        """Called with each conversation of which something new is known."""
+        """Called with each session of which something new is known."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def used(self, conversation: str, now: float) -> None:
+    def used(self, session: str, now: float) -> None:
         """A request of it has begun, or asks for blocks. Ends a wait, which teaches how long waits are."""
-        if not conversation:
+        if not session:
             return
-        entry = self._entry(conversation, now)
-        if entry.state is State.ACTIVE:
+        entry = self._entry(session, now)
+        if entry.state is SessionPhase.ACTIVE:
             return
         if entry.state in self._overall:
             gap = math.log(max(_LEAST_GAP_S, now - entry.since))
             self._overall[entry.state].add(gap)
             entry.gaps.setdefault(entry.state, _Mean()).add(gap)
-        self._change(conversation, entry, State.ACTIVE, now, math.inf)
+        self._change(session, entry, SessionPhase.ACTIVE, now, math.inf)
 
-    def hint(self, conversation: str, state: State | None, now: float, returns_in: float | None = None) -> None:
+    def hint(self, session: str, state: SessionPhase | None, now: float, returns_in: float | None = None) -> None:
         """Somebody says what it does, and perhaps in how many seconds it comes back.
 
         Without a state it stays in the one it has; if it had ended, it waits for its user now.
         """
-        if not conversation:
+        if not session:
             return
-        entry = self._entry(conversation, now)
+        entry = self._entry(session, now)
         if state is None:
-            state = State.USER if entry.state is State.ENDED else entry.state
-        gap = self._gap(entry, state) if returns_in is None or state is State.ENDED else returns_in
-        self._change(conversation, entry, state, now, now + gap)
+            state = SessionPhase.USER if entry.state is SessionPhase.ENDED else entry.state
+        gap = self._gap(entry, state) if returns_in is None or state is SessionPhase.ENDED else returns_in
+        self._change(session, entry, state, now, now + gap)
 
-    def outlook(self, conversation: str) -> Outlook | None:
+    def outlook(self, session: str) -> KnownSession | None:
         """What is known of it; None: nothing."""
-        entry = self._entries.get(conversation)
-        return Outlook(entry.state, entry.since, entry.expected_at) if entry is not None else None
+        entry = self._entries.get(session)
+        return KnownSession(entry.state, entry.since, entry.expected_at) if entry is not None else None
 
     def due(self, now: float, ahead_s: float) -> list[str]:
-        """Conversations expected back within `ahead_s`, each once per wait, the earliest first."""
+        """Sessions expected back within `ahead_s`, each once per wait, the earliest first."""
         found = []
         while self._expected and self._expected[0][0] <= now + ahead_s:
-            expected_at, conversation = heapq.heappop(self._expected)
-            entry = self._entries.get(conversation)
+            expected_at, session = heapq.heappop(self._expected)
+            entry = self._entries.get(session)
             if entry is not None and entry.expected_at == expected_at and not entry.told:
                 entry.told = True
-                found.append(conversation)
+                found.append(session)
         return found
 
     def next_due(self) -> float:
         """When somebody is expected who was not named yet, at the earliest; infinity: nobody is."""
         return self._expected[0][0] if self._expected else math.inf
 
-    def _entry(self, conversation: str, now: float) -> _Entry:
-        entry = self._entries.get(conversation)
+    def _entry(self, session: str, now: float) -> _Entry:
+        entry = self._entries.get(session)
         if entry is None:
-            entry = self._entries[conversation] = _Entry(State.ENDED, now)
+            entry = self._entries[session] = _Entry(SessionPhase.ENDED, now)
             if len(self._entries) > self._most:
                 self._entries.popitem(last=False)
-        self._entries.move_to_end(conversation)
+        self._entries.move_to_end(session)
         return entry
 
-    def _change(self, conversation: str, entry: _Entry, state: State, now: float, expected_at: float) -> None:
+    def _change(self, session: str, entry: _Entry, state: SessionPhase, now: float, expected_at: float) -> None:
         entry.state, entry.since = state, now
         entry.expected_at, entry.told = expected_at, False
         if expected_at < math.inf:
-            heapq.heappush(self._expected, (expected_at, conversation))
+            heapq.heappush(self._expected, (expected_at, session))
             if len(self._expected) > 2 * len(self._entries) + _SLACK:
                 self._expected = list(self._live())
                 heapq.heapify(self._expected)
         for listener in self.changed:
-            listener(conversation)
+            listener(session)
 
     def _live(self) -> Iterable[tuple[float, str]]:
-        for conversation, entry in self._entries.items():
+        for session, entry in self._entries.items():
             if entry.expected_at < math.inf and not entry.told:
-                yield entry.expected_at, conversation
+                yield entry.expected_at, session
 
-    def _gap(self, entry: _Entry, state: State) -> float:
-        """The usual gap, of this conversation as far as it is known, else of all; infinity: nothing is known."""
+    def _gap(self, entry: _Entry, state: SessionPhase) -> float:
+        """The usual gap, of this session as far as it is known, else of all; infinity: nothing is known."""
         overall = self._overall.get(state)
         if overall is None or not overall.count:
             return math.inf

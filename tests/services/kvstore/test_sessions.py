@@ -1,4 +1,4 @@
-"""What is known of conversations, against a twin that keeps every word it ever heard."""
+"""What is known of sessions, against a twin that keeps every word it ever heard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.kvstore.conversations import Conversations, State
+from penstock.kvstore.sessions import SessionPhase, SessionTable
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 MOST = 3
@@ -20,7 +20,7 @@ MOST = 3
 class Naive:
     """Everything that was said, in order; answers by reading it all again."""
 
-    said: list[tuple[str, str, State | None, float, float | None]] = field(default_factory=list)
+    said: list[tuple[str, str, SessionPhase | None, float, float | None]] = field(default_factory=list)
 
     def known(self) -> list[str]:
         names: list[str] = []
@@ -28,11 +28,11 @@ class Naive:
             names = [*(one for one in names if one != name), name][-MOST:]
         return names
 
-    def read(self) -> tuple[dict[str, tuple[State, float, float]], dict[str, float]]:
-        """State, since and expected of each known conversation, and those expected whom nobody named yet."""
+    def read(self) -> tuple[dict[str, tuple[SessionPhase, float, float]], dict[str, float]]:
+        """SessionPhase, since and expected of each known session, and those expected whom nobody named yet."""
         now_known: list[str] = []
-        states: dict[str, tuple[State, float, float]] = {}
-        gaps: dict[tuple[str, State], list[float]] = {}
+        states: dict[str, tuple[SessionPhase, float, float]] = {}
+        gaps: dict[tuple[str, SessionPhase], list[float]] = {}
         waiting: dict[str, float] = {}
         for kind, name, state, now, number in ((k, n, s, t, x) for n, k, s, t, x in self.said):
             if kind == "due":
@@ -47,17 +47,17 @@ class Naive:
                 gaps = {at: found for at, found in gaps.items() if at[0] != gone}
             old = states.get(name)
             if kind == "used":
-                if old is not None and old[0] is State.ACTIVE:
+                if old is not None and old[0] is SessionPhase.ACTIVE:
                     continue
-                if old is not None and old[0] in (State.TOOL, State.USER):
+                if old is not None and old[0] in (SessionPhase.TOOL, SessionPhase.USER):
                     for at in ((name, old[0]), ("", old[0])):
                         gaps.setdefault(at, []).append(math.log(max(1e-3, now - old[1])))
-                states[name] = State.ACTIVE, now, math.inf
+                states[name] = SessionPhase.ACTIVE, now, math.inf
             else:
                 if state is None:
-                    state = State.USER if old is None or old[0] is State.ENDED else old[0]
+                    state = SessionPhase.USER if old is None or old[0] is SessionPhase.ENDED else old[0]
                 gap = math.inf
-                if number is not None and state is not State.ENDED:
+                if number is not None and state is not SessionPhase.ENDED:
                     gap = number
                 elif ("", state) in gaps:
                     own = gaps.get((name, state), [])
@@ -77,10 +77,10 @@ def mean(values: list[float]) -> float:
     return result
 
 
-class ConversationsMachine(RuleBasedStateMachine):
+class SessionTableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table = Conversations(MOST)
+        self.table = SessionTable(MOST)
         self.naive = Naive()
         self.now = 100.0
         self.heard: list[str] = []
@@ -95,8 +95,12 @@ class ConversationsMachine(RuleBasedStateMachine):
         self.table.used(name, self.now)
         self.naive.said.append((name, "used", None, self.now, None))
 
-    @rule(name=NAMES, state=st.sampled_from([*State, None]), returns_in=st.sampled_from([None, None, 0.0, 3.0, 50.0]))
-    def hint(self, name: str, state: State | None, returns_in: float | None) -> None:
+    @rule(
+        name=NAMES,
+        state=st.sampled_from([*SessionPhase, None]),
+        returns_in=st.sampled_from([None, None, 0.0, 3.0, 50.0]),
+    )
+    def hint(self, name: str, state: SessionPhase | None, returns_in: float | None) -> None:
         self.heard.clear()
         self.table.hint(name, state, self.now, returns_in)
         assert self.heard == [name]
@@ -126,27 +130,27 @@ class ConversationsMachine(RuleBasedStateMachine):
         assert self.table.next_due() <= min(waiting.values(), default=math.inf) + 1e-6
 
 
-ConversationsMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
-TestConversations = ConversationsMachine.TestCase
+SessionTableMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+TestSessionTable = SessionTableMachine.TestCase
 
 
 def test_nothing_is_expected_before_something_was_learned() -> None:
-    table = Conversations()
-    table.hint("a", State.TOOL, 0.0)
+    table = SessionTable()
+    table.hint("a", SessionPhase.TOOL, 0.0)
     assert table.outlook("a").expected_at == math.inf
     table.used("a", 4.0)
-    table.hint("b", State.TOOL, 10.0)
+    table.hint("b", SessionPhase.TOOL, 10.0)
     assert table.outlook("b").expected_at == pytest.approx(14.0), "others' tools took 4 s"
-    table.hint("b", State.USER, 10.0)
+    table.hint("b", SessionPhase.USER, 10.0)
     assert table.outlook("b").expected_at == math.inf, "of users nothing is known"
 
 
-def test_a_conversation_of_its_own_pace_is_believed_soon() -> None:
-    table = Conversations()
+def test_a_session_of_its_own_pace_is_believed_soon() -> None:
+    table = SessionTable()
     now = 0.0
     for turn in range(40):
         for name, gap in (("slow", 100.0), ("quick", 1.0)):
-            table.hint(name, State.TOOL, now)
+            table.hint(name, SessionPhase.TOOL, now)
             if turn == 39:
                 expected = table.outlook(name).expected_at - now
                 assert gap / 2 < expected < gap * 2
@@ -155,17 +159,17 @@ def test_a_conversation_of_its_own_pace_is_believed_soon() -> None:
 
 
 def test_the_table_stays_small() -> None:
-    table = Conversations(100)
+    table = SessionTable(100)
     for number in range(10_000):
-        table.hint(str(number), State.TOOL, float(number), 5.0)
-        table.hint("always", State.TOOL, float(number), 5.0)
+        table.hint(str(number), SessionPhase.TOOL, float(number), 5.0)
+        table.hint("always", SessionPhase.TOOL, float(number), 5.0)
     assert len(table) == 100
     assert len(table._expected) < 300
     assert table.outlook("always") is not None
 
 
-def test_nobody_is_no_conversation() -> None:
-    table = Conversations()
+def test_nobody_is_no_session() -> None:
+    table = SessionTable()
     table.used("", 0.0)
-    table.hint("", State.ENDED, 0.0)
+    table.hint("", SessionPhase.ENDED, 0.0)
     assert len(table) == 0
