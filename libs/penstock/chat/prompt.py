@@ -12,16 +12,22 @@ the last such cut; the result equals a tokenization from scratch, which a test h
 from __future__ import annotations
 
 import re
+import sys
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 SPLIT = "\ufdd0"
 _REPLACEMENT = "\ufffd"
+_BATCH = 256
+"""Pieces that are tokenized in one call."""
+_SLICE = 1 << 16
+"""Characters that are searched in one call: a search keeps Python's global lock until it finds something."""
 
 
 class Cut(NamedTuple):
@@ -45,20 +51,27 @@ class Encoded:
     """Leading ids that were taken from an earlier prompt."""
 
 
+class TooManyTokens(Exception):
+    """A text has more tokens than the caller can use; `tokens` of them were found before the rest was left alone."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"{tokens} tokens or more")
+        self.tokens = tokens
+
+
 class PromptEncoder:
-    """Encodes prompts of one tokenizer. Stateless: safe to use from several threads."""
+    """Encodes prompts of one tokenizer. Stateless: safe to use from several threads.
+
+    Everything goes through `encode_batch_fast`, also a single text: `Tokenizer.encode` keeps Python's global lock for
+    as long as it works, so that a long prompt would stop every other thread, and the event loop with them.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._cuts = frozenset(
-            token
-            for token, what in added.items()
-            if not (what.lstrip or what.rstrip or what.single_word or what.normalized)
-        )
+        self._cuts = _cut_tokens(tokenizer)
 
     def at_least(self, text: str) -> int:
-        """A number of tokens that `text` has at least, found without tokenizing it."""
+        """A lower bound of the tokens in `text`, found without tokenizing it."""
         return len(text) // self._longest
 
     @cached_property
@@ -67,35 +80,81 @@ class PromptEncoder:
         # A normalizer may drop characters; none in use drops three of four.
         return longest if self._tokenizer.normalizer is None else 4 * longest
 
-    def encode_raw(self, text: str) -> array[int]:
-        """The ids of a text of the client's own making, control tokens included."""
-        return array("I", self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def encode_raw(self, text: str, *, most: int = sys.maxsize) -> array[int]:
+        """The ids of a text of the client's own making, control tokens included. Raises TooManyTokens."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        if len(encoding) > most:
+            raise TooManyTokens(len(encoding))
+        return array("I", encoding.ids)
 
-    def encode(self, text: str, earlier: Encoded | None = None) -> Encoded:
-        """The ids of a rendered, marked `text`; `earlier` is a prompt that it may continue."""
+    def encode(self, text: str, earlier: Encoded | None = None, *, most: int = sys.maxsize) -> Encoded:
+        """The ids of a rendered, marked `text`; `earlier` is a prompt that it may continue.
+
+        Raises TooManyTokens as soon as more than `most` ids are certain.
+        """
         cut = Cut(0, 0, 0)
         ids: array[int] = array("I")
         if earlier is not None and text.startswith(earlier.text[: earlier.cut.through]):
             cut = earlier.cut
             ids = earlier.ids[: cut.ids]
-        at, reused = cut.chars, cut.ids
-        for piece in text[at:].split(SPLIT):
-            encoding = self._tokenizer.encode(piece, add_special_tokens=False)
-            start = len(ids)
-            ids.extend(encoding.ids)
-            last = self._last_cut(ids, start)
-            if last is not None:
-                # Of one token: `encoding.offsets` would build a list of all, and hold up every thread meanwhile.
-                begin, end = encoding.token_to_chars(last - start) or (0, 0)
-                cut = Cut(at + begin, last, at + end)
-            at += len(piece) + len(SPLIT)
+        reused = cut.ids
+        for batch in _batches(_pieces(text, cut.chars)):
+            pieces = [text[begin:end] for begin, end in batch]
+            encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+            for (begin, _), piece, encoding in zip(batch, pieces, encodings, strict=True):
+                start = len(ids)
+                if start + len(encoding) > most:
+                    raise TooManyTokens(start + len(encoding))
+                ids.extend(encoding.ids)
+                cut = self._last_cut(piece, ids, start, begin) or cut
         return Encoded(text, ids, cut, reused)
 
-    def _last_cut(self, ids: Sequence[int], start: int) -> int | None:
+    def _last_cut(self, piece: str, ids: array[int], start: int, begin: int) -> Cut | None:
+        """The last cut of `piece`, whose ids begin at `start` and whose characters begin at `begin`."""
         for at in range(len(ids) - 1, start - 1, -1):
-            if ids[at] in self._cuts:
-                return at
+            content = self._cuts.get(ids[at])
+            if content is not None:
+                found = begin + piece.rindex(content)
+                return Cut(found, at, found + len(content))
         return None
+
+
+def _cut_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """The added tokens at which a text may be cut, with their texts.
+
+    Such a token absorbs no white space, and none of its occurrences can be covered by another token, or by another
+    occurrence of itself: so the last id of it in a text is the last occurrence of its text.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    texts = {what.content for what in added.values()}
+    return {
+        token: what.content
+        for token, what in added.items()
+        if not (what.lstrip or what.rstrip or what.single_word or what.normalized)
+        and what.content == what.content.strip() != ""
+        and not any(_may_cover(text, what.content) for text in texts)
+    }
+
+
+def _may_cover(text: str, content: str) -> bool:
+    """Whether a match of `text` that begins where `content` does, or before, can take characters of it."""
+    if text != content and content in text:
+        return True
+    return any(content.startswith(text[at:]) for at in range(1, len(text)))
+
+
+def _pieces(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Where the parts between split marks begin and end, from `at` on."""
+    while (end := text.find(SPLIT, at)) >= 0:
+        yield at, end
+        at = end + len(SPLIT)
+    yield at, len(text)
+
+
+def _batches(pieces: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """The pieces in groups: one call for each of a million pieces takes too long, one call for all of them too."""
+    while batch := list(islice(pieces, _BATCH)):
+        yield batch
 
 
 class Marker:
@@ -105,6 +164,7 @@ class Marker:
         """`tokens` are the texts of control tokens."""
         longest = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
         self._find = re.compile("|".join(re.escape(token) for token in longest)) if longest else None
+        self._reach = len(longest[0]) - 1 if longest else 0
 
     def mark(self, value: Any) -> Any:
         """`value` with marks in every string, mapping keys, mapping values and list items included."""
@@ -121,4 +181,19 @@ class Marker:
             return text
         if SPLIT in text:
             text = text.replace(SPLIT, _REPLACEMENT)
-        return self._find.sub(lambda found: found[0][0] + SPLIT + found[0][1:], text)
+        splits = [found + 1 for found in self._tokens(self._find, text)]
+        if not splits:
+            return text
+        return SPLIT.join(text[begin:end] for begin, end in pairwise([0, *splits, len(text)]))
+
+    def _tokens(self, find: re.Pattern[str], text: str) -> Iterator[int]:
+        """Where control tokens begin; each search sees one slice, and as much more as a token may reach beyond it."""
+        at = 0
+        while at < len(text):
+            stop = at + _SLICE
+            for found in find.finditer(text, at, stop + self._reach):
+                if found.start() >= stop:
+                    break
+                yield found.start()
+                at = found.end()
+            at = max(at, stop)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
-from penstock.chat.prompt import Encoded
+from penstock.chat.prompt import Encoded, TooManyTokens
 from penstock.errors import InvalidRequest
 from penstock.gateway.ask import Conversation, Keep, Prompt, check_token
 from penstock.kv.identity import block_keys
@@ -75,7 +76,8 @@ def prepare(model: ChatModel, prompt: Prompt, naming: Naming, earlier: Remembere
         return _conversation(model, prompt, naming, earlier)
     if isinstance(prompt, str):
         check_length(model.encoder.at_least(prompt), naming.context, "prompt")
-        ids = model.encoder.encode_raw(prompt)
+        with _bounded(naming.context, "prompt"):
+            ids = model.encoder.encode_raw(prompt, most=naming.context - 1)
     else:
         for token in prompt:
             check_token(token, model.vocab_size, "prompt")
@@ -98,13 +100,23 @@ def check_length(tokens: int, context: int, field: str) -> None:
         raise InvalidRequest(what, field=field, code="context_length_exceeded")
 
 
+@contextmanager
+def _bounded(context: int, field: str) -> Iterator[None]:
+    """Raises InvalidRequest when the encoder found more tokens than it was to look for."""
+    try:
+        yield
+    except TooManyTokens as error:
+        check_length(error.tokens, context, field)
+        raise
+
+
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, earlier: Remembered | None) -> Prepared:
     text = model.render(prompt.messages, prompt.tools)
     check_length(model.encoder.at_least(text), naming.context, "messages")
-    encoded: Encoded = model.encoder.encode(text, earlier.encoded if earlier else None)
+    with _bounded(naming.context, "messages"):
+        encoded = model.encoder.encode(text, earlier.encoded if earlier else None, most=naming.context - 1)
     if not encoded.ids:
         raise InvalidRequest("messages: the chat template made an empty prompt of them", field="messages")
-    check_length(len(encoded.ids), naming.context, "messages")
     known = remember(encoded, earlier, naming.root, naming.block_size)
     prepared = _prepared(encoded.ids, known.keys, naming, rendered=text, call_tools=prompt.call_tools, remembered=known)
     for keep in prompt.keeps:

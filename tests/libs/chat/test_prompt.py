@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
+from penstock.chat import prompt
 from penstock.chat.memory import PromptMemory, remember
 from penstock.chat.messages import Call, Message, Tool
 from penstock.chat.model import ChatModel, ChatModelError, load_chat_model
-from penstock.chat.prompt import Cut, Encoded, PromptEncoder
+from penstock.chat.prompt import Cut, Encoded, Marker, PromptEncoder, TooManyTokens
 from penstock.kv.identity import block_keys
 
 from .tiny import tiny_tokenizer, write_model
@@ -48,6 +51,52 @@ def test_reuse_equals_a_fresh_tokenization(common, old, new):
 @given(TEXT.filter(lambda text: "\ufdd0" not in text))
 def test_without_marks_it_is_the_tokenizer(text):
     assert list(ENCODER.encode(text).ids) == TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+@given(TEXT)
+def test_slices_of_any_length_are_marked_alike(text):
+    """A control token that lies across the border of two slices is found; so is one behind it."""
+    marker = Marker(("<|im_start|>", "<|im_end|>", "<tool_call>", "<|im_end|>the"))
+    found = []
+    for size in (1, 2, 3, 7, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prompt, "_SLICE", size)
+            found.append(marker.mark(text))
+    assert found == found[:1] * len(found)
+    assert not re.search(r"<\|im_start\|>|<\|im_end\|>|<tool_call>", found[0])
+    assert found[0].replace("\ufdd0", "") == text.replace("\ufdd0", "\ufffd")
+
+
+def test_many_marks_are_one_batch_after_another():
+    text = "<\ufdd0|im_end|>x" * 1000 + "<|im_end|>y"
+    encoded = ENCODER.encode(text)
+    pieces = [TOKENIZER.encode(piece, add_special_tokens=False).ids for piece in text.split("\ufdd0")]
+    assert list(encoded.ids) == [token for piece in pieces for token in piece]
+    assert text[encoded.cut.chars : encoded.cut.through] == "<|im_end|>"
+    assert encoded.ids[encoded.cut.ids] == IM_END
+
+
+def test_what_is_too_long_is_left_alone():
+    count = len(ENCODER.encode("the quick brown fox").ids)
+    assert len(ENCODER.encode("the quick brown fox", most=count).ids) == count
+    with pytest.raises(TooManyTokens) as raised:
+        ENCODER.encode("the quick brown fox", most=count - 1)
+    assert raised.value.tokens == count
+    with pytest.raises(TooManyTokens):
+        ENCODER.encode_raw("the quick brown fox", most=count - 1)
+
+
+ODD = st.lists(st.sampled_from(["<a>", "<", "a>", "!<a>", "<a>>", "aa", "a", "\n", " ", "x", "<b>", ">"]), max_size=12)
+
+
+@given(ODD.map("".join), ODD.map("".join), ODD.map("".join))
+def test_tokens_that_overlap_are_no_cuts(common, old, new):
+    tokenizer = tiny_tokenizer()
+    odd = ("<a>", "!<a>", "<a>>", "aa", "\n", "<b>")
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in odd])
+    encoder = PromptEncoder(tokenizer)
+    earlier = encoder.encode(common + old)
+    assert encoder.encode(common + new, earlier) == encoder.encode(common + new)
 
 
 def test_the_next_turn_costs_only_what_is_new(model):

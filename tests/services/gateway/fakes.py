@@ -66,6 +66,8 @@ class Script:
     cached: dict[str, int] = field(default_factory=dict)
     batch: int = 1
     """Tokens per decode event."""
+    pace_s: float = 0.0
+    """Between two events of decode."""
     repeat: bool = False
     """Decode sends token 0 again."""
     handoff_fails: bool = False
@@ -189,6 +191,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                 raise Unavailable("the worker is going away")
             if script.hang and at > 0:
                 await script.gate.wait()
+            await asyncio.sleep(script.pace_s)
             many = range(at, min(at + script.batch, len(tokens)))
             event = decode_pb2.GenerateEvent(tokens=[self._token(asked, index, tokens[index]) for index in many])
             event.finish = _finish(asked, tokens, many[-1], script.eos)

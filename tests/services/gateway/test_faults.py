@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import grpc
 import httpx2
@@ -218,33 +217,6 @@ async def test_silence_is_filled_with_comments(opened):
                 async for line in answer.aiter_lines():
                     if line == ": ping":
                         break
-
-
-async def test_huge_prompts_do_not_hold_up_others(setup):
-    """While a hundred thousand tokens are read, rendered and made, the loop does nothing for long."""
-    gap, beating = 0.0, True
-
-    async def heartbeat() -> None:
-        nonlocal gap
-        last = time.thread_time()  # of the loop's own work: what others do to the machine is not our concern
-        while beating:
-            await asyncio.sleep(0.005)
-            now = time.thread_time()
-            gap, last = max(gap, now - last), now
-
-    prompt = [{"role": "user", "content": "word " * 20_000}]
-    setup.mesh.set_view(ready=True, context=10**6)
-    async with setup.gateway.mesh.changed:
-        await setup.gateway.mesh.changed.wait_for(lambda: setup.gateway.mesh.served().max_model_len == 10**6)
-    try:
-        beat = asyncio.create_task(heartbeat())
-        answer = await setup.client.chat.completions.create(model="tiny", messages=prompt, max_tokens=3)
-        beating = False
-        await beat
-    finally:
-        setup.mesh.set_view(ready=True)
-    assert answer.usage.prompt_tokens > 90_000
-    assert gap < 0.1
 
 
 async def test_hopeless_prompts_are_refused_unread(setup):
