@@ -20,7 +20,7 @@ PLAIN = SamplingParams(
 @pytest.fixture(scope="module")
 async def mesh(tiny, meshes):
     """A page pool of half the model's context."""
-    async with meshes(MeshOptions(model=tiny, worker={"kv_pool_tokens": 1024})) as mesh:
+    async with meshes(MeshOptions(model=tiny, engine={"kv_pool_tokens": 1024})) as mesh:
         yield mesh
 
 

@@ -19,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprob
 
 @pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
 async def mesh(request, tiny, meshes):
-    options = MeshOptions(model=tiny, aggregated=request.param == "aggregated", worker={"kv_dtype": "int8"})
+    options = MeshOptions(model=tiny, aggregated=request.param == "aggregated", engine={"kv_dtype": "int8"})
     async with meshes(options) as mesh:
         yield mesh
 

@@ -1,97 +1,115 @@
-"""How one engine is set up."""
+"""How one engine is set up. Every setting is declared here once: workers and `penstock up` inherit it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from penstock.runtime.config import ConfigError, Size
 
 DTYPES = ("float32", "bfloat16", "int8", "float8")
 KV_DTYPES = ("float32", "bfloat16", "int8")
 WEIGHTS = ("plain", "lossless")
+_MOST_THREADS = 1024
+_MOST_DRAFTS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Checked when made: ValueError names the field."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Everything but the model. Checked when made: ConfigError names the field."""
 
-    model: Path
     dtype: str = "float32"
-    """How weights are kept: float32, bfloat16, or, with a scale per column, int8 and on a CUDA device float8. What
-    a device can't compute is refused when it is opened."""
-    kv_dtype: str | None = None
-    """How keys and values are kept: float32, bfloat16, or on a CPU int8 with a scale per head and token. None: as the
-    weights are, bfloat16 when these have 8 bits."""
+    """float32, bfloat16, int8, or float8 on a CUDA device (the last two: weights; their KV is bfloat16)."""
+    kv_dtype: str = ""
+    """How keys and values are kept: float32, bfloat16, or on a CPU int8 with a scale per head and token; empty: float32
+    with dtype float32, else bfloat16. All workers alike."""
     weights: str = "plain"
-    """lossless: bfloat16 in 12 bits a weight, bit-exact, for the C++ kernels of a CPU; a step reads less memory."""
+    """plain, or lossless: bfloat16 weights in 12 bits each on a CPU, the same tokens from less memory."""
     device: str = "cpu"
     """cpu, cuda or cuda:0, cuda:1..."""
-    block_size: int = 16
-    """Tokens per page."""
+    threads: int = 0
+    """Threads of one model step; 0: one for each core of this process, fewer for a small model. `penstock up` shares
+    the cores out among its workers."""
+    packed_bytes: Size = 16 << 30
+    """Disk for packed weights, in ~/.cache/penstock, which workers of a host share; 0: each has its own in memory."""
+    max_model_len: int = 0
+    """Tokens of one text, prompt and output together; 0: the model's own limit, for longrope models their original
+    context. All workers alike."""
     kv_pool_tokens: int = 32768
-    """Size of the page pool, in tokens; rounded up to whole pages."""
+    """Room for the KV of live sequences, in tokens; rounded up to whole blocks."""
+    block_size: int = 16
+    """Tokens per KV block."""
     max_batch_tokens: int = 512
-    """Rows of one forward pass: decode rows, drafts and prefill chunks together."""
-    itl_target_s: float | None = 0.1
-    """Seconds from token to token that running streams should see while others' prompts are computed in the same
-    batch: prompts get chunks for which that is enough time, though never less than 16 tokens or half a decode step's
-    time. None: as much as fits in a batch."""
+    """Tokens of one step: decode rows, drafts and chunks of prompts together."""
+    itl_target_ms: float = 100.0
+    """Milliseconds between tokens of running streams while prompts are computed beside them; 0: no target. Prompts get
+    chunks that fit, though never less than 16 tokens or half a decode step's time."""
     max_running: int = 64
+    """Sequences in one batch."""
     max_waiting: int = 256
-    """Requests that are being loaded or wait for their first step; more are refused with EngineBusy."""
-    max_model_len: int | None = None
-    """Tokens of prompt and output; None takes the model's own limit.
-
-    Models with longrope have two: above their original context all texts, short ones too, get the rotation for long
-    contexts, and the KV has another fingerprint. None is the original context.
-    """
-    kernels: bool = True
-    """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
-    packed_bytes: int = 16 << 30
-    """Packed weights on disk, in the user's cache, of this and other models: used longest ago goes first. 0: none."""
-    threads: int | None = None
-    """Threads of the step; None: one for each core of this process, of the kernels one for 16 MiB of weights."""
+    """Sequences that may be loaded or wait for their first step; more are refused."""
     draft_tokens: int = 4
-    """Most tokens to ask a drafter for, per sequence and step."""
+    """Most tokens to ask the draft service for, per sequence and step of a decode worker."""
     draft_timeout_s: float = 0.05
-    stall_s: float = 1.0
+    """A step goes on without drafts after this long."""
+    kernels: Annotated[bool, Parameter(parse=False)] = True
+    """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
+    stall_s: Annotated[float, Parameter(parse=False)] = 1.0
     """When nothing could run for so long, pages that sources are still filling are taken away from them."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
-            raise ValueError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, or None, not {self.kv_dtype!r}")
+        self._check_numbers()
+        self._one_of("dtype", DTYPES)
+        if self.kv_dtype:
+            self._one_of("kv_dtype", KV_DTYPES, "or empty")
+        self._one_of("weights", WEIGHTS)
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
-            raise ValueError(f"device must be cpu, cuda, or cuda and its number (cuda:0), not {self.device!r}")
+            raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
         if kind != "cpu" and self.kv != _own_kv(self.dtype):
-            raise ValueError(f"kv_dtype on {self.device} must be that of the weights, {_own_kv(self.dtype)}")
+            right = f"must be {_own_kv(self.dtype)}, as dtype {self.dtype} has it, on {self.device}"
+            raise ConfigError("kv_dtype", self.kv_dtype, right)
         if self.dtype == "float8" and kind == "cpu":
-            raise ValueError("dtype float8 needs a CUDA device, device is 'cpu': use int8 or bfloat16 there")
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, not {self.weights!r}")
+            raise ConfigError("dtype", self.dtype, "needs a CUDA device: use device cuda, or int8")
         if self.weights == "lossless" and self.dtype != "bfloat16":
-            raise ValueError(f"weights can be lossless with dtype bfloat16 only, not with {self.dtype}")
+            raise ConfigError("weights", self.weights, f"needs dtype bfloat16, not {self.dtype}")
         if self.weights == "lossless" and kind != "cpu":
-            raise ValueError(f"weights can be lossless on a cpu only, not on {self.device}")
+            raise ConfigError("weights", self.weights, f"needs device cpu, not {self.device}")
+
+    def _one_of(self, name: str, possible: tuple[str, ...], more: str = "") -> None:
+        value = getattr(self, name)
+        if value not in possible:
+            names = " or ".join((", ".join(possible[:-1]), possible[-1]))
+            raise ConfigError(name, value, f"must be {names}{', ' if more else ''}{more}")
+
+    def _check_numbers(self) -> None:
         for name in ("block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_model_len", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ConfigError(name, getattr(self, name), "must be at least 1")
+        if not 0 <= self.threads <= _MOST_THREADS:
+            raise ConfigError("threads", self.threads, f"use 0 for all cores, or 1 to {_MOST_THREADS}")
+        if self.max_model_len < 0:
+            raise ConfigError("max_model_len", self.max_model_len, "use 0 for the model's limit, or a number of tokens")
         if self.packed_bytes < 0:
-            raise ValueError(f"packed_bytes must be 0 (keep none) or a size, not {self.packed_bytes}")
-        if self.itl_target_s is not None and self.itl_target_s <= 0:
-            raise ValueError(f"itl_target_s must be positive, or None for no target, not {self.itl_target_s}")
-        if self.draft_tokens < 0 or self.draft_timeout_s <= 0 or self.stall_s <= 0:
-            raise ValueError("draft_tokens must not be negative, draft_timeout_s and stall_s must be positive")
+            raise ConfigError("packed_bytes", self.packed_bytes, "use 0 to keep none, or a size")
+        if not self.itl_target_ms >= 0:
+            raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
+        if not 0 <= self.draft_tokens <= _MOST_DRAFTS:
+            raise ConfigError("draft_tokens", self.draft_tokens, f"use 1 to {_MOST_DRAFTS}, or 0 for none")
+        for name in ("draft_timeout_s", "stall_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, getattr(self, name), "must be positive")
         if self.max_batch_tokens < self.max_running:
-            raise ValueError(
-                f"max_batch_tokens {self.max_batch_tokens} is below max_running {self.max_running}: "
-                "some running sequence would never get its row"
-            )
+            right = f"must be at least max_running, {self.max_running}: each running sequence needs a row in every step"
+            raise ConfigError("max_batch_tokens", self.max_batch_tokens, right)
+
+    @property
+    def itl_target_s(self) -> float | None:
+        """`itl_target_ms` in seconds; None: no target."""
+        return self.itl_target_ms / 1000 or None
 
     @property
     def kv(self) -> str:
@@ -102,6 +120,14 @@ class EngineConfig:
     def identity(self) -> str:
         """Names how numbers are kept: weights, and KV where that is not implied."""
         return self.dtype if self.kv == _own_kv(self.dtype) else f"{self.dtype}, KV {self.kv}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(EngineSettings):
+    """A model and its engine's settings."""
+
+    model: Path
+    """A Hugging Face model directory."""
 
 
 def kv_token_bytes(kv_dtype: str, layers: int, kv_heads: int, head_dim: int) -> int:

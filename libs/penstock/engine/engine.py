@@ -101,7 +101,7 @@ class Engine:
         Raises CheckpointError when the model cannot be served. `drafter` proposes tokens for every request. `load`
         brings something else than the model to carry out the steps.
         """
-        checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len)
+        checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
         with Lane("engine") as lane:
             await lane.call(_set_threads, config.threads)
             runner, spec = await lane.call(load or _load, config, checkpoint)
@@ -443,14 +443,14 @@ class Engine:
             page.release()
 
 
-def _set_threads(threads: int | None) -> None:
+def _set_threads(threads: int) -> None:
     torch.set_num_threads(threads or available_cores())
 
 
 def _context(config: EngineConfig, checkpoint: Checkpoint) -> int:
     """Of prompt and output: what the model, the operator and the pool allow."""
     longest = min(checkpoint.config.max_positions, _pages(config) * config.block_size)
-    return longest if config.max_model_len is None else min(config.max_model_len, longest)
+    return min(config.max_model_len or longest, longest)
 
 
 def _pages(config: EngineConfig) -> int:
@@ -469,8 +469,8 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         config.packed_bytes,
         config.max_running,
         config.weights == "lossless",
-        config.kv_dtype,
-        config.threads,
+        config.kv_dtype or None,
+        config.threads or None,
     )
     token, tokens = runner.pool.block_bytes // config.block_size, _pages(config) * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import App, Parameter, Token
 from cyclopts.config import Env, Toml
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -80,6 +84,15 @@ def sources(table: str) -> list[Any]:
         Env(f"PENSTOCK_{table.upper()}_", command=False),
         Toml(os.environ.get("PENSTOCK_CONFIG", "penstock.toml"), root_keys=[table], must_exist=False),
     ]
+
+
+def arguments(settings: DataclassInstance, always: Collection[str] = ()) -> Iterator[str]:
+    """The command line that gives another process these settings: those that differ from their defaults, and `always`,
+    over which that process's own environment and file shall have no say."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value != field.default or field.name in always:
+            yield from (f"--{field.name.replace('_', '-')}", str(value))
 
 
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:

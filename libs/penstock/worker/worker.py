@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import structlog
@@ -165,19 +164,17 @@ async def open_worker(
     register: Callable[[grpc.aio.Server, Worker], None],
     service: str,
     drafter: Drafter | None = None,
-    **engine_settings: Any,
 ) -> AsyncIterator[ServedWorker]:
     """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
     _stay(config)
-    settings = config.engine(**engine_settings)
-    check_device(settings)
-    device = device_of(settings.device)
-    async with open_channels() as channels, Engine.open(settings, drafter=drafter) as engine:
+    check_device(config.engine)
+    device = device_of(config.engine.device)
+    async with open_channels() as channels, Engine.open(config.engine, drafter=drafter) as engine:
         _say_loaded(engine)
         metrics = WorkerMetrics(lambda: _figures(engine))
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"{service}-{os.getpid()}"
-        two_steps = 2 * config.max_batch_tokens // config.block_size
+        two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
         waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
         async with (
             open_store(
@@ -221,7 +218,7 @@ async def _joined(
         model_name=worker.config.served_name,
         spec=spec_to_message(worker.engine.spec),
         max_model_len=worker.engine.max_model_len,
-        max_running=worker.config.max_running,
+        max_running=worker.config.engine.max_running,
         kv_capacity_tokens=worker.engine.stats().total_pages * worker.engine.spec.block_size,
     )
     await server.set_serving(True)

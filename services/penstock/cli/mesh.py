@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.ports import Ports
-from penstock.engine.config import KV_DTYPES, EngineConfig, kv_token_bytes
+from penstock.engine.config import EngineSettings, kv_token_bytes
 from penstock.kv.room import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.models import NAMES, embedded
-from penstock.runtime.config import ConfigError, Size, format_size
+from penstock.runtime.config import ConfigError, Size, arguments, format_size
 from penstock.runtime.cores import Share, format_cores, host_shares
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
-"""The order of stopping: nobody loses what it still needs."""
-_BLOCK_SIZE = 16
-"""Tokens: the workers' default."""
+"""The order of stopping: no service loses another that it still needs."""
+_SAID = ("dtype", "weights", "device", "itl_target_ms")
+"""Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +51,13 @@ class MeshOptions:
     """How much of that disk may be used, for example 20GiB."""
     kv_gpu_bytes: Size = 0
     """GPU memory for cached KV, for example 2GiB; 0: none."""
-    dtype: str = "float32"
-    """float32, bfloat16, int8, or float8 on a CUDA device."""
-    kv_dtype: str = ""
-    """How keys and values are kept: float32, bfloat16 or int8; empty: float32 with dtype float32, else bfloat16."""
-    device: str = "cpu"
-    """Where the workers compute: cpu, cuda or cuda:0, cuda:1..."""
-    weights: str = "plain"
-    """plain, or lossless: bfloat16 weights in 12 bits each, the same tokens from less memory."""
-    itl_target_ms: float = 100.0
-    """Milliseconds between tokens of running streams while a worker computes prompts beside them; 0: no target."""
-    threads: int = 0
-    """Threads of one worker's model step; 0 shares the cores out among the workers."""
+    engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
+    """How the workers compute."""
     log_level: str = "warning"
     """Lines of the services to show: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        for name, least in (("prefill", 0), ("decode", 1), ("threads", 0)):
+        for name, least in (("prefill", 0), ("decode", 1)):
             if not least <= getattr(self, name) <= 256:
                 raise ConfigError(name, getattr(self, name), f"must be {least} to 256")
         for name in ("port", "grpc_port"):
@@ -73,23 +66,6 @@ class MeshOptions:
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
-        if self.itl_target_ms < 0:
-            raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
-        if self.dtype not in ("float32", "bfloat16", "int8", "float8"):
-            raise ConfigError("dtype", self.dtype, "must be float32, bfloat16, int8 or float8")
-        kind, _, number = self.device.partition(":")
-        if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
-            raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
-        if self.dtype == "float8" and kind == "cpu":
-            raise ConfigError("dtype", self.dtype, "needs a CUDA device: use --device cuda, or int8")
-        if self.kv_dtype and self.kv_dtype not in KV_DTYPES:
-            raise ConfigError("kv-dtype", self.kv_dtype, f"must be {', '.join(KV_DTYPES)}, or empty")
-        if self.weights not in ("plain", "lossless"):
-            raise ConfigError("weights", self.weights, "must be plain or lossless")
-        if self.weights == "lossless" and self.dtype != "bfloat16":
-            raise ConfigError("weights", self.weights, f"needs dtype bfloat16, not {self.dtype}")
-        if self.weights == "lossless" and kind != "cpu":
-            raise ConfigError("weights", self.weights, f"needs device cpu, not {self.device}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError("log-level", self.log_level, "must be debug, info, warning or error")
 
@@ -133,9 +109,7 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     weights = sum(file.stat().st_size for file in inspect(model).weight_files)
     worker = (
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
-        *("--dtype", options.dtype, "--weights", options.weights, "--device", options.device),
-        *(("--kv-dtype", options.kv_dtype) if options.kv_dtype else ()),
-        *("--itl-target-ms", str(options.itl_target_ms)),
+        *arguments(options.engine, _SAID),
     )
     children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
     if draft is not None:
@@ -168,10 +142,11 @@ def _workers(
 
 
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
-    """Who says how many threads there are gets no cores of its own."""
-    yield from ("--threads", str(options.threads or share.threads))
-    if share.cores and not options.threads:
-        yield from ("--cores", format_cores(share.cores))
+    """This worker's part of the cores; nothing when the settings say how many threads there are."""
+    if not options.engine.threads:
+        yield from ("--threads", str(share.threads))
+        if share.cores:
+            yield from ("--cores", format_cores(share.cores))
 
 
 def _tiers(options: MeshOptions) -> Iterator[str]:
@@ -214,14 +189,10 @@ def _model_directory(field: str, chosen: str) -> Path:
 
 def _check_tiers(options: MeshOptions, model: Path) -> None:
     """A tier holds a few blocks at least. Raises ConfigError."""
-    shape = inspect(model).config
-    try:
-        kept = EngineConfig(model, options.dtype, options.kv_dtype or None, device=options.device).kv
-    except ValueError as error:
-        raise ConfigError("kv-dtype", options.kv_dtype, str(error)) from error
-    block_bytes = _BLOCK_SIZE * kv_token_bytes(kept, shape.n_layers, shape.n_kv_heads, shape.head_dim)
+    shape, engine = inspect(model).config, options.engine
+    token_bytes = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
-        check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), block_bytes)
+        check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), engine.block_size * token_bytes)
 
 
 def _address(field: str, port: int, ports: Ports) -> str:

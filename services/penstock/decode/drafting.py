@@ -163,7 +163,7 @@ async def open_drafter(config: DecodeConfig) -> AsyncIterator[DraftClient | None
         yield None
         return
     async with open_channels() as channels, asyncio.TaskGroup() as tasks:
-        client = DraftClient(channels.to(config.draft), tokenizer_fingerprint(config.model))
+        client = DraftClient(channels.to(config.draft), tokenizer_fingerprint(config.engine.model))
         running = tasks.create_task(client.run())
         try:
             yield client

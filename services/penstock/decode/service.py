@@ -86,6 +86,5 @@ async def open_decode(config: DecodeConfig) -> AsyncIterator[ServedWorker]:
         def register(server: grpc.aio.Server, worker: Worker) -> None:
             decode_pb2_grpc.add_DecodeServicer_to_server(DecodeService(worker, drafter), server)
 
-        settings = {"draft_tokens": config.draft_tokens, "draft_timeout_s": config.draft_timeout_s}
-        async with open_worker(config, role, register, SERVICE, drafter, **settings) as served:
+        async with open_worker(config, role, register, SERVICE, drafter) as served:
             yield served

@@ -125,7 +125,7 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
         assert update.finish == "length"
 
     monkeypatch.setattr(Counters, "step", lambda *_: None)
-    async with Engine.open(replace(config, itl_target_s=0.05), load=load) as engine, asyncio.TaskGroup() as tasks:
+    async with Engine.open(replace(config, itl_target_ms=50), load=load) as engine, asyncio.TaskGroup() as tasks:
         engine._counters.decode_step_s, engine._counters.prefill_tokens_per_s = 0.02, 1000.0
         begun = asyncio.Event()
         tasks.create_task(read(engine, request("alone", 128, 200), begun))

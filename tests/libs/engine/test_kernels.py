@@ -99,7 +99,7 @@ async def test_lossless_weights_give_the_tokens_of_bfloat16():
 
 
 def test_lossless_is_for_bfloat16():
-    with pytest.raises(ValueError, match="dtype bfloat16 only, not with int8"):
+    with pytest.raises(ValueError, match="needs dtype bfloat16, not int8"):
         EngineConfig(embedded(NAMES[0]), dtype="int8", weights="lossless")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.cli.mesh import MeshOptions, plan_mesh
 from penstock.cli.ports import PortTaken, reserved_ports
+from penstock.engine.config import EngineSettings
 from penstock.models import NAMES, embedded
 from penstock.runtime import cores
 from penstock.runtime.config import ConfigError
@@ -105,7 +106,7 @@ def test_a_tier_that_can_not_be_is_said_before_anything_starts(
         (("--decode", "0"), "decode"),
         (("--port", "70000"), "port"),
         (("--dtype", "int3"), "dtype"),
-        (("--kv-dtype", "int3"), "kv-dtype"),
+        (("--kv-dtype", "int3"), "kv_dtype"),
         (("--kv-host-bytes", "lots"), "kv-host-bytes"),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_wrong_option_is_named(arguments: tuple[str, ...], field: str) -> None
 
 def test_kv_of_another_type_is_every_workers() -> None:
     with reserved_ports() as ports:
-        children = plan_mesh(MeshOptions(port=0, kv_dtype="int8", decode=2), ports).children
+        children = plan_mesh(MeshOptions(port=0, engine=EngineSettings(kv_dtype="int8"), decode=2), ports).children
         commands = {child.name: " ".join(child.command) for child in children}
     asked = {name for name, command in commands.items() if command.count("--kv-dtype int8")}
     assert asked == {"prefill-0", "decode-0", "decode-1"}
@@ -183,13 +184,13 @@ def test_workers_are_told_their_threads_and_cores(monkeypatch: pytest.MonkeyPatc
         "prefill-0": ("--threads", "3", "--cores", "0,1,2"),
         "decode-0": ("--threads", "3", "--cores", "3,4,5"),
     }
-    assert {line[:2] for line in told(threads=5).values()} == {("--threads", "5")}
-    assert not any("--cores" in line for line in told(threads=5).values())
+    assert {line[:2] for line in told(engine=EngineSettings(threads=5)).values()} == {("--threads", "5")}
+    assert not any("--cores" in line for line in told(engine=EngineSettings(threads=5)).values())
 
 
 def test_workers_are_told_their_device() -> None:
     with reserved_ports() as ports:
-        plan = plan_mesh(MeshOptions(port=0, device="cuda:1", dtype="float8"), ports)
+        plan = plan_mesh(MeshOptions(port=0, engine=EngineSettings(device="cuda:1", dtype="float8")), ports)
     for child in plan.children[:2]:
         line = child.command
         assert line[line.index("--device") + 1] == "cuda:1" and line[line.index("--dtype") + 1] == "float8"
@@ -205,7 +206,7 @@ def test_workers_are_told_their_device() -> None:
 )
 def test_devices_that_are_none(options: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        MeshOptions(port=0, **options)  # type: ignore[arg-type]
+        EngineSettings(**options)  # type: ignore[arg-type]
     assert says in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from penstock.decode.config import DecodeConfig
 from penstock.decode.service import open_decode
 from penstock.draft.config import DraftConfig
 from penstock.draft.service import ServedDraft, open_draft
+from penstock.engine.config import EngineConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import Gateway, open_gateway
 from penstock.kvstore.config import KvStoreConfig
@@ -44,6 +45,8 @@ class MeshOptions:
     kvstore: bool | str = True
     """False: none. An address: a store of the test's own."""
     model_name: str = "tiny"
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the settings of the workers' engines."""
     worker: dict[str, Any] = field(default_factory=dict)
     """Further fields of the workers' settings."""
     store: dict[str, Any] = field(default_factory=dict)
@@ -96,12 +99,11 @@ async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
         def worker(number: int) -> dict[str, Any]:
             host = number % len(hosts)
             return {
-                "model": options.model,
+                "engine": EngineConfig(options.model, **{"kv_pool_tokens": 8192, **options.engine}),
                 "model_name": options.model_name,
                 "router": router.address,
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
-                "kv_pool_tokens": 8192,
                 **options.worker,
             }
 
