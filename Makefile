@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+CPP = $(shell find libs services -name '*.cpp' -o -name '*.h')
 EXTRAS := gateway,engine,demo,train,events,dev
 
 .PHONY: setup demo up test fmt check bench proto lock
@@ -30,10 +31,12 @@ test: setup
 fmt: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy libs services tools loadtest
 	$(BIN)/lint-imports
 	proto/check

@@ -11,7 +11,7 @@
 
 namespace penstock {
 
-constexpr int kTileInputs = 32;   // of a row
+constexpr int kTileInputs = 32;  // of a row
 constexpr int kTileBytes = 1024;
 
 // The instructions. The compiler's own functions for them don't say that they read and write memory.

@@ -38,8 +38,11 @@ inline void turn_values(const uint16_t *const *value, int count, int dim, uint16
   for (int i = 0; i < dim; i += 32) {
     __m512i low[16], high[16];
     for (int pair = 0; pair < 16; ++pair) {
-      auto of = [&](int token) { return token < count ? _mm512_loadu_si512(value[token] + i) : _mm512_setzero_si512(); };
-      const __m512i even = of(2 * pair), odd = of(2 * pair + 1), first = _mm512_unpacklo_epi16(even, odd), second = _mm512_unpackhi_epi16(even, odd);
+      auto of = [&](int token) {
+        return token < count ? _mm512_loadu_si512(value[token] + i) : _mm512_setzero_si512();
+      };
+      const __m512i even = of(2 * pair), odd = of(2 * pair + 1), first = _mm512_unpacklo_epi16(even, odd),
+                    second = _mm512_unpackhi_epi16(even, odd);
       low[pair] = _mm512_permutex2var_epi64(first, _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second);
       high[pair] = _mm512_permutex2var_epi64(first, _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4), second);
     }
@@ -63,7 +66,8 @@ inline void turn_query(const float *query, int dim, uint32_t *column) {
 inline void tiles_for_attention(TileShapes &shapes) { shapes.set({16, 16, 16, 16, 16, 16, 16, 16}); }
 
 // score[token][16] of n times 16 tokens, up to four times; the keys of 16 are `apart` bytes from each other.
-template <int n> inline void score_tokens(const uint16_t *const *key, int64_t apart, int dim, const uint32_t *columns, float *score) {
+template <int n>
+inline void score_tokens(const uint16_t *const *key, int64_t apart, int dim, const uint32_t *columns, float *score) {
   tile_zero<0>();
   if constexpr (n > 1) tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
   for (int i = 0; i < dim; i += kTileInputs) {
@@ -91,12 +95,15 @@ struct Sight {
   }
 };
 
-// Turns score[count][16] into weights e^(score - most), as pairs of tokens in bfloat16, and adds them up. `count` is even.
-inline void weigh_tokens(const float *score, int count, const Sight &sight, uint32_t *weight, Floats &most, Floats &sum) {
+// Turns score[count][16] into weights e^(score - most), as pairs of tokens in bfloat16, and adds them up. `count` is
+// even.
+inline void weigh_tokens(const float *score, int count, const Sight &sight, uint32_t *weight, Floats &most,
+                         Floats &sum) {
   const __m512 never = _mm512_set1_ps(-1e30f);
   __m512 high[2] = {never, never};
   for (int t = 0; t < count; t += 2)
-    for (int i = 0; i < 2; ++i) high[i] = _mm512_max_ps(high[i], sight.hide(t + i, _mm512_load_ps(score + (t + i) * kTileQueries), never));
+    for (int i = 0; i < 2; ++i)
+      high[i] = _mm512_max_ps(high[i], sight.hide(t + i, _mm512_load_ps(score + (t + i) * kTileQueries), never));
   most.part[0] = (FloatPart)_mm512_max_ps(high[0], high[1]);
   Floats sums[2] = {};
   for (int t = 0; t < count; t += 2) {
@@ -108,15 +115,18 @@ inline void weigh_tokens(const float *score, int count, const Sight &sight, uint
       sums[i] += both[i];
     }
     const __m512i pair = (__m512i)_mm512_cvtne2ps_pbh((__m512)both[1].part[0], (__m512)both[0].part[0]);
-    const __m512i mixed = _mm512_permutexvar_epi16(
-        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0), pair);
+    const __m512i mixed =
+        _mm512_permutexvar_epi16(_mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                                  22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0),
+                                 pair);
     _mm512_store_si512(weight + t / 2 * kTileQueries, mixed);
   }
   sum = sums[0] + sums[1];
 }
 
 // mixed[16 * tiles][16] of 32 or 64 dimensions, two tiles or four, from turned values; `blocks` of 32 tokens.
-template <int tiles> inline void mix_tokens(const uint16_t *values, int64_t apart, int blocks, const uint32_t *weight, float *mixed) {
+template <int tiles>
+inline void mix_tokens(const uint16_t *values, int64_t apart, int blocks, const uint32_t *weight, float *mixed) {
   tile_zero<0>(), tile_zero<1>();
   if constexpr (tiles > 2) tile_zero<2>(), tile_zero<3>();
   for (int block = 0; block < blocks; ++block) {

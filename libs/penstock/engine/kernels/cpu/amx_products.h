@@ -63,7 +63,8 @@ template <int P> struct Staying {
     const int64_t step = int64_t(turn) * tiles + tile;
     for (int p = 0; p < P; ++p)
       if (next[p])
-        for (int64_t line = step * 16 / turns; line < (step + 1) * 16 / turns; ++line) __builtin_prefetch(next[p] + line * 64, 0, 2);
+        for (int64_t line = step * 16 / turns; line < (step + 1) * 16 / turns; ++line)
+          __builtin_prefetch(next[p] + line * 64, 0, 2);
   }
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
@@ -99,7 +100,8 @@ template <int P, class Weights> void add_tiles(Weights &weights, int tiles, cons
   } else {
     tile_load<0>(rows.sums, kSumsApart);
     if constexpr (P > 1) tile_load<1>(rows.sums + kLanes, kSumsApart);
-    if constexpr (P > 2) tile_load<2>(rows.sums + 2 * kLanes, kSumsApart), tile_load<3>(rows.sums + 3 * kLanes, kSumsApart);
+    if constexpr (P > 2)
+      tile_load<2>(rows.sums + 2 * kLanes, kSumsApart), tile_load<3>(rows.sums + 3 * kLanes, kSumsApart);
   }
   for (int t = 0; t < tiles; ++t) {
     weights.enter(t);
@@ -119,11 +121,13 @@ template <int P, class Weights> void add_tiles(Weights &weights, int tiles, cons
   }
   tile_store<0>(rows.sums, kSumsApart);
   if constexpr (P > 1) tile_store<1>(rows.sums + kLanes, kSumsApart);
-  if constexpr (P > 2) tile_store<2>(rows.sums + 2 * kLanes, kSumsApart), tile_store<3>(rows.sums + 3 * kLanes, kSumsApart);
+  if constexpr (P > 2)
+    tile_store<2>(rows.sums + 2 * kLanes, kSumsApart), tile_store<3>(rows.sums + 3 * kLanes, kSumsApart);
 }
 
 // The same for two blocks of rows and one or two panels: every tile that is loaded serves twice.
-template <int P, class Weights> void add_tiles(Weights &weights, int tiles, const TileRows &one, const TileRows &other, bool fresh) {
+template <int P, class Weights>
+void add_tiles(Weights &weights, int tiles, const TileRows &one, const TileRows &other, bool fresh) {
   if (fresh) {
     tile_zero<0>(), tile_zero<1>();
     if constexpr (P > 1) tile_zero<2>(), tile_zero<3>();
@@ -149,8 +153,7 @@ template <int P, class Weights> void add_tiles(Weights &weights, int tiles, cons
 }
 
 // Rows of one or two blocks: weights are read once, and all inputs added up in the tiles.
-template <Kind kind, int P, class... Rows>
-void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
+template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
   const int tiles = (matrix.in + kTileInputs - 1) / kTileInputs;
   if (kind == BF16 && matrix.in % kTileInputs == 0) {
     Lying<P> weights;
@@ -164,7 +167,8 @@ void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
 
 // More rows: P panels' inputs [from, from + kStretch), with all rows. `more`: the next panels follow.
 template <Kind kind, int P>
-void multiply_many(const Linear &matrix, int panel, int from, bool more, const float *x, const Blocks &blocks, float *room, float *sums, TileShapes &shapes) {
+void multiply_many(const Linear &matrix, int panel, int from, bool more, const float *x, const Blocks &blocks,
+                   float *room, float *sums, TileShapes &shapes) {
   const int inputs = std::min(matrix.in - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
   Staying<P> weights{{}, {}, tiles, 0, (blocks.count + 1) / 2};
   for (int p = 0; p < P; ++p) {
@@ -175,12 +179,14 @@ void multiply_many(const Linear &matrix, int panel, int from, bool more, const f
       continue;
     }
     char *own = reinterpret_cast<char *>(room) + int64_t(p) * kStretch * 32;
-    for (int t = 0; t < tiles; ++t) fill_tile(packed, std::min(inputs - t * kTileInputs, kTileInputs), own + t * kTileBytes);
+    for (int t = 0; t < tiles; ++t)
+      fill_tile(packed, std::min(inputs - t * kTileInputs, kTileInputs), own + t * kTileBytes);
     weights.panel[p] = own;
   }
   auto rows = [&](int block) {
     const int row = blocks.first(block), size = blocks.size(block);
-    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)) + int64_t(from) * size * 2, size, sums + int64_t(row) * kGang * kLanes};
+    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)) + int64_t(from) * size * 2, size,
+                    sums + int64_t(row) * kGang * kLanes};
   };
   for (int block = 0; block < blocks.count; block += 2, ++weights.turn) {
     if (block + 1 < blocks.count) {
@@ -194,11 +200,13 @@ void multiply_many(const Linear &matrix, int panel, int from, bool more, const f
 }
 
 template <Kind kind>
-void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
+                    float *sums) {
   TileShapes shapes;
   auto rows = [&](int block, int p) {
     const int row = blocks.first(block);
-    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)), blocks.size(block), sums + (int64_t(row) * kGang + p) * kLanes};
+    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)), blocks.size(block),
+                    sums + (int64_t(row) * kGang + p) * kLanes};
   };
   int p = 0;
   if (blocks.count == 1) {
@@ -211,7 +219,8 @@ void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, 
     if (p < count) multiply_few<kind, 1>(matrix, panel + p, rows(0, p), rows(1, p));
   } else {
     for (int from = 0; from < matrix.in; from += kStretch) {
-      for (p = 0; p + 2 <= count; p += 2) multiply_many<kind, 2>(matrix, panel + p, from, p + 4 <= count, x, blocks, room, sums + p * kLanes, shapes);
+      for (p = 0; p + 2 <= count; p += 2)
+        multiply_many<kind, 2>(matrix, panel + p, from, p + 4 <= count, x, blocks, room, sums + p * kLanes, shapes);
       if (p < count) multiply_many<kind, 1>(matrix, panel + p, from, false, x, blocks, room, sums + p * kLanes, shapes);
     }
   }

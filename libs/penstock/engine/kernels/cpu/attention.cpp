@@ -31,12 +31,12 @@ void normalise(const float *x, const float *weight, int size, float eps, float *
 
 namespace {
 
-constexpr int kQueries = 32;            // that look at a piece together
-constexpr int kTile = 4 * kQueries;     // of a chunk of a run with many rows; in the processor's tiles all look together
-constexpr int kStride = kPiece + 16;    // of their scores; not a power of two, so that they don't share a cache set
-constexpr int kAhead = 8;                // tokens that are fetched while others are looked at
-constexpr int kBlock = 8;                // tokens whose values stay in the nearest cache for all queries
-constexpr float kNever = -1e30f;        // a score whose token is not seen
+constexpr int kQueries = 32;          // that look at a piece together
+constexpr int kTile = 4 * kQueries;   // of a chunk of a run with many rows; in the processor's tiles all look together
+constexpr int kStride = kPiece + 16;  // of their scores; not a power of two, so that they don't share a cache set
+constexpr int kAhead = 8;             // tokens that are fetched while others are looked at
+constexpr int kBlock = 8;             // tokens whose values stay in the nearest cache for all queries
+constexpr float kNever = -1e30f;      // a score whose token is not seen
 
 typedef float Eight __attribute__((vector_size(32)));
 
@@ -52,7 +52,8 @@ void turn(const Model &model, const Layer &layer, int position, int head, const 
   };
   for (int i = 0; i < half; i += 8) {
     const Eight a = at(x + i), b = at(x + i + half);
-    const Eight first = a * at(cosine + i) + b * at(sine + i), second = b * at(cosine + i + half) + a * at(sine + i + half);
+    const Eight first = a * at(cosine + i) + b * at(sine + i),
+                second = b * at(cosine + i + half) + a * at(sine + i + half);
     std::memcpy(out + i, &first, sizeof first);
     std::memcpy(out + i + half, &second, sizeof second);
   }
@@ -110,9 +111,18 @@ template <class Cache> class Head {
   using Number = typename Cache::Number;
 
   Head(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, float *room)
-      : model_(model), step_(step), layer_(model.layer[layer]), number_(layer), kv_head_(kv_head), qkv_(qkv),
-        table_(step.table + step.table_at[sequence]), first_(step.first[sequence]), last_(step.first[sequence + 1]),
-        dim_(model.head_dim), group_(model.heads / model.kv_heads), tiled_(in_tiles(model)) {
+      : model_(model),
+        step_(step),
+        layer_(model.layer[layer]),
+        number_(layer),
+        kv_head_(kv_head),
+        qkv_(qkv),
+        table_(step.table + step.table_at[sequence]),
+        first_(step.first[sequence]),
+        last_(step.first[sequence + 1]),
+        dim_(model.head_dim),
+        group_(model.heads / model.kv_heads),
+        tiled_(in_tiles(model)) {
     tokens_ = reinterpret_cast<const Number **>(room), room += kPiece * 2 + kTokens * 2;
     if (tiled_) {
       query_ = room, room += kTile / 2 * dim_;
@@ -156,7 +166,8 @@ template <class Cache> class Head {
     for (int q = 0; q < count_; ++q) {
       const int row = this->row(q), head = kv_head_ * group_ + (from + q) % group_;
       float *turned = score_;
-      turn(model_, layer_, step_.position[row], head, qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_, turned);
+      turn(model_, layer_, step_.position[row], head,
+           qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_, turned);
       for (int i = 0; i < dim_; i += kLanes) (Floats::load(turned + i) * model_.scale).store(turned + i);
 #if defined(__AMX_BF16__)
       if (tiled_) {
@@ -197,7 +208,8 @@ template <class Cache> class Head {
       fetch(t - begin + kAhead, kBlock, end - begin);
       over<kMixes>([&]<int queries, int dim>(int q) {
         const int tokens = std::min(kBlock, end - t);
-        mix<Cache, queries, dim>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_), to + q * Seen::size(dim_) + kLanes);
+        mix<Cache, queries, dim>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_),
+                                 to + q * Seen::size(dim_) + kLanes);
       });
     }
   }
@@ -228,7 +240,8 @@ template <class Cache> class Head {
   void forget() { std::fill_n(all_, count_ * Seen::size(dim_), 0.0f); }
 
   void join(float *piece) {
-    for (int q = 0; q < count_; ++q) penstock::join(Seen{all_ + q * Seen::size(dim_)}, Seen{piece + q * Seen::size(dim_)}, dim_);
+    for (int q = 0; q < count_; ++q)
+      penstock::join(Seen{all_ + q * Seen::size(dim_)}, Seen{piece + q * Seen::size(dim_)}, dim_);
   }
 
  private:
@@ -240,7 +253,9 @@ template <class Cache> class Head {
   }
 
 #if defined(__AMX_BF16__)
-  uint32_t *columns(int block) const { return reinterpret_cast<uint32_t *>(query_) + int64_t(block) * dim_ / 2 * kTileQueries; }
+  uint32_t *columns(int block) const {
+    return reinterpret_cast<uint32_t *>(query_) + int64_t(block) * dim_ / 2 * kTileQueries;
+  }
 
   void look_in_tiles(int zero, int begin, int end, float *to) {
     if constexpr (std::is_same_v<Cache, Bf16Cache>) {
@@ -257,9 +272,11 @@ template <class Cache> class Head {
       for (int from = 0; from < count_; from += kTileQueries) {
         const int some = std::min(count_ - from, kTileQueries);
         alignas(64) int32_t begins[kTileQueries] = {}, ends[kTileQueries] = {};
-        const int low = std::max(begin, this->begin(from) - zero) / 32 * 32, high = std::min(end, this->end(from + some - 1) - zero);
+        const int low = std::max(begin, this->begin(from) - zero) / 32 * 32,
+                  high = std::min(end, this->end(from + some - 1) - zero);
         if (low >= high) continue;
-        for (int q = 0; q < some; ++q) begins[q] = this->begin(from + q) - zero - low, ends[q] = this->end(from + q) - zero - low;
+        for (int q = 0; q < some; ++q)
+          begins[q] = this->begin(from + q) - zero - low, ends[q] = this->end(from + q) - zero - low;
         const Sight sight{_mm512_load_si512(begins), _mm512_load_si512(ends), begins[some - 1], ends[0]};
         const int count = (high - low + 31) / 32 * 32;
         int t = 0;
@@ -287,12 +304,14 @@ template <class Cache> class Head {
           alignas(64) float mixed[4 * 16 * kLanes];
           const int tiles = i + 64 <= dim_ ? 4 : 2;
           const uint16_t *own = values + int64_t(i) * kValues + low;
-          tiles == 4 ? mix_tokens<4>(own, kValues * 2, count / 32, weights, mixed) : mix_tokens<2>(own, kValues * 2, count / 32, weights, mixed);
+          tiles == 4 ? mix_tokens<4>(own, kValues * 2, count / 32, weights, mixed)
+                     : mix_tokens<2>(own, kValues * 2, count / 32, weights, mixed);
           for (int tile = 0; tile < tiles; ++tile, i += 16) {
             __m512i rows[16];
             for (int r = 0; r < 16; ++r) rows[r] = _mm512_load_si512(mixed + (tile * 16 + r) * kLanes);
             transpose(rows);
-            for (int q = 0; q < some; ++q) _mm512_storeu_si512(to + (from + q) * Seen::size(dim_) + kLanes + i, rows[q]);
+            for (int q = 0; q < some; ++q)
+              _mm512_storeu_si512(to + (from + q) * Seen::size(dim_) + kLanes + i, rows[q]);
           }
         }
       }
@@ -314,8 +333,8 @@ template <class Cache> class Head {
 
   Number *at(int position, int which) const {
     const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
-    return static_cast<Number *>(model_.pool) +
-           (run * model_.block_size + position % model_.block_size) * apart() + kv_head_ * dim_;
+    return static_cast<Number *>(model_.pool) + (run * model_.block_size + position % model_.block_size) * apart() +
+           kv_head_ * dim_;
   }
   int64_t apart() const { return int64_t(model_.kv_heads) * (dim_ + Cache::kScale); }  // numbers of a token
 
@@ -335,7 +354,8 @@ template <class Cache> class Head {
 
   // Multiplies scores or weights by the scales of the listed tokens.
   void scale(int begin, int end) {
-    for (int t = begin; t < end; ++t) std::memcpy(scale_ + t, scale_of(const_cast<Number *>(tokens_[t - begin])), sizeof(float));
+    for (int t = begin; t < end; ++t)
+      std::memcpy(scale_ + t, scale_of(const_cast<Number *>(tokens_[t - begin])), sizeof(float));
     for (int q = 0; q < count_; ++q) {
       float *__restrict score = score_ + q * kStride;
       const float *__restrict factor = scale_;
@@ -388,7 +408,10 @@ template <class Cache> class Head {
 }  // namespace
 
 Attention::Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch)
-    : model_(model), step_(step), qkv_(qkv), mixed_(mixed) {
+    : model_(model),
+      step_(step),
+      qkv_(qkv),
+      mixed_(mixed) {
   const int members = team_size(team);
   room_size_ = (Head<F32Cache>::room(model) + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
@@ -431,9 +454,7 @@ void Attention::units_of(int sequence, bool needed) {
   }
 }
 
-int Attention::pieces(int sequence) const {
-  return step_.position[step_.first[sequence + 1] - 1] / kPiece + 1;
-}
+int Attention::pieces(int sequence) const { return step_.position[step_.first[sequence + 1] - 1] / kPiece + 1; }
 
 void Attention::run(int layer, int chunk, int member, bool sampled) {
   const Unit &unit = units_[chunk];
@@ -477,10 +498,13 @@ void attend(Team *team, const Model &model, const Step &step, const float *qkv, 
   Scratch scratch;
   Attention attention(team, model, step, qkv, mixed, scratch);
   const int chunks[] = {attention.keeping(), attention.chunks()};
-  team_run(team, 2, chunks, [](void *self, int phase, int chunk, int member) {
-    Attention &attention = *static_cast<Attention *>(self);
-    phase ? attention.run(0, chunk, member) : attention.keep(0, chunk, member);
-  }, &attention);
+  team_run(
+      team, 2, chunks,
+      [](void *self, int phase, int chunk, int member) {
+        Attention &attention = *static_cast<Attention *>(self);
+        phase ? attention.run(0, chunk, member) : attention.keep(0, chunk, member);
+      },
+      &attention);
 }
 
 }  // namespace penstock

@@ -1,7 +1,7 @@
 // Attention of a few rows over the pages where their keys and values are.
 #pragma once
-#include "scratch.h"
 #include "kernels.h"
+#include "scratch.h"
 
 #include <atomic>
 #include <vector>
@@ -33,8 +33,8 @@ class Attention {
     int begin, end;  // pieces, which it keeps too unless another has
     int from, to;    // queries: the rows' heads that share the key head
     bool kept, needed;
-    int shared;      // which entry of `left_` counts the units of this head; -1 where there is but one
-    int64_t parts;   // where in `parts_` the head's pieces begin
+    int shared;     // which entry of `left_` counts the units of this head; -1 where there is but one
+    int64_t parts;  // where in `parts_` the head's pieces begin
   };
 
   void run(int layer, const Unit &unit, int member, bool mixes);

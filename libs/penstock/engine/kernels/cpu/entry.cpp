@@ -26,8 +26,8 @@ void penstock_count_exponents(const uint16_t *words, int64_t count, int64_t *cou
 void penstock_lossless_sizes(const uint16_t *words, int panels, int pairs, const uint8_t *index, int64_t *sizes) {
   lossless_sizes(words, panels, pairs, index, sizes);
 }
-void penstock_compress(const uint16_t *words, int panels, int pairs, const uint8_t *index, const int64_t *start, uint8_t *out) {
+void penstock_compress(const uint16_t *words, int panels, int pairs, const uint8_t *index, const int64_t *start,
+                       uint8_t *out) {
   compress(words, panels, pairs, index, start, out);
 }
-
 }

@@ -9,8 +9,8 @@ enum Kind : int32_t { F32 = 0, BF16 = 1, INT8 = 2, LOSSLESS = 3 };
 
 struct Linear {
   int32_t kind;
-  int32_t in;            // even
-  int32_t out;           // a multiple of 16; columns beyond the model's own are zero
+  int32_t in;   // even
+  int32_t out;  // a multiple of 16; columns beyond the model's own are zero
   int32_t unused;
   const void *data;
   const float *scale;    // [out], of INT8
@@ -20,11 +20,11 @@ struct Linear {
 };
 
 struct Layer {
-  const float *input_norm;  // [hidden]
-  const float *qk_norm;     // [heads + kv_heads, head_dim] or null
-  const float *mlp_norm;    // [hidden]
+  const float *input_norm;            // [hidden]
+  const float *qk_norm;               // [heads + kv_heads, head_dim] or null
+  const float *mlp_norm;              // [hidden]
   Linear qkv, output, gate_up, down;  // gate_up: all columns of gate, then those of up
-  int32_t window;           // tokens that a row looks at, itself included; 0: all
+  int32_t window;                     // tokens that a row looks at, itself included; 0: all
   int32_t unused;
 };
 
@@ -40,29 +40,30 @@ struct Model {
   const float *norm;    // [hidden]
   const Layer *layer;   // [layers]
   Linear head;
-  const void *table;    // [vocab, hidden], what `ids` stand for; null: a step's `x` is given
-  int32_t table_kind;   // F32 or BF16
-  void *pool;           // [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
+  const void *table;   // [vocab, hidden], what `ids` stand for; null: a step's `x` is given
+  int32_t table_kind;  // F32 or BF16
+  void *pool;  // [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
 };
 
 // A few rows of some sequences; the rows of one sequence are neighbours and stand at consecutive positions.
 struct Step {
   int32_t rows, sequences, samples, unused;
-  const int32_t *first;      // [sequences + 1] row numbers
-  const int32_t *position;   // [rows]
-  const int32_t *table;      // page numbers, one sequence's after the other's
-  const int32_t *table_at;   // [sequences]
-  const int32_t *sampled;    // [samples] row numbers
-  const int32_t *ids;        // [rows] tokens
-  float *x;                  // [rows, hidden]: embeddings, unless the model has a table; overwritten
-  float *logits;             // [samples, vocab]
-  int32_t *best;             // [samples] the most probable tokens, of several the first; null: nobody asks
+  const int32_t *first;     // [sequences + 1] row numbers
+  const int32_t *position;  // [rows]
+  const int32_t *table;     // page numbers, one sequence's after the other's
+  const int32_t *table_at;  // [sequences]
+  const int32_t *sampled;   // [samples] row numbers
+  const int32_t *ids;       // [rows] tokens
+  float *x;                 // [rows, hidden]: embeddings, unless the model has a table; overwritten
+  float *logits;            // [samples, vocab]
+  int32_t *best;            // [samples] the most probable tokens, of several the first; null: nobody asks
 };
 
 // The threads of one engine; the caller is one of them.
 //
 // A job is a row of phases, each cut into chunks. Whoever is there takes the next chunk, and a phase begins when the
-// one before is done (one without chunks is done at once); so a member that the system doesn't schedule holds up nobody, unless it stops within a chunk.
+// one before is done (one without chunks is done at once); so a member that the system doesn't schedule holds up
+// nobody, unless it stops within a chunk.
 struct Team;
 Team *team_new(int threads);
 void team_free(Team *team);

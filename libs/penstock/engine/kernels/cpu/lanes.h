@@ -24,7 +24,7 @@ constexpr bool kProducts = true;  // the processor has products of bfloat16
 constexpr bool kProducts = false;
 #endif
 #if defined(__AMX_BF16__)
-constexpr bool kTiles = true;     // and tiles of them, see amx.h
+constexpr bool kTiles = true;  // and tiles of them, see amx.h
 #else
 constexpr bool kTiles = false;
 #endif
@@ -64,9 +64,7 @@ struct Floats {
   }
   static inline Floats load(const int8_t *at) {
     Floats v;
-    EACH {
-      v.part[i] = __builtin_convertvector(widened(at + i * kWidth), FloatPart);
-    }
+    EACH { v.part[i] = __builtin_convertvector(widened(at + i * kWidth), FloatPart); }
     return v;
   }
   static inline Floats load(const uint16_t *at) {  // bfloat16
@@ -81,14 +79,25 @@ struct Floats {
   inline void store(float *at) const { EACH std::memcpy(at + i * kWidth, &part[i], sizeof part[i]); }
 #if defined(__AVX512BF16__)
   // As bfloat16, to nearest.
-  inline void round(uint16_t *at) const { _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), (__m256i)_mm512_cvtneps_pbh((__m512)part[0])); }
+  inline void round(uint16_t *at) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), (__m256i)_mm512_cvtneps_pbh((__m512)part[0]));
+  }
 #else
   inline void round(uint16_t *) const {}
 #endif
 
-  inline Floats &operator+=(const Floats &o) { EACH part[i] += o.part[i]; return *this; }
-  inline Floats &operator*=(const Floats &o) { EACH part[i] *= o.part[i]; return *this; }
-  inline Floats &operator*=(float o) { EACH part[i] *= o; return *this; }
+  inline Floats &operator+=(const Floats &o) {
+    EACH part[i] += o.part[i];
+    return *this;
+  }
+  inline Floats &operator*=(const Floats &o) {
+    EACH part[i] *= o.part[i];
+    return *this;
+  }
+  inline Floats &operator*=(float o) {
+    EACH part[i] *= o;
+    return *this;
+  }
   // this += a * b, fused where the processor can
   inline void add(const Floats &a, float b) { EACH part[i] += a.part[i] * b; }
   inline void add(const Floats &a, const Floats &b) { EACH part[i] += a.part[i] * b.part[i]; }
@@ -124,14 +133,18 @@ inline FourFloats totals(const Floats *sum) {
   for (int i = 0; i < 4; ++i) {
 #if defined(__AVX512F__)
     const __m512 all = (__m512)sum[i].part[0];
-    half[i] = _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
+    half[i] =
+        _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
 #else
     half[i] = _mm256_add_ps((__m256)sum[i].part[0], (__m256)sum[i].part[1]);
 #endif
   }
-  auto fold = [](__m256 a, __m256 b) { return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)); };
+  auto fold = [](__m256 a, __m256 b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  };
   const __m256d one = _mm256_castps_pd(fold(half[0], half[2])), other = _mm256_castps_pd(fold(half[1], half[3]));
-  const __m256 pairs = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(one, other)), _mm256_castpd_ps(_mm256_unpackhi_pd(one, other)));
+  const __m256 pairs =
+      _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(one, other)), _mm256_castpd_ps(_mm256_unpackhi_pd(one, other)));
   const __m128 low = _mm256_castps256_ps128(pairs), high = _mm256_extractf128_ps(pairs, 1);
   return (FourFloats)_mm_add_ps(_mm_shuffle_ps(low, high, 0x88), _mm_shuffle_ps(low, high, 0xdd));
 #else
@@ -158,7 +171,9 @@ struct Pairs {
     EACH v.part[i] = ((WordPart)odd.part[i] & 0xffff0000u) | (WordPart)even.part[i] >> 16;
     return v;
   }
-  inline void store(void *at) const { EACH std::memcpy(static_cast<char *>(at) + i * kWidth * 4, &part[i], sizeof part[i]); }
+  inline void store(void *at) const {
+    EACH std::memcpy(static_cast<char *>(at) + i * kWidth * 4, &part[i], sizeof part[i]);
+  }
   inline void split(Floats &even, Floats &odd) const {
     EACH even.part[i] = (FloatPart)(part[i] << 16);
     EACH odd.part[i] = (FloatPart)(part[i] & 0xffff0000u);
@@ -168,7 +183,8 @@ struct Pairs {
 // sum += pair of weights * pair of bfloat16 in `x`, where the processor can
 inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs &weights, [[maybe_unused]] float x) {
 #if defined(__AVX512BF16__)
-  sum.part[0] = (FloatPart)_mm512_dpbf16_ps((__m512)sum.part[0], (__m512bh)weights.part[0], (__m512bh)_mm512_set1_ps(x));
+  sum.part[0] =
+      (FloatPart)_mm512_dpbf16_ps((__m512)sum.part[0], (__m512bh)weights.part[0], (__m512bh)_mm512_set1_ps(x));
 #endif
 }
 
@@ -209,10 +225,12 @@ inline void restore_two(const char *one, const char *other, const uint8_t *parts
   auto own_of = [](const char *at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)); };
   const __m512i upper = _mm512_broadcast_i32x4(sixteen(parts)), lower = _mm512_broadcast_i32x4(sixteen(parts + 16));
   const __m512i own = join(own_of(one), own_of(other)), sign = _mm512_set1_epi8(char(0x80));
-  const __m512i both = join(_mm256_broadcastsi128_si256(sixteen(one + 32)), _mm256_broadcastsi128_si256(sixteen(other + 32)));
-  const __m512i index = _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0)), _mm512_set1_epi8(15));
+  const __m512i both =
+      join(_mm256_broadcastsi128_si256(sixteen(one + 32)), _mm256_broadcastsi128_si256(sixteen(other + 32)));
+  const __m512i index =
+      _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0)), _mm512_set1_epi8(15));
   const __m512i high = _mm512_ternarylogic_epi64(_mm512_shuffle_epi8(upper, index), own, sign, 0xf8);  // a | (b & c)
-  const __m512i low = _mm512_ternarylogic_epi64(_mm512_shuffle_epi8(lower, index), own, sign, 0xf4);  // a | (b & ~c)
+  const __m512i low = _mm512_ternarylogic_epi64(_mm512_shuffle_epi8(lower, index), own, sign, 0xf4);   // a | (b & ~c)
   const __m512i first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high);
   _mm512_storeu_si512(to, _mm512_shuffle_i64x2(first, second, 0x44));
   _mm512_storeu_si512(static_cast<char *>(to) + 64, _mm512_shuffle_i64x2(first, second, 0xee));

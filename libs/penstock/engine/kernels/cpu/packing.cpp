@@ -90,8 +90,10 @@ inline void turn(const uint32_t (*rows)[kChunk], int words, uint32_t *out) {
       // next[2i + h] holds of rows i and i + 4 the columns 2h, 2h + 1 and 4 + 2h, 5 + 2h, row by row.
       for (int h = 0; h < 2; ++h)
         for (int pair = 0; pair < 2; ++pair) {
-          at[4 * h + 2 * pair] = __builtin_shuffle(next[2 * pair + h], next[2 * (pair + 2) + h], Words{0, 8, 1, 9, 4, 12, 5, 13});
-          at[4 * h + 2 * pair + 1] = __builtin_shuffle(next[2 * pair + h], next[2 * (pair + 2) + h], Words{2, 10, 3, 11, 6, 14, 7, 15});
+          at[4 * h + 2 * pair] =
+              __builtin_shuffle(next[2 * pair + h], next[2 * (pair + 2) + h], Words{0, 8, 1, 9, 4, 12, 5, 13});
+          at[4 * h + 2 * pair + 1] =
+              __builtin_shuffle(next[2 * pair + h], next[2 * (pair + 2) + h], Words{2, 10, 3, 11, 6, 14, 7, 15});
         }
       // at[4h + 2p + c] holds column 2h + c (low half) and 4 + 2h + c (high half) of the rows p, p + 2, p + 4, p + 6.
       for (int h = 0; h < 2; ++h)
@@ -117,7 +119,8 @@ inline void turn(const int8_t (*rows)[kChunk], int bytes, int8_t *out) {
     for (int i = 0; i < kLanes; ++i) at[i] = load<Bytes>(&rows[i][k]);
     for (int round = 0; round < 4; ++round) {
       for (int i = 0; i < 8; ++i) {
-        next[2 * i] = __builtin_shuffle(at[i], at[i + 8], Bytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+        next[2 * i] =
+            __builtin_shuffle(at[i], at[i + 8], Bytes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
         next[2 * i + 1] =
             __builtin_shuffle(at[i], at[i + 8], Bytes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
       }
@@ -137,8 +140,8 @@ template <Stored stored> void pack_bf16(const char *const *rows, int in, uint32_
         std::memcpy(chunk[lane], rows[lane] + int64_t(k) * 4, words * 4);
       else
         for (int i = 0; i < words; ++i)
-          chunk[lane][i] = rounded<stored>(rows[lane], 2 * (k + i)) |
-                           uint32_t(rounded<stored>(rows[lane], 2 * (k + i) + 1)) << 16;
+          chunk[lane][i] =
+              rounded<stored>(rows[lane], 2 * (k + i)) | uint32_t(rounded<stored>(rows[lane], 2 * (k + i) + 1)) << 16;
     turn(chunk, words, out + int64_t(k) * kLanes);
   }
 }
@@ -182,7 +185,8 @@ void pack(const char *data, int64_t count, int in, Kind kind, char *out, float *
   const int64_t panel_bytes = int64_t(in) * kLanes * (kind == penstock::F32 ? 4 : kind == penstock::BF16 ? 2 : 1);
   for (int64_t first = 0; first < count; first += kLanes, out += panel_bytes, scale += kLanes) {
     const char *rows[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) rows[lane] = first + lane < count ? data + (first + lane) * row_bytes : zeros;
+    for (int lane = 0; lane < kLanes; ++lane)
+      rows[lane] = first + lane < count ? data + (first + lane) * row_bytes : zeros;
     if (kind == penstock::F32) pack_f32<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
     if (kind == penstock::BF16) pack_bf16<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
     if (kind == penstock::INT8) pack_int8<stored>(rows, in, reinterpret_cast<int8_t *>(out), scale);
@@ -218,7 +222,8 @@ void penstock_checksum(const void *data, int64_t bytes, int64_t block, uint64_t 
     Sums running[kSums] = {};
     const int64_t size = std::min(bytes, block);
     for (int64_t i = 0; i < size; i += sizeof running)
-      for (int part = 0; part < kSums; ++part) running[part] = running[part] * 0x9E3779B1u + load<Sums>(at + i + part * sizeof(Sums));
+      for (int part = 0; part < kSums; ++part)
+        running[part] = running[part] * 0x9E3779B1u + load<Sums>(at + i + part * sizeof(Sums));
     uint32_t lanes[kWords];
     std::memcpy(lanes, running, sizeof lanes);
     uint64_t sum = 0;
@@ -226,5 +231,4 @@ void penstock_checksum(const void *data, int64_t bytes, int64_t block, uint64_t 
     *sums++ = sum;
   }
 }
-
 }

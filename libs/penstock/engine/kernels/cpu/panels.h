@@ -1,13 +1,13 @@
 // Reading packed panels: two inputs' weights of 16 columns at a time, as floats or as pairs of bfloat16.
 #pragma once
-#include "lanes.h"
 #include "kernels.h"
+#include "lanes.h"
 
 #include <climits>
 
 namespace penstock {
 
-constexpr int kGroup = 32;  // inputs of a group of a lossless panel
+constexpr int kGroup = 32;                            // inputs of a group of a lossless panel
 constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // of a pair of inputs
 
 // Asks for what a panel holds a little later, across the ends of pages, where the processor's own prefetching stops.

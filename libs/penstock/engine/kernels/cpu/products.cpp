@@ -13,13 +13,15 @@ namespace penstock {
 namespace {
 
 // How many panels' sums fit into the registers beside those of R rows.
-template <int R> constexpr int kPanels = [] {
+template <int R>
+constexpr int kPanels = [] {
   const int fit = kSums / (R * kParts);
   return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }();
 
 // Adds inputs of R rows and P panels to `sums`. `x` is a packed block, of floats or of pairs of bfloat16.
-template <Kind kind, bool pairs, int R, int P> void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
+template <Kind kind, bool pairs, int R, int P>
+void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
   // How many panels' weights are in registers at once. The rows' numbers come one after the other where sums take the
   // room for them.
   constexpr int together = kWidth < 16 || R < 5 ? 1 : pairs ? P : P < 2 ? P : 2;
@@ -37,13 +39,17 @@ template <Kind kind, bool pairs, int R, int P> void add(Reader<kind> *panels, in
         Floats even[together], odd[together];
         for (int p = 0; p < together; ++p) {
           if constexpr (R > 1) panel[first + p].ahead();  // one row leaves the processor time enough for its own
-          if constexpr (pairs) weights[p] = panel[first + p].next();
-          else panel[first + p].next(even[p], odd[p]);
+          if constexpr (pairs)
+            weights[p] = panel[first + p].next();
+          else
+            panel[first + p].next(even[p], odd[p]);
         }
         for (int r = 0; r < R; ++r)
           for (int p = 0; p < together; ++p) {
-            if constexpr (pairs) add_pairs(sum[r][first + p], weights[p], x[r]);
-            else sum[r][first + p].add(even[p], x[r]);
+            if constexpr (pairs)
+              add_pairs(sum[r][first + p], weights[p], x[r]);
+            else
+              sum[r][first + p].add(even[p], x[r]);
           }
         if constexpr (!pairs)
           for (int r = 0; r < R; ++r)
@@ -77,8 +83,7 @@ void add_block(int rows, const Reader<kind> *panels, int count, int inputs, cons
 }
 
 // A panel as floats, an input every `stride` floats, or as it would be in bfloat16.
-template <Kind kind, bool pairs = false>
-void expand(Reader<kind> panel, int inputs, float *out, int stride) {
+template <Kind kind, bool pairs = false> void expand(Reader<kind> panel, int inputs, float *out, int stride) {
   for (int k = 0; k < inputs;) {
     const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
     panel.enter();
@@ -97,10 +102,12 @@ void expand(Reader<kind> panel, int inputs, float *out, int stride) {
 }
 
 template <Kind kind>
-void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
+                    float *sums) {
   constexpr bool pairs = rounds(kind);
   constexpr Kind unpacked = pairs ? BF16 : F32;
-  const bool wide = kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1 : kind != unpacked && blocks.rows >= kExpandFrom;
+  const bool wide =
+      kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1 : kind != unpacked && blocks.rows >= kExpandFrom;
   const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 1536;
   for (int from = 0; from < matrix.in; from += most) {
     const int inputs = matrix.in - from < most ? matrix.in - from : most;
@@ -117,7 +124,8 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
     const int together = wide || blocks.count == 1 ? count : kPanels<kRows>;
     for (int p = 0; p < count; p += together)
       for (int block = 0; block < blocks.count; ++block) {
-        const int first = blocks.first(block), rows = blocks.size(block), some = count - p < together ? count - p : together;
+        const int first = blocks.first(block), rows = blocks.size(block),
+                  some = count - p < together ? count - p : together;
         const float *own = x + first * packed_width(matrix.in) + int64_t(from) * rows / (pairs ? 2 : 1);
         float *into = sums + (int64_t(first) * kGang + p) * kLanes;
         if (wide)
@@ -129,9 +137,11 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
 }
 
 template <Kind kind>
-void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
+              float *sums) {
 #if defined(__AMX_BF16__)
-  if constexpr (rounds(kind)) return multiply_tiles<kind>(matrix, panel, count, x, blocks, room, sums);
+  if constexpr (rounds(kind))
+    return multiply_tiles<kind>(matrix, panel, count, x, blocks, room, sums);
   else
 #endif
     return multiply_lanes<kind>(matrix, panel, count, x, blocks, room, sums);
@@ -142,7 +152,8 @@ template <Kind kind> void unpack(const Linear &matrix, int panel, float *out, in
   expand<kind>(Reader<kind>(matrix, panel, 0), matrix.in, out, stride);
   if (kind == INT8)
     for (int k = 0; k < matrix.in; ++k)
-      (Floats::load(out + int64_t(k) * stride) * Floats::load(matrix.scale + panel * kLanes)).store(out + int64_t(k) * stride);
+      (Floats::load(out + int64_t(k) * stride) * Floats::load(matrix.scale + panel * kLanes))
+          .store(out + int64_t(k) * stride);
 }
 
 // One product shared by a team: the rows are packed, then panels multiplied.
@@ -150,7 +161,7 @@ struct Product {
   const Linear &matrix;
   const float *x;
   Blocks blocks;
-  float *packed;  // [rows, packed_width(in)]
+  float *packed;       // [rows, packed_width(in)]
   float *room, *sums;  // of each member
   float *out;
 
@@ -166,15 +177,15 @@ struct Product {
   void panels(int chunk, int member) const {
     const int first = chunk * kGang, all = matrix.out / kLanes, count = all - first < kGang ? all - first : kGang;
     product(matrix, first, count, packed, blocks, room + int64_t(member) * kRoom,
-            sums + int64_t(member) * blocks.rows * kGang * kLanes, [&](int row, int panel, Floats result) {
-              result.store(out + int64_t(row) * matrix.out + panel * kLanes);
-            });
+            sums + int64_t(member) * blocks.rows * kGang * kLanes,
+            [&](int row, int panel, Floats result) { result.store(out + int64_t(row) * matrix.out + panel * kLanes); });
   }
 };
 
 }  // namespace
 
-void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums) {
+void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
+              float *sums) {
   switch (matrix.kind) {
     case F32: return multiply<F32>(matrix, panel, count, x, blocks, room, sums);
     case BF16: return multiply<BF16>(matrix, panel, count, x, blocks, room, sums);
@@ -191,12 +202,16 @@ void linear(Team *team, const Linear &matrix, const float *x, int rows, float *o
   float *sums = scratch.floats(int64_t(members) * slab * kGang * kLanes);
   for (int row = 0; row < rows; row += slab) {
     const int count = rows - row < slab ? rows - row : slab;
-    Product job{matrix, x + int64_t(row) * matrix.in, Blocks(count, matrix.kind), packed, room, sums, out + int64_t(row) * matrix.out};
+    Product job{matrix, x + int64_t(row) * matrix.in,   Blocks(count, matrix.kind), packed, room,
+                sums,   out + int64_t(row) * matrix.out};
     const int chunks[] = {job.blocks.count, (matrix.out / kLanes + kGang - 1) / kGang};
-    team_run(team, 2, chunks, [](void *context, int phase, int chunk, int member) {
-      const Product &job = *static_cast<const Product *>(context);
-      phase ? job.panels(chunk, member) : job.pack(chunk);
-    }, &job);
+    team_run(
+        team, 2, chunks,
+        [](void *context, int phase, int chunk, int member) {
+          const Product &job = *static_cast<const Product *>(context);
+          phase ? job.panels(chunk, member) : job.pack(chunk);
+        },
+        &job);
   }
 }
 
@@ -207,16 +222,19 @@ void unpack(Team *team, const Linear &matrix, int from, int to, float *out) {
     float *out;
   } piece{matrix, from, (to - from) * kLanes, out};
   const int chunks[] = {to - from};
-  team_run(team, 1, chunks, [](void *context, int, int chunk, int) {
-    const Piece &piece = *static_cast<Piece *>(context);
-    float *out = piece.out + chunk * kLanes;
-    switch (piece.matrix.kind) {
-      case F32: return unpack<F32>(piece.matrix, piece.from + chunk, out, piece.stride);
-      case BF16: return unpack<BF16>(piece.matrix, piece.from + chunk, out, piece.stride);
-      case INT8: return unpack<INT8>(piece.matrix, piece.from + chunk, out, piece.stride);
-      default: return unpack<LOSSLESS>(piece.matrix, piece.from + chunk, out, piece.stride);
-    }
-  }, &piece);
+  team_run(
+      team, 1, chunks,
+      [](void *context, int, int chunk, int) {
+        const Piece &piece = *static_cast<Piece *>(context);
+        float *out = piece.out + chunk * kLanes;
+        switch (piece.matrix.kind) {
+          case F32: return unpack<F32>(piece.matrix, piece.from + chunk, out, piece.stride);
+          case BF16: return unpack<BF16>(piece.matrix, piece.from + chunk, out, piece.stride);
+          case INT8: return unpack<INT8>(piece.matrix, piece.from + chunk, out, piece.stride);
+          default: return unpack<LOSSLESS>(piece.matrix, piece.from + chunk, out, piece.stride);
+        }
+      },
+      &piece);
 }
 
 }  // namespace penstock

@@ -1,19 +1,19 @@
 // Products of rows with packed matrices.
 #pragma once
-#include "lanes.h"
 #include "kernels.h"
+#include "lanes.h"
 
 #include <cstddef>
 
 namespace penstock {
 
-constexpr int kGang = kTiles ? 16 : 8;  // panels of one call of `multiply`
+constexpr int kGang = kTiles ? 16 : 8;                           // panels of one call of `multiply`
 constexpr int kSums = kWidth == 16 ? 24 : kWidth == 8 ? 10 : 8;  // registers for sums: the others hold weights
-constexpr int kRows = kSums / (kWidth == 16 ? 2 : kParts);  // rows whose sums fit into them
-constexpr int kTileRows = 16;   // of a tile, see amx.h
-constexpr int kExpandFrom = 64;  // rows from which a panel is worth unpacking once, unless it is compressed
-constexpr int kInputs = 576;    // inputs of so many unpacked panels stay in the nearer caches
-constexpr int kStretch = 2048;  // inputs of two panels as tiles likewise, beside those of a slab of rows
+constexpr int kRows = kSums / (kWidth == 16 ? 2 : kParts);       // rows whose sums fit into them
+constexpr int kTileRows = 16;                                    // of a tile, see amx.h
+constexpr int kExpandFrom = 64;            // rows from which a panel is worth unpacking once, unless it is compressed
+constexpr int kInputs = 576;               // inputs of so many unpacked panels stay in the nearer caches
+constexpr int kStretch = 2048;             // inputs of two panels as tiles likewise, beside those of a slab of rows
 constexpr int kSlab = kTiles ? 128 : 120;  // most rows of one call
 
 // Whether rows are rounded to bfloat16 before such a matrix multiplies them: where the processor has products of
@@ -62,7 +62,8 @@ template <class Value> void pack_block(int kind, int size, int in, float *out, V
 
 // The sums of `count` (at most kGang) panels from `panel` on, into sums[row][gang]. Every sum goes through the inputs
 // in order, whatever the other rows and panels are. `room` has kRoom floats.
-void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums);
+void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
+              float *sums);
 
 constexpr int kRoom = kGang * kInputs * kLanes;
 
@@ -75,7 +76,8 @@ inline Floats finished(const Linear &matrix, int panel, Floats sum) {
 
 // `multiply`, then take(row, panel, result) for each.
 template <class Take>
-void product(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums, Take take) {
+void product(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums,
+             Take take) {
   multiply(matrix, panel, count, x, blocks, room, sums);
   for (int row = 0; row < blocks.rows; ++row)
     for (int p = 0; p < count; ++p)

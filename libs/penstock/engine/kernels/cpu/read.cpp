@@ -10,8 +10,7 @@ namespace {
 constexpr int kWords = 16;  // two cache lines
 
 // The sum of 64-bit words, read at several places at once.
-template <int kPlaces>
-uint64_t sum(const uint64_t *words, int64_t count) {
+template <int kPlaces> uint64_t sum(const uint64_t *words, int64_t count) {
   const int64_t each = count / kPlaces;
   uint64_t sums[kPlaces][kWords] = {};
   for (int64_t at = 0; at + kWords <= each; at += kWords)

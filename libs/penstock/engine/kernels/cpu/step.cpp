@@ -37,8 +37,15 @@ class Rows {
 class Pass {
  public:
   Pass(Team *team, const Model &model, const Step &step)
-      : team_(team), model_(model), step_(step), all_(step.rows, nullptr, model.head.kind), last_(step.samples, step.sampled, model.head.kind),
-        shared_(step.rows > 2 * kMostRows), qkv_(floats(wide())), mixed_(floats(narrow())), inner_(floats(model.intermediate)),
+      : team_(team),
+        model_(model),
+        step_(step),
+        all_(step.rows, nullptr, model.head.kind),
+        last_(step.samples, step.sampled, model.head.kind),
+        shared_(step.rows > 2 * kMostRows),
+        qkv_(floats(wide())),
+        mixed_(floats(narrow())),
+        inner_(floats(model.intermediate)),
         attention_(team, model, step, qkv_, mixed_, scratch_) {
     const int members = team_size(team), slab = std::min(step.rows, kSlab);
     const int64_t sums = int64_t(slab) * kGang * kLanes, room = kRoom;
@@ -46,7 +53,8 @@ class Pass {
     float *next = scratch_.floats(members * (2 * sums + room) + (shared_ ? 1 : members) * packed);
     auto take = [&](int64_t count) { return next += count, next - count; };
     float *x = take(packed);
-    for (int i = 0; i < members; ++i) members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), -1});
+    for (int i = 0; i < members; ++i)
+      members_.push_back({i && !shared_ ? take(packed) : x, take(2 * sums), take(room), -1});
   }
 
   void run() {
@@ -65,13 +73,29 @@ class Pass {
     add(BEST, model_.layers, step_.best ? step_.samples : 0, 0);
     std::vector<int> chunks;
     for (const Phase &phase : phases_) chunks.push_back(phase.chunks);
-    team_run(team_, int(chunks.size()), chunks.data(), [](void *self, int phase, int chunk, int member) {
-      static_cast<Pass *>(self)->chunk(phase, chunk, member);
-    }, this);
+    team_run(
+        team_, int(chunks.size()), chunks.data(),
+        [](void *self, int phase, int chunk, int member) { static_cast<Pass *>(self)->chunk(phase, chunk, member); },
+        this);
   }
 
  private:
-  enum Part { EMBED, PREPARE_QKV, QKV, KEEP, ATTENTION, PREPARE_OUTPUT, OUTPUT, PREPARE_MLP, GATE_UP, PREPARE_DOWN, DOWN, PREPARE_HEAD, HEAD, BEST };
+  enum Part {
+    EMBED,
+    PREPARE_QKV,
+    QKV,
+    KEEP,
+    ATTENTION,
+    PREPARE_OUTPUT,
+    OUTPUT,
+    PREPARE_MLP,
+    GATE_UP,
+    PREPARE_DOWN,
+    DOWN,
+    PREPARE_HEAD,
+    HEAD,
+    BEST
+  };
   static constexpr int kTogether = 16;  // rows that are embedded as one chunk
   struct Phase {
     Part part;
@@ -82,7 +106,7 @@ class Pass {
     float *x;     // [rows, in], packed: what the current phase multiplies; everybody's where there are many rows
     float *sums;  // of a slab, twice
     float *room;
-    int ready;    // the phase that x is for
+    int ready;  // the phase that x is for
   };
 
   int wide() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
@@ -93,7 +117,8 @@ class Pass {
 
   // Few rows are packed by every member for itself, which is less work than waiting for each other.
   void product_of(Part prepare, Part part, int layer, int columns, const Rows &rows) {
-    const int panels = columns / kLanes, size = part == GATE_UP && kGang > 8 ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);  // of two matrices
+    const int panels = columns / kLanes,
+              size = part == GATE_UP && kGang > 8 ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);  // of two matrices
     add(prepare, layer, shared_ ? rows.all_blocks() : 0, 0);
     add(part, layer, rows.slabs() ? (panels + size - 1) / size : 0, size);
   }
@@ -116,7 +141,11 @@ class Pass {
       case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab); return;
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
-      case QKV: case OUTPUT: case GATE_UP: case DOWN: case HEAD: break;
+      case QKV:
+      case OUTPUT:
+      case GATE_UP:
+      case DOWN:
+      case HEAD: break;
       default: return prepare(phase, Part(phase.part + 1), member.x, chunk);
     }
     const Rows &rows = rows_of(phase);
@@ -134,7 +163,8 @@ class Pass {
       float *to = step_.x + int64_t(row) * width;
       for (int i = 0; i < width; i += kLanes)
         (model_.table_kind == F32 ? Floats::load(static_cast<const float *>(model_.table) + at + i)
-                                  : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i)).store(to + i);
+                                  : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i))
+            .store(to + i);
     }
   }
 
@@ -161,22 +191,30 @@ class Pass {
     switch (part) {
       case OUTPUT: {
         const int in = narrow();
-        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) { return Floats::load(mixed_ + int64_t(rows.row(slab, first + r)) * in + k); });
+        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
+          return Floats::load(mixed_ + int64_t(rows.row(slab, first + r)) * in + k);
+        });
       }
       case DOWN: {
         const int in = model_.intermediate;
-        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) { return Floats::load(inner_ + int64_t(rows.number(slab, first + r)) * in + k); });
+        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
+          return Floats::load(inner_ + int64_t(rows.number(slab, first + r)) * in + k);
+        });
       }
       default: {
         const int in = model_.hidden;
-        const float *weight = part == HEAD ? model_.norm : part == QKV ? model_.layer[phase.layer].input_norm : model_.layer[phase.layer].mlp_norm;
+        const float *weight = part == HEAD  ? model_.norm
+                              : part == QKV ? model_.layer[phase.layer].input_norm
+                                            : model_.layer[phase.layer].mlp_norm;
         const float *from[kMostRows];
         float factor[kMostRows];
         for (int r = 0; r < size; ++r) {
           from[r] = step_.x + int64_t(rows.row(slab, first + r)) * in;
           factor[r] = norm_factor(from[r], in, model_.eps);
         }
-        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) { return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k); });
+        return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
+          return Floats::load(from[r] + k) * factor[r] * Floats::load(weight + k);
+        });
       }
     }
   }
@@ -184,24 +222,29 @@ class Pass {
   void multiply(const Phase &phase, const Rows &rows, int slab, int first, Member &member) {
     const Blocks &blocks = rows.blocks(slab);
     const Linear &matrix = matrix_of(phase);
-    const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.out) / kLanes, count = std::min(width - first, phase.size);
+    const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.out) / kLanes,
+              count = std::min(width - first, phase.size);
     const float *x = member.x + rows.number(slab, 0) * packed_width(matrix.in);
     auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
     switch (phase.part) {
       case QKV:
-        return each([&](int row, int panel, Floats sum) { sum.store(qkv_ + int64_t(rows.number(slab, row)) * wide() + panel * kLanes); });
+        return each([&](int row, int panel, Floats sum) {
+          sum.store(qkv_ + int64_t(rows.number(slab, row)) * wide() + panel * kLanes);
+        });
       case GATE_UP: {
         float *ups = member.sums + int64_t(blocks.rows) * kGang * kLanes;
         penstock::multiply(matrix, width + first, count, x, blocks, member.room, ups);
         return each([&](int row, int panel, Floats gate) {
           const Floats up = Floats::load(ups + (int64_t(row) * kGang + panel - first) * kLanes);
-          (silu(gate) * finished(matrix, width + panel, up)).store(inner_ + int64_t(rows.number(slab, row)) * model_.intermediate + panel * kLanes);
+          (silu(gate) * finished(matrix, width + panel, up))
+              .store(inner_ + int64_t(rows.number(slab, row)) * model_.intermediate + panel * kLanes);
         });
       }
       case HEAD:
         return each([&](int row, int panel, Floats sum) {
           const int at = panel * kLanes, some = std::min(model_.vocab - at, kLanes);
-          if (some > 0) std::memcpy(step_.logits + int64_t(rows.number(slab, row)) * model_.vocab + at, &sum, some * sizeof(float));
+          if (some > 0)
+            std::memcpy(step_.logits + int64_t(rows.number(slab, row)) * model_.vocab + at, &sum, some * sizeof(float));
         });
       default:
         return each([&](int row, int panel, Floats sum) {
@@ -214,7 +257,10 @@ class Pass {
   const Linear &matrix_of(const Phase &phase) const {
     if (phase.part == HEAD) return model_.head;
     const Layer &layer = model_.layer[phase.layer];
-    return phase.part == QKV ? layer.qkv : phase.part == OUTPUT ? layer.output : phase.part == GATE_UP ? layer.gate_up : layer.down;
+    return phase.part == QKV       ? layer.qkv
+           : phase.part == OUTPUT  ? layer.output
+           : phase.part == GATE_UP ? layer.gate_up
+                                   : layer.down;
   }
 
   Team *team_;

@@ -17,10 +17,18 @@ constexpr int kMixes = kWidth >= 16 ? 4 : 2;  // queries whose mixes they hold
 struct F32Cache {
   using Number = float;
   static constexpr int kScale = 0;  // numbers that a vector's scale takes
-  static inline void read(const float *at, Floats &one, Floats &two) { one = Floats::load(at), two = Floats::load(at + kLanes); }
-  static void write(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
-  static void arrange(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
-  static void restore(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
+  static inline void read(const float *at, Floats &one, Floats &two) {
+    one = Floats::load(at), two = Floats::load(at + kLanes);
+  }
+  static void write(const float *__restrict from, int dim, float *__restrict to) {
+    std::memcpy(to, from, dim * sizeof(float));
+  }
+  static void arrange(const float *__restrict from, int dim, float *__restrict to) {
+    std::memcpy(to, from, dim * sizeof(float));
+  }
+  static void restore(const float *__restrict from, int dim, float *__restrict to) {
+    std::memcpy(to, from, dim * sizeof(float));
+  }
 };
 
 struct Bf16Cache {  // the even numbers of 32, then the odd ones
@@ -52,7 +60,9 @@ struct Bf16Cache {  // the even numbers of 32, then the odd ones
 struct Int8Cache {
   using Number = int8_t;
   static constexpr int kScale = sizeof(float);
-  static inline void read(const int8_t *at, Floats &one, Floats &two) { one = Floats::load(at), two = Floats::load(at + kLanes); }
+  static inline void read(const int8_t *at, Floats &one, Floats &two) {
+    one = Floats::load(at), two = Floats::load(at + kLanes);
+  }
   // Returns the scale. The same numbers as int8_kv.to_rows.
   static float write(const float *__restrict from, int dim, int8_t *__restrict to) {
     float most = 0;
@@ -61,15 +71,20 @@ struct Int8Cache {
     for (int i = 0; i < dim; ++i) to[i] = int8_t(std::clamp(std::nearbyint(from[i] / safe), -127.0f, 127.0f));
     return scale;
   }
-  static void arrange(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
-  static void restore(const float *__restrict from, int dim, float *__restrict to) { std::memcpy(to, from, dim * sizeof(float)); }
+  static void arrange(const float *__restrict from, int dim, float *__restrict to) {
+    std::memcpy(to, from, dim * sizeof(float));
+  }
+  static void restore(const float *__restrict from, int dim, float *__restrict to) {
+    std::memcpy(to, from, dim * sizeof(float));
+  }
 };
 
 #define INLINE __attribute__((always_inline))
 
 // work(0), work(1) ... as constants, so that arrays of vectors become registers.
 template <int count, class Work> INLINE inline void each(Work work) {
-  [&]<int... i>(std::integer_sequence<int, i...>) INLINE { (work(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, count>());
+  [&]<int... i>(std::integer_sequence<int, i...>)
+      INLINE { (work(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, count>());
 }
 
 template <class Cache, int count> INLINE inline void read(const typename Cache::Number *at, Floats *to) {
@@ -82,7 +97,8 @@ template <class Cache, int count> INLINE inline void read(const typename Cache::
 // score[q][t] for kTokens tokens: each sum in an order that only the dimension determines. `fixed` is the dimension
 // where it is known to the compiler, else 0.
 template <class Cache, int queries, int fixed>
-INLINE inline void scores(const typename Cache::Number *const *key, const float *query, int any, float *score, int stride) {
+INLINE inline void scores(const typename Cache::Number *const *key, const float *query, int any, float *score,
+                          int stride) {
   constexpr int together = kSums / queries;
   const int dim = fixed ? fixed : any;
   for (int t = 0; t < kTokens; t += together) {
@@ -112,15 +128,18 @@ INLINE inline void scores(const typename Cache::Number *const *key, const float 
       const FourFloats four = totals(sum + s);
       std::memcpy(whole + s, &four, sizeof four);
     }
-    each<queries>([&](auto q) INLINE { std::memcpy(score + q * stride + t, whole + q * together, together * sizeof(float)); });
+    each<queries>([&](auto q)
+                      INLINE { std::memcpy(score + q * stride + t, whole + q * together, together * sizeof(float)); });
   }
 }
 
 // mixed[q][i ...] += weight[q][t] * value[t][i ...] of `count` vectors; the mixes are `apart` floats from each other
 template <class Cache, int queries, int count>
-INLINE inline void mix_vectors(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int i, int apart, float *mixed) {
+INLINE inline void mix_vectors(const typename Cache::Number *const *value, int tokens, const float *weight, int stride,
+                               int i, int apart, float *mixed) {
   Floats sum[queries * count];
-  each<queries * count>([&](auto s) INLINE { sum[s] = Floats::load(mixed + s / count * apart + i + s % count * kLanes); });
+  each<queries * count>([&](auto s)
+                            INLINE { sum[s] = Floats::load(mixed + s / count * apart + i + s % count * kLanes); });
   for (int t = 0; t < tokens; ++t) {
     Floats values[count];
     read<Cache, count>(value[t] + i, values);
@@ -131,12 +150,15 @@ INLINE inline void mix_vectors(const typename Cache::Number *const *value, int t
 
 // mixed[q] += weight[q][t] * value[t], one token after the other
 template <class Cache, int queries, int fixed>
-INLINE inline void mix(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int any, int apart, float *mixed) {
+INLINE inline void mix(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int any,
+                       int apart, float *mixed) {
   constexpr int many = queries == 1 ? 4 : 2;
   const int dim = fixed ? fixed : any;
   int i = 0;
-  for (; i + many * kLanes <= dim; i += many * kLanes) mix_vectors<Cache, queries, many>(value, tokens, weight, stride, i, apart, mixed);
-  for (; i + 2 * kLanes <= dim; i += 2 * kLanes) mix_vectors<Cache, queries, 2>(value, tokens, weight, stride, i, apart, mixed);
+  for (; i + many * kLanes <= dim; i += many * kLanes)
+    mix_vectors<Cache, queries, many>(value, tokens, weight, stride, i, apart, mixed);
+  for (; i + 2 * kLanes <= dim; i += 2 * kLanes)
+    mix_vectors<Cache, queries, 2>(value, tokens, weight, stride, i, apart, mixed);
   if (i < dim) mix_vectors<Cache, queries, 1>(value, tokens, weight, stride, i, apart, mixed);
 }
 
