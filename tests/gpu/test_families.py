@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from penstock.checkpoint import SUPPORTED, inspect
-from penstock.engine.batch import Run
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

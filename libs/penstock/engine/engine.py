@@ -17,28 +17,28 @@ from typing import Protocol
 import torch
 
 from penstock.checkpoint import Checkpoint, inspect, remembered_fingerprint, tokenizer_fingerprint
-from penstock.engine.batch import Run
-from penstock.engine.cancellation import cancelled
 from penstock.engine.checks import check_request
-from penstock.engine.chunking import chunk_tokens
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.runner import Runner
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.lane import Lane
+from penstock.engine.loading.writer import LentPage, LoadWriter
 from penstock.engine.models.packed import PackedWeights
-from penstock.engine.pool import KvPool
+from penstock.engine.pages import PagePool
 from penstock.engine.request import FinishReason, Request, TokenOut, Update
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice, Chosen
-from penstock.engine.scheduler import Limits, Row, Scheduler
-from penstock.engine.sequence import Sequence as Live
-from penstock.engine.sequence import new_sequence
-from penstock.engine.speculation import Speculation
+from penstock.engine.sampling.sampler import Choice, Chosen
+from penstock.engine.scheduling.chunking import chunk_tokens
+from penstock.engine.scheduling.live import Live, new_live
+from penstock.engine.scheduling.plan import Portion, StepLimits
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.speculation.asking import Speculation
 from penstock.engine.stats import Counters, EngineStats
-from penstock.engine.transfer import LentPage, Writer
 from penstock.kv.identity import KvSpec
-from penstock.kv.pages import PagePool
 from penstock.runtime.cores import available_cores
+from penstock.runtime.tasks import being_cancelled
 
 Load = Callable[[EngineConfig, Checkpoint], tuple["Computes", KvSpec]]
 _LENT = "lent to sinks"
@@ -49,7 +49,7 @@ class Computes(Protocol):
     """What carries out steps: a Runner, or what stands in for one."""
 
     @property
-    def pool(self) -> KvPool: ...
+    def memory(self) -> PageMemory: ...
 
     @property
     def packed(self) -> PackedWeights | None: ...
@@ -79,7 +79,7 @@ class Engine:
         self._runner = runner
         self._lane = lane
         self._tasks = tasks
-        limits = Limits(config.max_batch_tokens, config.max_running, config.block_size)
+        limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size)
         self._scheduler = Scheduler(limits, PagePool(_pages(config)))
         self._live: dict[str, Live] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
@@ -131,17 +131,17 @@ class Engine:
         or cancelling the generator drops the request and frees its pages, those in use by a step or a sink as
         soon as these let go. Raises EngineError when a step with this request failed.
         """
-        one = self._accept(request, source, sink)
-        slot = one.slot
+        live = self._accept(request, source, sink)
+        slot = live.slot
         try:
             finish: FinishReason | None = None
             while finish is None:
                 while not (slot.tokens or slot.finish or slot.error):
                     await slot.news()
                 tokens, finish = slot.take(), slot.finish
-                yield _update(one, tokens, finish)
+                yield _update(live, tokens, finish)
         finally:
-            self._drop(one)
+            self._drop(live)
 
     @property
     def packed(self) -> PackedWeights | None:
@@ -150,8 +150,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler, counters, packed = self._scheduler, self._counters, self._runner.packed
-        behind = [one.remaining for one in scheduler.waiting]
-        behind += [one.remaining for one in scheduler.running if one.remaining > 1]
+        behind = [live.remaining for live in scheduler.waiting]
+        behind += [live.remaining for live in scheduler.running if live.remaining > 1]
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -189,79 +189,79 @@ class Engine:
             raise EngineBusy(f"{queued} requests are waiting already")
         self._tickets += 1
         eos = self.checkpoint.eos_token_ids
-        one = new_sequence(request, self._tickets, eos, source, sink, time.monotonic())
-        choice = Choice(request.sampling, one.stops, one.tokens, len(request.prompt), (), one.memory)
-        one.run = Run(choice, 0, 0, one.pages, (one.owner, one.version))
-        self._live[request.id] = one
+        live = new_live(request, self._tickets, eos, source, sink, time.monotonic())
+        choice = Choice(request.sampling, live.stops, live.tokens, len(request.prompt), (), live.memory)
+        live.run = Run(choice, 0, 0, live.pages, (live.owner, live.version))
+        self._live[request.id] = live
         if source is None:
-            self._enter(one)
+            self._enter(live)
         else:
-            load = self._tasks.create_task(self._load(one, source), name=f"load {one.owner}")
-            self._scheduler.load(one)
-            load.add_done_callback(lambda _: self._load_over(one))
-            self._loading[one.ticket] = load
-        return one
+            load = self._tasks.create_task(self._load(live, source), name=f"load {live.owner}")
+            self._scheduler.load(live)
+            load.add_done_callback(lambda _: self._load_over(live))
+            self._loading[live.ticket] = load
+        return live
 
-    def _enter(self, one: Live) -> None:
+    def _enter(self, live: Live) -> None:
         """Into the line, or straight to the end when its given output ends it."""
-        one.timeline.load_over(time.monotonic())
-        verdict = one.verdict(self.max_model_len)
+        live.timeline.load_over(time.monotonic())
+        verdict = live.verdict(self.max_model_len)
         if verdict is None:
-            self._scheduler.add(one)
+            self._scheduler.add(live)
         else:
-            one.slot.finish = verdict
-            one.slot.wake()
-            self._finish(one)
+            live.slot.finish = verdict
+            live.slot.wake()
+            self._finish(live)
         self._wake.set()
 
-    def _drop(self, one: Live) -> None:
+    def _drop(self, live: Live) -> None:
         """The one way out: after a finish, an error or a reader's farewell, once or more often."""
-        if self._live.get(one.id) is one:
-            del self._live[one.id]
-            self._speculation.forget(one.id)
-        if one.gone:
+        if self._live.get(live.id) is live:
+            del self._live[live.id]
+            self._speculation.forget(live.id)
+        if live.gone:
             return
-        load = self._loading.get(one.ticket)
+        load = self._loading.get(live.ticket)
         if load is None:
-            self._scheduler.drop(one)
+            self._scheduler.drop(live)
         else:
-            one.gone = True
+            live.gone = True
             load.cancel()  # its pages go when it has ended
         self._wake.set()
 
-    def _fail(self, one: Live, error: Exception) -> None:
-        one.slot.fail(error)
-        self._drop(one)
+    def _fail(self, live: Live, error: Exception) -> None:
+        live.slot.fail(error)
+        self._drop(live)
 
     def _close(self) -> None:
         """No new requests; live ones fail; `_serve` and the loads end by themselves."""
         self._closing = True
         self._hand_out()
-        for one in list(self._live.values()):
-            self._fail(one, EngineClosed("the engine is shutting down"))
+        for live in list(self._live.values()):
+            self._fail(live, EngineClosed("the engine is shutting down"))
         self._wake.set()
 
     # Loading
 
-    async def _load(self, one: Live, source: KvSource) -> None:
-        writer = Writer(self._runner.pool, self._scheduler, one, self._wake.set)
+    async def _load(self, live: Live, source: KvSource) -> None:
+        writer = LoadWriter(self._runner.memory, self._scheduler, live, self._wake.set)
         try:
-            result = await self._ask_source(one, source, writer)
+            result = await self._ask_source(live, source, writer)
         finally:
             writer.close()
         await writer.drain()
-        if not one.gone:
-            del self._loading[one.ticket]
-            self._use_loaded(one, writer.written, result)
-            self._enter(one)
+        if not live.gone:
+            del self._loading[live.ticket]
+            self._use_loaded(live, writer.written, result)
+            self._enter(live)
 
-    def _load_over(self, one: Live) -> None:
+    def _load_over(self, live: Live) -> None:
         """The load has ended; when it did not end in `_enter` (dropped, perhaps before it began), so does its claim."""
-        if self._loading.pop(one.ticket, None) is not None:
-            self._scheduler.drop(one)
+        if self._loading.pop(live.ticket, None) is not None:
+            self._scheduler.drop(live)
             self._wake.set()
 
-    async def _ask_source(self, one: Live, source: KvSource, writer: Writer) -> LoadResult:
+    async def _ask_source(self, live: Live, source: KvSource, writer: LoadWriter) -> LoadResult:
         """What the source found; nothing when it raised or talks nonsense."""
         try:
             found = await source.load(writer)
@@ -269,27 +269,27 @@ class Engine:
             if min(result.valid_tokens, result.cached_tokens) < 0:
                 raise ValueError(f"negative counts: {result}")
             vocab_size = self.checkpoint.config.vocab_size
-            for index, token in enumerate(result.output, start=one.generated):
+            for index, token in enumerate(result.output, start=live.generated):
                 if token.index != index or not 0 <= token.token < vocab_size:
                     raise ValueError(f"token {token} cannot follow {index} generated tokens")
             return result
         except (Exception, asyncio.CancelledError):
-            if cancelled():
+            if being_cancelled():
                 raise
             self._counters.load_failures += 1
-            _log.warning("loading KV of %s failed; computing it", one.id, exc_info=True)
+            _log.warning("loading KV of %s failed; computing it", live.id, exc_info=True)
             return LoadResult(0)
 
-    def _use_loaded(self, one: Live, written: int, result: LoadResult) -> None:
+    def _use_loaded(self, live: Live, written: int, result: LoadResult) -> None:
         """The last token is always computed, for its logits; everything else may come from the source."""
-        one.tokens.extend(token.token for token in result.output)
+        live.tokens.extend(token.token for token in result.output)
         size = self.config.block_size
-        valid = min(result.valid_tokens, written * size, one.given)
-        one.reported = valid // size
-        one.computed = min(valid, one.length - 1)
-        one.loaded = one.reached = min(one.computed, one.given)
+        valid = min(result.valid_tokens, written * size, live.given)
+        live.reported = valid // size
+        live.computed = min(valid, live.length - 1)
+        live.loaded = live.reached = min(live.computed, live.given)
         plain = result.cached_tokens == result.valid_tokens and not result.output
-        one.cached_tokens = one.loaded if plain else min(result.cached_tokens, one.given)
+        live.cached_tokens = live.loaded if plain else min(result.cached_tokens, live.given)
 
     # Steps
 
@@ -327,118 +327,118 @@ class Engine:
         except TimeoutError:
             return False
 
-    async def _step(self, step: list[tuple[Live, Row]], drafts: Mapping[int, tuple[int, ...]]) -> None:
+    async def _step(self, step: list[tuple[Live, Portion]], drafts: Mapping[int, tuple[int, ...]]) -> None:
         """Carries a step out; what came of the one before is handed out meanwhile, so that no model waits for it."""
         started = time.monotonic()
         runs, rows, prefill = [], 0, 0
-        for one, row in step:
-            run = one.run
-            run.aim(one.computed, row.count, drafts[one.ticket][: row.drafts] if row.drafts else ())
-            if run.table[1] != one.version:
-                run.table = (one.owner, one.version)
-            if one.timeline.started is None:
-                one.timeline.step_begins(started)
-            rows += run.rows
-            prefill += run.rows if row.count > 1 else 0
+        for live, row in step:
+            run = live.run
+            run.aim(live.computed, row.known, drafts[live.ticket][: row.drafts] if row.drafts else ())
+            if run.table[1] != live.version:
+                run.table = (live.owner, live.version)
+            if live.timeline.started is None:
+                live.timeline.step_begins(started)
+            rows += run.tokens
+            prefill += run.tokens if row.known > 1 else 0
             runs.append(run)
         try:
             answers = await self._lane.call(self._runner.step, runs, begun=self._hand_out)
         except Exception as error:
             self._counters.failed_steps += 1
             _log.exception("a step of %d sequences failed", len(step))
-            for one, _ in step:
-                self._fail(one, EngineError(f"the step failed: {error}"))
-                self._scheduler.settle(one)
+            for live, _ in step:
+                self._fail(live, EngineError(f"the step failed: {error}"))
+                self._scheduler.settle(live)
             return
         now = time.monotonic()
         self._counters.step(now - started, prefill, rows)
-        for (one, _), answer in zip(step, answers, strict=True):
-            if not one.gone:
-                self._commit(one, answer, now)
-            one.busy = False
-            if one.gone:
-                self._scheduler.settle(one)
+        for (live, _), answer in zip(step, answers, strict=True):
+            if not live.gone:
+                self._commit(live, answer, now)
+            live.busy = False
+            if live.gone:
+                self._scheduler.settle(live)
 
-    def _commit(self, one: Live, answer: Sequence[Chosen], now: float) -> None:
+    def _commit(self, live: Live, answer: Sequence[Chosen], now: float) -> None:
         """Takes a step's result into the sequence."""
         verdict = None
-        tokens, run = one.tokens, one.run
+        tokens, run = live.tokens, live.run
         known, prompt = len(tokens), run.choice.prompt_length
         for chosen in answer:
             token = chosen.token
-            one.slot.tokens.append(TokenOut(len(tokens) - prompt, token, chosen.logprob, chosen.top))
+            live.slot.tokens.append(TokenOut(len(tokens) - prompt, token, chosen.logprob, chosen.top))
             tokens.append(token)
-            if token in one.stops or len(tokens) >= one.ends_at or len(tokens) >= self.max_model_len:
-                verdict = one.verdict(self.max_model_len)
+            if token in live.stops or len(tokens) >= live.ends_at or len(tokens) >= self.max_model_len:
+                verdict = live.verdict(self.max_model_len)
                 if verdict is not None:
                     break
         count = len(tokens) - known
-        computed = run.start + run.count
+        computed = run.start + run.known
         if count:
             computed += count - 1
             self._counters.generated_tokens += count
-            times = one.timeline
+            times = live.timeline
             if times.first_token is None:
                 times.first(now)
             times.last_token = now
-        one.computed = computed
-        if one.reached < one.given:
-            reached = min(run.start + run.count, one.given)
-            one.computed_tokens += max(0, reached - max(run.start, one.reached))
-            one.reached = max(one.reached, reached)
+        live.computed = computed
+        if live.reached < live.given:
+            reached = min(run.start + run.known, live.given)
+            live.computed_tokens += max(0, reached - max(run.start, live.reached))
+            live.reached = max(live.reached, reached)
         if run.choice.drafts:
-            self._speculation.learn(one, len(run.choice.drafts), count - 1)
+            self._speculation.learn(live, len(run.choice.drafts), count - 1)
         if verdict is not None:
-            self._report_filled(one)
-            one.slot.finish = verdict
-            self._finish(one)
-        self._news.append(one)
+            self._report_filled(live)
+            live.slot.finish = verdict
+            self._finish(live)
+        self._news.append(live)
 
     def _hand_out(self) -> None:
         """Tells sinks and readers what there is since the last step."""
         news, self._news = self._news, []
-        for one in news:
-            if one.sink is not None and not one.gone:
-                self._report_filled(one)
-            slot = one.slot
+        for live in news:
+            if live.sink is not None and not live.gone:
+                self._report_filled(live)
+            slot = live.slot
             if slot.tokens:
                 slot.wake()
 
-    def _finish(self, one: Live) -> None:
+    def _finish(self, live: Live) -> None:
         """The sequence ended normally; its slot has the verdict."""
-        if one.sink is not None:
-            whole, rest = divmod(one.computed, self.config.block_size)
-            tail = self._lend(one.pages[whole : whole + 1]) if rest else []
+        if live.sink is not None:
+            whole, rest = divmod(live.computed, self.config.block_size)
+            tail = self._lend(live.pages[whole : whole + 1]) if rest else []
             try:
-                one.sink.finished(one.computed, tail[0] if tail else None)
+                live.sink.finished(live.computed, tail[0] if tail else None)
             except Exception:
-                self._sink_failed(one, tail)
-        self._scheduler.drop(one)
+                self._sink_failed(live, tail)
+        self._scheduler.drop(live)
 
     # Sinks
 
-    def _report_filled(self, one: Live) -> None:
-        whole = one.computed // self.config.block_size
-        first, one.reported = one.reported, max(one.reported, whole)
-        if one.sink is None or whole <= first:
+    def _report_filled(self, live: Live) -> None:
+        whole = live.computed // self.config.block_size
+        first, live.reported = live.reported, max(live.reported, whole)
+        if live.sink is None or whole <= first:
             return
-        lent = self._lend(one.pages[first:whole])
+        lent = self._lend(live.pages[first:whole])
         try:
-            one.sink.filled(first, lent, one.tokens)
+            live.sink.filled(first, lent, live.tokens)
         except Exception:
-            self._sink_failed(one, lent)
+            self._sink_failed(live, lent)
 
     def _lend(self, pages: Sequence[int]) -> list[LentPage]:
         self._scheduler.pool.hold(_LENT, pages)
-        return [LentPage(self._runner.pool, page, self._take_back) for page in pages]
+        return [LentPage(self._runner.memory, page, self._take_back) for page in pages]
 
     def _take_back(self, page: int) -> None:
         self._scheduler.pool.release(_LENT, (page,))
         self._wake.set()
 
-    def _sink_failed(self, one: Live, lent: Sequence[LentPage]) -> None:
+    def _sink_failed(self, live: Live, lent: Sequence[LentPage]) -> None:
         self._counters.sink_failures += 1
-        _log.warning("the sink of %s failed", one.id, exc_info=True)
+        _log.warning("the sink of %s failed", live.id, exc_info=True)
         for page in lent:
             page.release()
 
@@ -472,29 +472,29 @@ def _load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]
         config.kv_dtype or None,
         config.threads or None,
     )
-    token, tokens = runner.pool.block_bytes // config.block_size, _pages(config) * config.block_size
+    token, tokens = runner.memory.block_bytes // config.block_size, _pages(config) * config.block_size
     _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
     spec = KvSpec(
         model=remembered_fingerprint(checkpoint),
         tokenizer=tokenizer_fingerprint(checkpoint),
-        layout=runner.pool.layout,
+        layout=runner.memory.layout,
         dtype=config.identity,
         block_size=config.block_size,
-        block_bytes=runner.pool.block_bytes,
+        block_bytes=runner.memory.block_bytes,
     )
     return runner, spec
 
 
-def _update(one: Live, tokens: tuple[TokenOut, ...], finish: FinishReason | None) -> Update:
-    times = one.timeline
+def _update(live: Live, tokens: tuple[TokenOut, ...], finish: FinishReason | None) -> Update:
+    times = live.timeline
     return Update(
         tokens,
         finish,
-        one.cached_tokens,
-        one.computed_tokens,
-        one.drafted,
-        one.accepted,
-        one.preemptions,
+        live.cached_tokens,
+        live.computed_tokens,
+        live.drafted,
+        live.accepted,
+        live.preemptions,
         times.load_s,
         times.queue_s,
         times.prefill_s,

@@ -16,8 +16,8 @@ from opentelemetry.trace import Span, SpanKind
 
 from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
-from penstock.engine.drafting import NgramProposer, Proposer
 from penstock.engine.hooks import DraftAsk
+from penstock.engine.speculation.drafting import NgramProposer, Proposer
 from penstock.errors import InvalidRequest
 from penstock.rpc.context import read_trace
 from penstock.rpc.server import serve
@@ -210,7 +210,7 @@ def _load(config: DraftConfig) -> Drafts:
         return Drafts(NgramProposer(), Description("ngram"))
     import torch
 
-    from penstock.engine.draft_model import ModelProposer
+    from penstock.engine.speculation.draft_model import ModelProposer
 
     torch.set_num_threads(config.threads)  # this thread loads, and decides how many compute
     try:

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from penstock.engine.batch import Run
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def speed(
     decode = {count: count * tokens / _median(_decode(runner, count, context, tokens), rounds) for count in batches}
     plain = _median(_decode(runner, 1, context, tokens), rounds)
     verify = _median(_decode(runner, 1, context, tokens, drafts=4), rounds)
-    free, total = torch.cuda.mem_get_info(runner.pool.data.device) if runner.pool.data.is_cuda else (0, 0)
+    free, total = torch.cuda.mem_get_info(runner.memory.data.device) if runner.memory.data.is_cuda else (0, 0)
     return Speed(prefill, decode, verify / plain, total - free)
 
 
@@ -82,7 +82,7 @@ def _decode(runner: Runner, count: int, context: int, tokens: int, drafts: int =
 
 def _run(runner: Runner, tokens: list[int], start: int, count: int, at: int, most: int, drafts: tuple[int, ...]) -> Run:
     """Of sequence `at`, whose pages hold `most` tokens."""
-    each = -(-most // runner.pool.block_size)
+    each = -(-most // runner.memory.block_size)
     pages = list(range(1 + at * each, 1 + (at + 1) * each))
     params = SamplingParams(max_tokens=most, temperature=0.0)
     return Run(Choice(params, frozenset(), tokens, 1, drafts, {}), start, count, pages, (f"{at} of {most}", 0))

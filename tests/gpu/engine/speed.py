@@ -12,7 +12,7 @@ import torch
 from tests.gpu.engine.measure import speed
 
 from penstock.checkpoint import inspect
-from penstock.engine.runner import Runner
+from penstock.engine.forward.runner import Runner
 
 
 def line(directory: Path, dtype: str) -> dict[str, object]:

@@ -10,10 +10,10 @@ import torch
 from tests.libs.engine.cuda.paged_problem import Problem
 
 from penstock.checkpoint import inspect
+from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.choose import candidates
 from penstock.engine.kernels.cuda.graphs import CudaCapture
 from penstock.engine.kernels.cuda.paged import GatherPaged, HostPaged, Paged, on_device
-from penstock.engine.runner import Runner
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CUDA = torch.device("cuda")
@@ -88,4 +88,4 @@ def test_something_is_chosen(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel(heads=2, kv_heads=1, head_dim=64))
     runner = Runner(inspect(directory), "bfloat16", "cuda", 60, 16, 512)
     assert runner._device._attention is not None, "a CUDA build of torch brings triton"
-    assert not runner.pool.data.any(), "the proof leaves nothing behind"
+    assert not runner.memory.data.any(), "the proof leaves nothing behind"

@@ -11,11 +11,11 @@ from tests.libs.engine.cuda.test_arena import seen_elsewhere
 from tests.libs.kv.device_contract import noise
 
 from penstock.checkpoint import inspect
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.chunks import in_order
 from penstock.engine.kernels.cuda.memory import CudaMemory
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.models.loading import load_weights
-from penstock.engine.pool import KvPool
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CUDA = torch.device("cuda", 0)
@@ -55,7 +55,7 @@ def load_one(info):
 
 
 def test_pages_come_and_go_beside_steps(checkpoint):
-    pool = KvPool(checkpoint.config, 40, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
+    pool = PageMemory(checkpoint.config, 40, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
     size = pool.block_bytes
     blocks = [noise(number, size) for number in range(1, 9)]
     busy = torch.randn(2048, 2048, device=CUDA)
@@ -79,7 +79,7 @@ def test_pages_come_and_go_beside_steps(checkpoint):
 
 def test_a_page_is_read_after_the_step_that_computed_it(checkpoint):
     """Without `computed` the copy would overtake the step: the step is long."""
-    pool = KvPool(checkpoint.config, 4, 16, torch.float32, CUDA, memory=CudaMemory(CUDA))
+    pool = PageMemory(checkpoint.config, 4, 16, torch.float32, CUDA, memory=CudaMemory(CUDA))
     long = torch.randn(4096, 4096, device=CUDA)
     for value in (1.0, 2.0, 3.0):
         for _ in range(20):
@@ -91,7 +91,7 @@ def test_a_page_is_read_after_the_step_that_computed_it(checkpoint):
 
 def test_another_process_reads_a_page_on_the_device(checkpoint):
     pytest.importorskip("cupy")
-    pool = KvPool(checkpoint.config, 10, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
+    pool = PageMemory(checkpoint.config, 10, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
     assert pool.lease is not None, "cupy is here, so the pool is an arena"
     block = noise(7, pool.block_bytes)
     assert pool.write([6], [block]) == 1

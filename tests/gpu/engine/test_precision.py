@@ -6,7 +6,7 @@ import pytest
 from tests.libs.engine.test_precision import all_logits
 
 from penstock.checkpoint import inspect
-from penstock.engine.runner import Runner
+from penstock.engine.forward.runner import Runner
 from penstock.models import NAMES, embedded
 
 BOUNDS = {"float32": (0.999, 1e-3), "bfloat16": (0.97, 0.05), "int8": (0.96, 0.06), "float8": (0.95, 0.15)}

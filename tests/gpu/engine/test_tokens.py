@@ -9,10 +9,10 @@ from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, play, run_of
 from penstock.checkpoint import SUPPORTED, inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda import setup
 from penstock.engine.kernels.cuda.steps import DeviceSteps
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.runner import Runner
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 20}
@@ -24,7 +24,7 @@ def on_device(directory, dtype, kernels=True, graphs=True):
     runner = Runner(inspect(directory), dtype, "cuda", PAGES, BLOCK, 160, kernels, max_running=6)
     if kernels and not graphs:
         attention = runner._device._attention
-        runner._device = DeviceSteps(runner.decoder, runner.pool, runner._builder, attention, None, 6, 160)
+        runner._device = DeviceSteps(runner.decoder, runner.memory, runner._builder, attention, None, 6, 160)
     return runner
 
 
@@ -49,9 +49,9 @@ def test_captured_steps_are_the_steps(tmp_path, dtype):
     if captured._device._attention is None:
         pytest.skip("no paged attention on this device")
     generator = torch.Generator("cuda").manual_seed(1)
-    content = torch.randn(captured.pool.data.shape, generator=generator, device="cuda")
+    content = torch.randn(captured.memory.data.shape, generator=generator, device="cuda")
     for runner in (eager, captured):
-        runner.pool.data[1:PAGES] = content[1:PAGES].to(runner.pool.data.dtype)
+        runner.memory.data[1:PAGES] = content[1:PAGES].to(runner.memory.data.dtype)
     tokens = [(7 * at) % 251 for at in range(60)]
     for count, drafts in ((4, ()), (2, (5, 6)), (4, ()), (1, ()), (4, ())):
         runs = [
@@ -63,7 +63,7 @@ def test_captured_steps_are_the_steps(tmp_path, dtype):
             for _ in range(3):
                 torch.testing.assert_close(captured.logits(runs), right, atol=TOLERANCE[dtype], rtol=0)
     assert len(captured._device._graphs._steps) == 3
-    assert not captured.pool.data[0].any(), "page 0 stays zero"
+    assert not captured.memory.data[0].any(), "page 0 stays zero"
 
 
 async def answers(directory, device, dtype, draft=0):

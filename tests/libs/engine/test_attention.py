@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpoint import ModelConfig, Rope
-from penstock.engine.batch import BatchBuilder, Run, arrange
+from penstock.engine.forward.batch import BatchBuilder, Run, arrange
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.layers import attention
 from penstock.engine.layers.attention import attend, naive_attend
-from penstock.engine.pool import KvPool
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 
 CPU = torch.device("cpu")
 WINDOWS = (None, 11)
@@ -59,7 +59,7 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
     """Each shape: (tokens before, tokens, drafts, whether the run ends the known tokens)."""
     torch.manual_seed(seed)
     config = config_of(*heads)
-    pool = KvPool(config, 800, block_size, torch.float32, CPU)
+    pool = PageMemory(config, 800, block_size, torch.float32, CPU)
     pool.data[1:] = float("nan")
     free = (torch.randperm(800) + 1).tolist()
     members, context = [], {}
@@ -88,7 +88,7 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
                 for value in range(2)
             ]
             torch.testing.assert_close(where, wanted)
-            check(order, pool, layer, batch.groups, context, heads[0], [run.rows for run in order], softcap)
+            check(order, pool, layer, batch.groups, context, heads[0], [run.tokens for run in order], softcap)
             check(order, pool, layer, batch.last_groups, context, heads[0], [run.samples for run in order], softcap)
 
 

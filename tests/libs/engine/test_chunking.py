@@ -10,16 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.chunking import LEAST_TOKENS, chunk_tokens
 from penstock.engine.engine import Engine
-from penstock.engine.pool import KvPool
+from penstock.engine.forward.memory import PageMemory
+from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.sampler import Chosen
-from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.sequence import new_sequence
+from penstock.engine.sampling.sampler import Chosen
+from penstock.engine.scheduling.chunking import LEAST_TOKENS, chunk_tokens
+from penstock.engine.scheduling.live import new_live
+from penstock.engine.scheduling.plan import StepLimits
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
 from penstock.kv.identity import KvSpec
-from penstock.kv.pages import PagePool
 
 seconds = st.floats(0, 10)
 
@@ -40,22 +41,22 @@ def test_the_budget_is_what_time_allows_and_never_nothing(target_s, step_s, rate
 def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: int = 3000) -> tuple[list[float], float]:
     """A long prompt joins four streams: (seconds of each step until its first token, seconds of a batch of them all)
     when a step takes `decode_s`, and `token_s` more per prompt token, growing with the prompt's length."""
-    limits, pool, counters = Limits(512, 8, 16), PagePool(1000), Counters()
+    limits, pool, counters = StepLimits(512, 8, 16), PagePool(1000), Counters()
     scheduler = Scheduler(limits, pool)
 
     def sequence(ticket, length):
         sampling = SamplingParams(max_tokens=10**6, ignore_eos=True)
-        return new_sequence(Request(str(ticket), (0,) * length, sampling), ticket, frozenset(), None, None, 0.0)
+        return new_live(Request(str(ticket), (0,) * length, sampling), ticket, frozenset(), None, None, 0.0)
 
     def step():
         chunk = chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, 512)
         rows = scheduler.next_step({}, chunk=chunk)
-        prefill = sum(row.count for _, row in rows if row.count > 1)
+        prefill = sum(portion.known for _, portion in rows if portion.known > 1)
         slower = 1 + max(one.length for one, _ in rows) / 10_000
-        took = (decode_s if prefill < sum(row.count for _, row in rows) else 0.0) + prefill * token_s * slower
-        counters.step(took, prefill, sum(row.count for _, row in rows))
-        for one, row in rows:
-            one.computed += row.count
+        took = (decode_s if prefill < sum(portion.known for _, portion in rows) else 0.0) + prefill * token_s * slower
+        counters.step(took, prefill, sum(portion.known for _, portion in rows))
+        for one, portion in rows:
+            one.computed += portion.known
             if one.computed == one.length:
                 one.tokens.append(0)
             scheduler.settle(one)
@@ -98,12 +99,12 @@ def test_a_target_that_cannot_be_met_does_not_starve_prompts():
 class _Noting:
     """A model that answers at once, and notes how many rows of each step belong to whom."""
 
-    pool: KvPool
+    pool: PageMemory
     steps: list[list[int]] = field(default_factory=list)
     packed = None
 
     def step(self, runs):
-        self.steps.append([run.rows for run in runs])
+        self.steps.append([run.tokens for run in runs])
         return [[Chosen(7)] * run.samples for run in runs]
 
 
@@ -111,7 +112,7 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
     made = []
 
     def load(config, checkpoint):
-        pool = KvPool(checkpoint.config, 256, 16, torch.float32, torch.device("cpu"))
+        pool = PageMemory(checkpoint.config, 256, 16, torch.float32, torch.device("cpu"))
         made.append(_Noting(pool))
         return made[0], KvSpec("", "", "", "float32", 16, pool.block_bytes)
 

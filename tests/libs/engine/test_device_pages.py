@@ -8,7 +8,7 @@ import torch
 from tests.libs.kv.device_contract import noise
 
 from penstock.checkpoint import inspect
-from penstock.engine.pool import DeviceMemory, KvPool
+from penstock.engine.forward.memory import DeviceMemory, PageMemory
 from penstock.kv.device.memory import Device
 from penstock.kv.device.twin import TwinDevice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
@@ -17,7 +17,7 @@ from penstock.testing.checkpoints import TinyModel, write_checkpoint
 def copies_both_kinds(device: Device, place: str, directory: Path, memory: DeviceMemory | None = None) -> None:
     """Blocks on the device and, behind them, blocks in host memory."""
     config = inspect(write_checkpoint(directory / "model", TinyModel())).config
-    pool = KvPool(config, 8, 16, torch.bfloat16, torch.device(place), memory=memory)
+    pool = PageMemory(config, 8, 16, torch.bfloat16, torch.device(place), memory=memory)
     size = pool.block_bytes
     arena = device.allocate(4 * size)
     arena.upload([(0, noise(1, size)), (2 * size, noise(2, size))]).wait()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.drafting import NgramProposer
 from penstock.engine.hooks import DraftAsk
+from penstock.engine.speculation.drafting import NgramProposer
 
 
 def ask_of(tokens, k):

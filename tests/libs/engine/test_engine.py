@@ -454,7 +454,7 @@ async def test_large_copy_outlives_its_reader_but_not_its_pages(tmp_path, kit):
         again = await kit.read(engine, kit.request("a", 400, kit.seeded(8)), kit.Source(blocks_of(sink)[:25]))
         kit.assert_same(expected, again)
         assert again.last.cached_tokens == 399
-        pages_of = engine._runner.pool
+        pages_of = engine._runner.memory
         started, go = threading.Event(), threading.Event()
         write = pages_of.write
 

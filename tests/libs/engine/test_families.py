@@ -12,12 +12,12 @@ import torch
 
 from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, fingerprint, inspect
 from penstock.checkpoint.model_config import parse_config, text_values
-from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.testing.checkpoints import write_tokenizer
 
 with warnings.catch_warnings():
@@ -303,8 +303,8 @@ def test_windows_read_few_pages(tmp_path):
     case = Case("mistral-window", tmp_path)
     seen = []
     runner = case.runner()
-    gather = runner.pool.gather
-    runner.pool.gather = lambda index, batch, tokens: seen.append(tokens) or gather(index, batch, tokens)
+    gather = runner.memory.gather
+    runner.memory.gather = lambda index, batch, tokens: seen.append(tokens) or gather(index, batch, tokens)
     tokens = case.prompt(400)
     runner.step([run_of(tokens, 399, 1, tables([400])[0])])
     assert seen == [48, 48, 48], "367, the first in view, is in the page that begins at 352"

@@ -10,19 +10,20 @@ LIGHT = (
     "hooks",
     "errors",
     "config",
-    "sequence",
-    "scheduler",
-    "drafting",
+    "scheduling.live",
+    "scheduling.plan",
+    "scheduling.scheduler",
+    "speculation.drafting",
     "stats",
     "checks",
-    "appetite",
-    "reference",
+    "speculation.appetite",
+    "sampling.reference",
 )
 
 
 def test_no_torch_in_the_plain_half():
     modules = [f"penstock.engine.{name}" for name in LIGHT]
-    modules += ["penstock.checkpoint", "penstock.kv.pages", "penstock.kv.identity"]
+    modules += ["penstock.checkpoint", "penstock.engine.pages", "penstock.kv.identity"]
     script = f"import sys; import {', '.join(modules)}; assert not {{'torch', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, check=True)
 
@@ -33,7 +34,7 @@ from pathlib import Path
 import torch
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
-from penstock.engine.runner import Runner
+from penstock.engine.forward.runner import Runner
 from penstock.testing.checkpoints import write_checkpoint
 from penstock.worker.device import check_device, device_of
 

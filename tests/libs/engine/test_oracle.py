@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from penstock.checkpoint import inspect
-from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint, write_tokenizer
 
 with warnings.catch_warnings():

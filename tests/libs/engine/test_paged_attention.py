@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.checkpoint import Rope
-from penstock.engine.int8_kv import from_rows, to_rows
+from penstock.engine.forward.int8_kv import from_rows, to_rows
 from penstock.engine.kernels.cpu.build import instruction_sets
 from penstock.engine.kernels.cpu.machine import LayerArgs, Machine, ModelArgs, StepArgs
 from penstock.engine.layers.attention import naive_attend

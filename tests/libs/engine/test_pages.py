@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.kv.pages import PagePool
+from penstock.engine.pages import PagePool
 
 OWNERS = st.sampled_from(["a", "b", "c"])
 

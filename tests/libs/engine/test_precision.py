@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from penstock.checkpoint import inspect
-from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import torch_multiplies
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.models import NAMES, embedded
 
 POSITIONS = 2000

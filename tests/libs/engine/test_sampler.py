@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine import noise, reference
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampler import Choice, Sampler
+from penstock.engine.sampling import noise, reference
+from penstock.engine.sampling.sampler import Choice, Sampler
 
 VOCAB = 24
 CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ def test_noise_is_the_published_one():
 
 def test_noise_is_the_same_in_another_process():
     script = (
-        "import torch; from penstock.engine import noise;"
+        "import torch; from penstock.engine.sampling import noise;"
         "print(noise.gumbel(torch.tensor([[noise.stream(5, 9)]]) + noise.steps(50, torch.device('cpu'))).tolist())"
     )
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "123"}

@@ -8,11 +8,12 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.scheduler import Limits, Scheduler, Situation
-from penstock.engine.scheduler import plan as plan_of
-from penstock.engine.sequence import new_sequence
-from penstock.kv.pages import PagePool
+from penstock.engine.scheduling.live import new_live
+from penstock.engine.scheduling.plan import Situation, StepLimits
+from penstock.engine.scheduling.plan import plan as plan_of
+from penstock.engine.scheduling.scheduler import Scheduler
 
 
 @dataclass
@@ -23,7 +24,7 @@ class One:
     pages: list[int] = field(default_factory=list)
 
 
-LIMITS = Limits(max_batch_tokens=32, max_running=4, block_size=8)
+LIMITS = StepLimits(max_batch_tokens=32, max_running=4, block_size=8)
 
 
 def running(ticket, length, remaining=1):
@@ -37,7 +38,7 @@ def plan(limits, free, running, waiting, drafts, **fields):
 
 
 def rows_of(made):
-    return [(row.ticket, row.count, row.drafts, row.new_pages) for row in made.rows]
+    return [(portion.ticket, portion.known, portion.drafts, portion.new_pages) for portion in made.portions]
 
 
 def test_decode_comes_first_then_drafts_then_prompts_then_new_ones():
@@ -109,7 +110,7 @@ def test_drafts_shrink_to_free_pages():
 
 @st.composite
 def situations(draw):
-    limits = Limits(draw(st.integers(4, 40)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 16])))
+    limits = StepLimits(draw(st.integers(4, 40)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 16])))
     tickets = draw(st.lists(st.integers(0, 50), unique=True, max_size=10))
     split = draw(st.integers(0, min(len(tickets), limits.max_running)))
     lines: list[list[One]] = [[], []]
@@ -130,36 +131,36 @@ def test_plans_are_sound(situation):
     made = plan(limits, free, active, line, drafts, chunk=chunk)
     assert repr((active, line)) == before, "the policy touches nothing"
     known = {one.ticket: one for one in [*active, *line]}
-    assert sum(row.count + row.drafts for row in made.rows) <= limits.max_batch_tokens
-    tickets = [row.ticket for row in made.rows]
+    assert sum(portion.known + portion.drafts for portion in made.portions) <= limits.max_batch_tokens
+    tickets = [portion.ticket for portion in made.portions]
     assert len(set(tickets)) == len(tickets) and not set(tickets) & set(made.preempt)
     assert len(active) - len(made.preempt) + len(made.admit) <= limits.max_running
     assert made.admit == [one.ticket for one in line][: len(made.admit)]
     holders = sorted(one.ticket for one in active if one.pages)
     assert sorted(made.preempt) == holders[len(holders) - len(made.preempt) :], "the youngest go"
     freed = sum(len(known[ticket].pages) for ticket in [*made.preempt, *made.strip])
-    assert sum(row.new_pages for row in made.rows) <= free + freed
-    for row in made.rows:
-        one = known[row.ticket]
-        remaining = one.length if row.ticket in made.strip else one.remaining
-        held = 0 if row.ticket in made.strip else len(one.pages)
-        assert 1 <= row.count <= remaining and row.drafts <= drafts.get(row.ticket, 0)
-        assert not row.drafts or remaining == 1
-        reach = one.length - remaining + row.count + row.drafts
-        assert (held + row.new_pages) * limits.block_size >= reach
+    assert sum(portion.new_pages for portion in made.portions) <= free + freed
+    for portion in made.portions:
+        one = known[portion.ticket]
+        remaining = one.length if portion.ticket in made.strip else one.remaining
+        held = 0 if portion.ticket in made.strip else len(one.pages)
+        assert 1 <= portion.known <= remaining and portion.drafts <= drafts.get(portion.ticket, 0)
+        assert not portion.drafts or remaining == 1
+        reach = one.length - remaining + portion.known + portion.drafts
+        assert (held + portion.new_pages) * limits.block_size >= reach
     going = {one.ticket for one in active if one.remaining == 1}
     if chunk is not None and going & set(tickets):
-        assert sum(row.count for row in made.rows if row.ticket not in going) <= chunk
+        assert sum(portion.known for portion in made.portions if portion.ticket not in going) <= chunk
     unbounded = plan(limits, free, active, line, drafts)
-    assert bool(made.rows) == bool(unbounded.rows)
-    for ours, theirs in zip(made.rows, unbounded.rows, strict=False):
-        assert ours.ticket == theirs.ticket and ours.count <= theirs.count, "chunks are smaller, the order is the same"
+    assert bool(made.portions) == bool(unbounded.portions)
+    for ours, theirs in zip(made.portions, unbounded.portions, strict=False):
+        assert ours.ticket == theirs.ticket and ours.known <= theirs.known, "chunks are smaller, the order is the same"
 
 
 @settings(max_examples=150)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),
-    limits=st.builds(Limits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
+    limits=st.builds(StepLimits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
     spare=st.integers(0, 12),
     drafted=st.booleans(),
     seed=st.integers(0, 10**6),
@@ -174,7 +175,7 @@ def test_everything_ends_whatever_happens(requests, limits, spare, drafted, seed
     for ticket, (prompt, output, loaded) in enumerate(requests):
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
         request = Request(str(ticket), tuple(range(prompt)), sampling)
-        one = new_sequence(request, ticket, frozenset(), None, None, 0.0)
+        one = new_live(request, ticket, frozenset(), None, None, 0.0)
         arrivals.append((one, min(loaded, limits.pages_for(prompt))))
     ended = set()
     lent: list[int] = []
@@ -191,15 +192,17 @@ def test_everything_ends_whatever_happens(requests, limits, spare, drafted, seed
         lines = (scheduler.running, scheduler.waiting, scheduler.loading)
         expected = plan_of(Situation(limits, pool.free, *lines, drafts, pool.sole))
         step = scheduler.next_step(drafts)
-        planned = [(row.ticket, row.count, row.drafts) for row in expected.rows]
-        assert [(one.ticket, row.count, row.drafts) for one, row in step] == planned, "also when it is the last again"
+        planned = [(portion.ticket, portion.known, portion.drafts) for portion in expected.portions]
+        assert [(one.ticket, portion.known, portion.drafts) for one, portion in step] == planned, (
+            "also when it is the last again"
+        )
         assert step or lent or not (scheduler.running or scheduler.waiting), "somebody always moves"
         pages = [page for one in scheduler.running + scheduler.waiting for page in one.pages]
         assert len(set(pages)) == len(pages), "no page has two owners"
         assert len({*pages, *lent}) + pool.free == pool.total
-        for one, row in step:
-            one.computed += row.count
-            grown = 1 + luck.randint(0, row.drafts) if one.computed == one.length else 0
+        for one, portion in step:
+            one.computed += portion.known
+            grown = 1 + luck.randint(0, portion.drafts) if one.computed == one.length else 0
             for _ in range(grown):
                 one.tokens.append(0)
                 if one.verdict(10**6):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from penstock.checkpoint import ModelConfig, inspect
-from penstock.engine.batch import BatchBuilder, Run
+from penstock.engine.forward.batch import BatchBuilder, Run
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.shapes import misfit, refusal
@@ -16,9 +17,8 @@ from penstock.engine.layers.stacks import Stack
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import packed_weights
-from penstock.engine.pool import KvPool
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
@@ -40,7 +40,7 @@ def logits(directory: Path, kind: str | None) -> torch.Tensor:
             return matrix(), bias
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
-    pool = KvPool(config, 8, 16, torch.float32, CPU)
+    pool = PageMemory(config, 8, 16, torch.float32, CPU)
     decoder = Decoder(config, load_weights(checkpoint, torch.float32, CPU, keep), 128, torch.float32)
     builder = BatchBuilder(pool, CPU, config.windows, torch.float32)
     tokens = [(7 * number) % 256 for number in range(21)]

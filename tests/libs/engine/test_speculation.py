@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.checkpoint import inspect
-from penstock.engine.appetite import Appetite
-from penstock.engine.draft_model import ModelProposer
-from penstock.engine.drafting import InlineDrafter, NgramProposer, draft_misfit, thread_drafter
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk
-from penstock.engine.noise import mix
+from penstock.engine.sampling.noise import mix
+from penstock.engine.speculation.appetite import Appetite
+from penstock.engine.speculation.draft_model import ModelProposer
+from penstock.engine.speculation.drafting import InlineDrafter, NgramProposer, draft_misfit, thread_drafter
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
 
 

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from penstock.checkpoint import CheckpointError, inspect
-from penstock.engine import runner as runners
-from penstock.engine.batch import Run
+from penstock.engine.forward import runner as runners
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cpu import build
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.models import packed as packing
 from penstock.engine.models.loading import all_stacks
-from penstock.engine.pool import KvPool
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.models import NAMES, embedded
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -148,7 +148,7 @@ def test_rows_of_a_stored_table(tmp_path):
 _PROCESS = """
 import sys
 from penstock.checkpoint import inspect
-from penstock.engine.runner import Runner
+from penstock.engine.forward.runner import Runner
 
 def private():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -207,7 +207,7 @@ def test_pages_cost_memory_once_they_are_used():
 
     config = inspect(embedded(NAMES[0])).config
     before = private()
-    pool = KvPool(config, 1000, 16, torch.float32, torch.device("cpu"))
+    pool = PageMemory(config, 1000, 16, torch.float32, torch.device("cpu"))
     assert pool.block_bytes * 1000 > 100 << 20, "the pool is large enough to be noticed"
     assert private() - before < 20_000
     for page in range(1, 501):

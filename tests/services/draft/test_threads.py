@@ -9,7 +9,7 @@ import torch
 
 from penstock.draft.config import DraftConfig
 from penstock.draft.service import _load
-from penstock.engine import runner
+from penstock.engine.forward import runner
 from penstock.models import NAMES, embedded
 
 

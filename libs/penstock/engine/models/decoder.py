@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.batch import Batch, Group, Leading
+from penstock.engine.forward.batch import Batch, Group, Leading
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.layers.attention import attend
 from penstock.engine.layers.feedforward import feed_forward
 from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 from penstock.engine.layers.weights import LayerWeights, Weights
-from penstock.engine.pool import KvPool
 
 Turn = tuple[Tensor, Tensor]
 """Rows of the rotation tables, cosine and sine; see rope_tables."""
@@ -51,7 +51,7 @@ class Decoder:
         """The rotation tables, [positions, 1, rotary_dim]: of all layers, or of those without a window and the rest."""
         return self._tables
 
-    def forward(self, batch: Batch, pool: KvPool) -> Tensor:
+    def forward(self, batch: Batch, pool: PageMemory) -> Tensor:
         """float32 [S, vocab]."""
         x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
@@ -69,7 +69,7 @@ class Decoder:
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._norm(x, weight)
 
-    def _layer(self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, batch: Batch, pool: KvPool) -> Tensor:
+    def _layer(self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, batch: Batch, pool: PageMemory) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         fused = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         values = fused[:, -self._kv_width :]
@@ -78,7 +78,7 @@ class Decoder:
         self._store(number, keys, values, batch, pool)
         return self._finish(number, layer, x, query, batch.groups, batch.leading, pool)
 
-    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, pool: KvPool) -> Tensor:
+    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, pool: PageMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: keys and values of all rows, everything else of the sampled ones only."""
         number, layer = len(self._weights.layers) - 1, self._weights.layers[-1]
         if batch.sampled is None:
@@ -104,7 +104,7 @@ class Decoder:
             heads = rms_norm(heads, norm, self._eps)
         return rotate(heads, *turn)
 
-    def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: KvPool) -> None:
+    def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: PageMemory) -> None:
         key_slots, value_slots = batch.slots[number]
         pool.store(key_slots, keys.reshape(-1, self._kv_width))
         pool.store(value_slots, values)
@@ -117,7 +117,7 @@ class Decoder:
         query: Tensor,
         groups: list[Group],
         leading: Leading | None,
-        pool: KvPool,
+        pool: PageMemory,
     ) -> Tensor:
         """Attention, its projection, the feed-forward block; the rows are the leading ones and those of `groups`."""
         mixed = [] if leading is None else [leading.attend(number, query[: leading.rows])]
@@ -127,7 +127,7 @@ class Decoder:
         added = feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation)
         return x + self._post_norm(added, layer.mlp_post_norm)
 
-    def _attend(self, number: int, query: Tensor, group: Group, pool: KvPool) -> Tensor:
+    def _attend(self, number: int, query: Tensor, group: Group, pool: PageMemory) -> Tensor:
         config = self.config
         own = query[group.first : group.first + group.batch * group.rows]
         own = own.reshape(group.batch, group.rows, config.n_heads, config.head_dim)

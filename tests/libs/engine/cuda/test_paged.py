@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tests.libs.engine.cuda.paged_problem import Problem
 
 from penstock.checkpoint import inspect as look_at
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda import over_flashinfer, varlen
 from penstock.engine.kernels.cuda.choose import Candidate, candidates, choose, disproof
 from penstock.engine.kernels.cuda.over_flashinfer import FlashInferPaged, flat
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.kernels.cuda.varlen import VarlenPaged
 from penstock.engine.layers.attention import naive_attend
-from penstock.engine.pool import KvPool
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -183,7 +183,7 @@ def model(tmp_path):
 
 
 def test_the_first_that_is_right_is_chosen(model, caplog):
-    pool = KvPool(model, 40, 16, torch.float32, CPU)
+    pool = PageMemory(model, 40, 16, torch.float32, CPU)
     heads = Heads.of(model)
 
     class Wrong(GatherPaged):
@@ -214,11 +214,11 @@ def test_the_first_that_is_right_is_chosen(model, caplog):
 
 
 def test_a_pool_too_small_for_a_proof_is_left_alone(model):
-    pool = KvPool(model, 3, 16, torch.float32, CPU)
+    pool = PageMemory(model, 3, 16, torch.float32, CPU)
     assert disproof(GatherPaged(Heads.of(model), pool), model, pool) is None
 
 
 def test_the_order_of_preference(model):
-    pool = KvPool(model, 3, 16, torch.bfloat16, CPU)
+    pool = PageMemory(model, 3, 16, torch.bfloat16, CPU)
     found = candidates(Heads.of(model), pool, (9, 0))
     assert [one.name for one in found] == ["varlen", "flashinfer", "triton"]

@@ -12,11 +12,11 @@ from tests.libs.engine.cuda.pretend import CUDA, Pretend, there
 from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_of
 
 from penstock.checkpoint import SUPPORTED, inspect
+from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda import copies, setup, streams
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice, Sampler
+from penstock.engine.sampling.sampler import Choice, Sampler
 from penstock.kv.device.twin import TwinDevice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -57,7 +57,7 @@ def test_the_same_tokens_as_on_the_cpu(tmp_path, pretend, architecture):
     plain = play(Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False))
     assert not pretend.waits
     on_device = Runner(inspect(directory), "float32", "cuda", PAGES, BLOCK, 160)
-    assert there(on_device.pool.data) and on_device.pool.data.shape[0] == PAGES + 2
+    assert there(on_device.memory.data) and on_device.memory.data.shape[0] == PAGES + 2
     assert play(on_device) == plain
 
 
@@ -66,7 +66,7 @@ def test_every_dtype_runs(tmp_path, pretend, dtype):
     directory = write_checkpoint(tmp_path / "model", TinyModel("Qwen2ForCausalLM", head_dim=16))
     on_device = Runner(inspect(directory), dtype, "cuda", PAGES, BLOCK, 160)
     assert play(on_device)
-    assert on_device.pool.data.dtype == torch.bfloat16
+    assert on_device.memory.data.dtype == torch.bfloat16
 
 
 def test_a_captured_step_waits_once(tmp_path, pretend):

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint import inspect
-from penstock.engine.batch import Run
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.graphs import GraphSteps
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
 from penstock.engine.kernels.cuda.steps import DeviceSteps
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
+from penstock.engine.sampling.sampler import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 BLOCK, PAGES = 8, 60
@@ -100,9 +100,9 @@ class Recorder:
 def device_runner(directory, capture, most_rows=None):
     """A runner whose steps are a device's, with the pool's last page for scratch."""
     runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
-    attention = GatherPaged(Heads.of(runner.decoder.config), runner.pool)
+    attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
     attention.graph_rows, attention.most_rows = 4, most_rows
-    runner._device = DeviceSteps(runner.decoder, runner.pool, runner._builder, attention, capture, 6, 160)
+    runner._device = DeviceSteps(runner.decoder, runner.memory, runner._builder, attention, capture, 6, 160)
     return runner
 
 
@@ -127,7 +127,7 @@ def play(runner, seed=0):
             who.append(at)
         for at, run, answer in zip(who, runs, runner.step(runs), strict=True):
             tokens = [chosen.token for chosen in answer]
-            done[at] = run.start + run.count + max(0, len(tokens) - 1)
+            done[at] = run.start + run.known + max(0, len(tokens) - 1)
             texts[at].extend(tokens)
             news[at].append(tokens)
     return news
@@ -149,8 +149,8 @@ def test_the_same_tokens_as_plain_steps(tmp_path, tiny, most_rows):
     runner = device_runner(directory, recorder, most_rows)
     assert play(runner) == expected
     assert recorder.captured >= 2 and recorder.replayed > 10
-    assert not runner.pool.data[0].any(), "page 0 stays zero"
-    assert runner.pool.data[PAGES].any(), "padding was written, to the scratch page"
+    assert not runner.memory.data[0].any(), "page 0 stays zero"
+    assert runner.memory.data[PAGES].any(), "padding was written, to the scratch page"
 
 
 def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog):
@@ -168,15 +168,15 @@ def test_routed_experts_are_not_captured(tmp_path):
     extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     directory = write_checkpoint(tmp_path / "model", TinyModel("Qwen3MoeForCausalLM", extra=extra))
     runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
-    attention = GatherPaged(Heads.of(runner.decoder.config), runner.pool)
-    assert not GraphSteps(runner.decoder, runner.pool, attention, 4, 160, Recorder()).possible
+    attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
+    assert not GraphSteps(runner.decoder, runner.memory, attention, 4, 160, Recorder()).possible
 
 
 def test_without_a_backend_torch_gathers(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel())
     runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
     expected = play(runner)
-    runner._device = DeviceSteps(runner.decoder, runner.pool, runner._builder, None, Recorder(), 4, 160)
-    runner.pool.data.zero_()
+    runner._device = DeviceSteps(runner.decoder, runner.memory, runner._builder, None, Recorder(), 4, 160)
+    runner.memory.data.zero_()
     assert play(runner) == expected
-    assert torch.equal(runner.pool.data[0], torch.zeros_like(runner.pool.data[0]))
+    assert torch.equal(runner.memory.data[0], torch.zeros_like(runner.memory.data[0]))

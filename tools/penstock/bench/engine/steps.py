@@ -17,12 +17,12 @@ from statistics import median
 import torch
 
 from penstock.checkpoint import Checkpoint
-from penstock.engine.batch import Run
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.pool import KvPool
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.sampler import Chosen
+from penstock.engine.sampling.sampler import Chosen
 from penstock.kv.identity import KvSpec
 
 _ROUNDS = 9
@@ -33,8 +33,8 @@ class _Stand:
 
     packed = None
 
-    def __init__(self, pool: KvPool, busy_s: float) -> None:
-        self.pool = pool
+    def __init__(self, memory: PageMemory, busy_s: float) -> None:
+        self.memory = memory
         self.gaps: list[float] = []
         self._busy_s = busy_s
         self._ended = 0.0
@@ -80,9 +80,9 @@ async def _engine(model: Path, batch: int, busy_s: float) -> AsyncIterator[tuple
 
     def load(config: EngineConfig, checkpoint: Checkpoint) -> tuple[_Stand, KvSpec]:
         pages = -(-config.kv_pool_tokens // config.block_size)
-        pool = KvPool(checkpoint.config, pages, config.block_size, torch.float32, torch.device("cpu"))
-        made.append(_Stand(pool, busy_s))
-        return made[0], KvSpec("", "", pool.layout, config.dtype, config.block_size, pool.block_bytes)
+        memory = PageMemory(checkpoint.config, pages, config.block_size, torch.float32, torch.device("cpu"))
+        made.append(_Stand(memory, busy_s))
+        return made[0], KvSpec("", "", memory.layout, config.dtype, config.block_size, memory.block_bytes)
 
     config = EngineConfig(model, max_running=batch, max_batch_tokens=max(512, batch))
     async with Engine.open(config, load=load) as engine:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.batch import Run, sampled_rows
+from penstock.engine.forward.batch import Run, sampled_rows
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cpu.machine import LayerArgs, LinearArgs, Machine, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.matrix import PackedMatrix, torch_multiplies
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
-from penstock.engine.pool import KvPool
 
 _TABLES = {torch.float32: 0, torch.bfloat16: 1}
 _CACHE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -34,7 +34,7 @@ class CompiledDecoder:
     """Steps of one model over one pool."""
 
     def __init__(
-        self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], pool: KvPool
+        self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], pool: PageMemory
     ) -> None:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
         self._machine = machine

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from penstock.checkpoint import ModelConfig
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda import over_flashinfer, varlen
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads, PagedAttention, host_paged, on_device
-from penstock.engine.pool import KvPool
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Candidate:
     """Takes back what `make` changed in the process, when it is not chosen."""
 
 
-def candidates(heads: Heads, pool: KvPool, capability: tuple[int, int]) -> list[Candidate]:
+def candidates(heads: Heads, pool: PageMemory, capability: tuple[int, int]) -> list[Candidate]:
     """In the order of preference."""
     dtype = pool.data.dtype
 
@@ -67,7 +67,7 @@ def _without_triton(capability: tuple[int, int]) -> str | None:
     return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
 
 
-def choose(config: ModelConfig, pool: KvPool, found: Sequence[Candidate]) -> PagedAttention | None:
+def choose(config: ModelConfig, pool: PageMemory, found: Sequence[Candidate]) -> PagedAttention | None:
     """The first of `found` that works; None when torch has to gather. What was passed over is logged once, here."""
     for candidate in found:
         reason = candidate.missing
@@ -87,7 +87,7 @@ def choose(config: ModelConfig, pool: KvPool, found: Sequence[Candidate]) -> Pag
     return None
 
 
-def disproof(backend: PagedAttention, config: ModelConfig, pool: KvPool) -> str | None:
+def disproof(backend: PagedAttention, config: ModelConfig, pool: PageMemory) -> str | None:
     """What is wrong with its answers; None when they are right. The pool is empty, and is so again afterwards."""
     size = pool.block_size
     ends = [1, 3 * size + 1, min(20 * size, (pool.data.shape[0] - 8) * size)]

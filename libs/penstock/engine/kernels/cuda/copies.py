@@ -42,7 +42,7 @@ class PageCopies:
         return copy
 
     def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
-        """See KvPool.write. A block that `check` refuses does not reach its page."""
+        """See PageMemory.write. A block that `check` refuses does not reach its page."""
         with self._on(self._up):
             for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
                 if not isinstance(block, memoryview):

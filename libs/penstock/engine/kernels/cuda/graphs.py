@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.batch import Batch, Leading, Run
+from penstock.engine.forward.batch import Batch, Leading, Run
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
 from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
-from penstock.engine.pool import KvPool
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Forward(Protocol):
 
     config: ModelConfig
 
-    def forward(self, batch: Batch, pool: KvPool) -> Tensor:
+    def forward(self, batch: Batch, pool: PageMemory) -> Tensor:
         """float32 [samples, vocab]; leaves the rows' keys and values in the pool."""
         ...
 
@@ -67,7 +67,7 @@ class GraphSteps:
     def __init__(
         self,
         decoder: Forward,
-        pool: KvPool,
+        pool: PageMemory,
         attention: PagedAttention,
         most_sequences: int,
         max_positions: int,
@@ -98,7 +98,7 @@ class GraphSteps:
 class _Captured:
     """One step: its input on the host and on the device, and how to repeat it."""
 
-    def __init__(self, decoder: Forward, pool: KvPool, attention: PagedAttention, shape: Shape, width: int) -> None:
+    def __init__(self, decoder: Forward, pool: PageMemory, attention: PagedAttention, shape: Shape, width: int) -> None:
         self._decoder = decoder
         self._pool = pool
         self._attention = attention

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Int32s, Paged, keys_of, values_of
-from penstock.engine.pool import KvPool
 
 _WORKSPACE = 128 << 20
 """Bytes that flashinfer asks for, zeroed at first."""
@@ -54,7 +54,7 @@ class FlashInferPaged:
     most_rows: int | None = None
     graph_rows = 1
 
-    def __init__(self, heads: Heads, pool: KvPool, flashinfer: Any) -> None:
+    def __init__(self, heads: Heads, pool: PageMemory, flashinfer: Any) -> None:
         self.heads = heads
         self.pool = pool
         self._module = flashinfer

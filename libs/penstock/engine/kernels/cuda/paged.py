@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.layers.attention import attend
-from penstock.engine.pool import KvPool
 
 Int32s = npt.NDArray[np.int32]
 
@@ -105,12 +105,12 @@ class PagedAttention(Protocol):
         ...
 
 
-def keys_of(pool: KvPool, layer: int) -> Tensor:
+def keys_of(pool: PageMemory, layer: int) -> Tensor:
     """[pages, block, kv_heads, head_dim], a view."""
     return pool.data[:, layer, 0]
 
 
-def values_of(pool: KvPool, layer: int) -> Tensor:
+def values_of(pool: PageMemory, layer: int) -> Tensor:
     """As `keys_of`."""
     return pool.data[:, layer, 1]
 
@@ -137,7 +137,7 @@ class GatherPaged:
     name = "gather"
     most_rows: int | None = None
 
-    def __init__(self, heads: Heads, pool: KvPool) -> None:
+    def __init__(self, heads: Heads, pool: PageMemory) -> None:
         self.graph_rows = 1 << 20
         self._heads = heads
         self._pool = pool
@@ -147,7 +147,7 @@ class GatherPaged:
 
 
 class _Gathered:
-    def __init__(self, heads: Heads, pool: KvPool, paged: Paged) -> None:
+    def __init__(self, heads: Heads, pool: PageMemory, paged: Paged) -> None:
         self._heads = heads
         self._pool = pool
         self._paged = paged

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.batch import Run
+from penstock.engine.forward.batch import Run
 from penstock.engine.kernels.cuda.paged import HostPaged, Int32s
 
 
@@ -39,8 +39,8 @@ def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> Shape
     All rows of all runs are sampled, and the runs have equally many: decode steps, and verification of equally long
     drafts. Chunks of prompts are not: their time is in the products, not in the calls.
     """
-    rows = runs[0].rows
-    if rows > most_rows or any(run.rows != rows or run.samples != rows for run in runs):
+    rows = runs[0].tokens
+    if rows > most_rows or any(run.tokens != rows or run.samples != rows for run in runs):
         return None
     return next((Shape(size, rows) for size in sizes if len(runs) <= size), None)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
-from penstock.engine.batch import BatchBuilder
+from penstock.engine.forward.batch import BatchBuilder
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.capability import check_dtype
 from penstock.engine.kernels.cuda.choose import candidates, choose
 from penstock.engine.kernels.cuda.graphs import CudaCapture, Forward
@@ -22,7 +23,6 @@ from penstock.engine.kernels.cuda.streams import current
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
-from penstock.engine.pool import KvPool
 
 _ROUNDING = 0.1
 """Share of the largest result by which products in 8 bits may be off when they are tried."""
@@ -85,7 +85,7 @@ def _keep_float8(device: torch.device) -> Keep:
     return keep
 
 
-def attention_for(config: ModelConfig, pool: KvPool) -> PagedAttention | None:
+def attention_for(config: ModelConfig, pool: PageMemory) -> PagedAttention | None:
     """The backend for this pool's device."""
     capability = torch.cuda.get_device_capability(pool.data.device)
     with current(pool.data.device):
@@ -94,7 +94,7 @@ def attention_for(config: ModelConfig, pool: KvPool) -> PagedAttention | None:
 
 def steps_for(
     decoder: Forward,
-    pool: KvPool,
+    pool: PageMemory,
     builder: BatchBuilder,
     attention: PagedAttention | None,
     most_sequences: int,

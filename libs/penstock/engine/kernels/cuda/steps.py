@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.engine.batch import Batch, BatchBuilder, Leading, Run
+from penstock.engine.forward.batch import Batch, BatchBuilder, Leading, Run
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
-from penstock.engine.pool import KvPool
 
 
 class DeviceSteps:
@@ -19,7 +19,7 @@ class DeviceSteps:
     def __init__(
         self,
         decoder: Forward,
-        pool: KvPool,
+        pool: PageMemory,
         builder: BatchBuilder,
         attention: PagedAttention | None,
         capture: Capture | None,
@@ -48,7 +48,7 @@ class DeviceSteps:
         short = self._short(order)
         batch = self._builder.build(order, len(short))
         if short:
-            batch.leading = self._leading(short, [run.rows for run in short])
+            batch.leading = self._leading(short, [run.tokens for run in short])
             batch.last_leading = batch.leading
             if batch.sampled is not None:
                 batch.last_leading = self._leading(short, [run.samples for run in short])
@@ -59,7 +59,7 @@ class DeviceSteps:
         if self._attention is None:
             return []
         most = self._attention.most_rows
-        return [run for run in order if most is None or run.rows <= most]
+        return [run for run in order if most is None or run.tokens <= most]
 
     def _leading(self, runs: Sequence[Run], rows: Sequence[int]) -> Leading | None:
         """The last `rows[i]` rows of each run; runs without any are left out."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Paged, keys_of, values_of
 from penstock.engine.kernels.cuda.triton_kernels import merge, partial
-from penstock.engine.pool import KvPool
 
 CHUNK = 256
 MOST_ROWS = 16
@@ -33,7 +33,7 @@ class TritonPaged:
     most_rows: int | None = MOST_ROWS
     graph_rows = MOST_ROWS
 
-    def __init__(self, heads: Heads, pool: KvPool) -> None:
+    def __init__(self, heads: Heads, pool: PageMemory) -> None:
         self._heads = heads
         self._pool = pool
 
@@ -45,7 +45,7 @@ class TritonPaged:
 class _Step:
     """The tile shapes and the workspace of one step."""
 
-    def __init__(self, heads: Heads, pool: KvPool, paged: Paged, host: HostPaged) -> None:
+    def __init__(self, heads: Heads, pool: PageMemory, paged: Paged, host: HostPaged) -> None:
         self._heads = heads
         self._pool = pool
         self._paged = paged
@@ -124,7 +124,7 @@ class _Step:
         """See Attend: nothing to do."""
 
 
-def _shape(heads: Heads, pool: KvPool) -> dict[str, Any]:
+def _shape(heads: Heads, pool: PageMemory) -> dict[str, Any]:
     """The kernel's constants: a function of the model and the pool, never of the step, so that a row's sums are always
     added in one order."""
     group, size = heads.heads // heads.kv_heads, pool.data.element_size()

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.appetite import Appetite
 from penstock.engine.hooks import KvSink, KvSource
 from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut
+from penstock.engine.speculation.appetite import Appetite
 
 if TYPE_CHECKING:
-    from penstock.engine.batch import Run
+    from penstock.engine.forward.batch import Run
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Slot:
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class Live:
     """Mutable state of one request. The event loop owns it; a running step only reads it."""
 
     request: Request
@@ -164,17 +164,17 @@ class Sequence:
         return None
 
 
-def new_sequence(
+def new_live(
     request: Request,
     ticket: int,
     eos: frozenset[int],
     source: KvSource | None,
     sink: KvSink | None,
     now: float,
-) -> Sequence:
+) -> Live:
     """A sequence at the start of its life; `eos` are the model's end tokens."""
     sampling = request.sampling
-    return Sequence(
+    return Live(
         request=request,
         ticket=ticket,
         stops=sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos),

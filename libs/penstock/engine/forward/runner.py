@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
-from penstock.engine.batch import BatchBuilder, Run, arrange
+from penstock.engine.forward.batch import BatchBuilder, Run, arrange
+from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.machine import Machine
@@ -22,8 +23,7 @@ from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import EMBEDDING, load_weights
 from penstock.engine.models.packed import CACHE_BYTES, SMALL_BYTES, PackedWeights, packed_weights
-from penstock.engine.pool import KvPool
-from penstock.engine.sampler import Choice, Chosen, Sampler
+from penstock.engine.sampling.sampler import Choice, Chosen, Sampler
 
 _WEIGHTS = {
     "float32": torch.float32,
@@ -77,23 +77,24 @@ class Runner:
 
             cuda.check(dtype, place)
             with cuda.uploading(checkpoint, place) as upload:
-                self.pool = KvPool(config, pages, block_size, cache, place, memory=cuda.memory_on(place))
-                attention = cuda.attention_for(config, self.pool) if kernels else None
+                self.memory = PageMemory(config, pages, block_size, cache, place, memory=cuda.memory_on(place))
+                attention = cuda.attention_for(config, self.memory) if kernels else None
                 keep = cuda.keep_for(dtype, place)
                 weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep, source=upload.take)
         else:
             weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes, lossless)
-            self.pool = KvPool(config, pages, block_size, cache, place)
+            self.memory = PageMemory(config, pages, block_size, cache, place)
         self.decoder = Decoder(config, weights, max_positions, compute)
         self.sampler = Sampler(config.vocab_size, place)
-        self._builder = BatchBuilder(self.pool, place, config.windows, compute)
+        self._builder = BatchBuilder(self.memory, place, config.windows, compute)
         self._compiled = self._device = None
         if machine is not None and CompiledDecoder.fits(config):
-            self._compiled = CompiledDecoder(machine, config, weights, self.decoder.tables[0], self.pool)
+            self._compiled = CompiledDecoder(machine, config, weights, self.decoder.tables[0], self.memory)
         if place.type == "cuda" and kernels:
             from penstock.engine.kernels.cuda import setup as cuda
 
-            self._device = cuda.steps_for(self.decoder, self.pool, self._builder, attention, max_running, max_positions)
+            own = (self.decoder, self.memory, self._builder, attention)
+            self._device = cuda.steps_for(*own, max_running, max_positions)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
@@ -111,7 +112,7 @@ class Runner:
         else:
             logits = self.logits(order)
             rows = [choice for run in order for choice in _choices(run)]
-            self.pool.computed(wait=not rows)  # a step ends when it is computed, also one whose tokens nobody waits for
+            self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
         answers: dict[int, list[Chosen]] = {}
         first = 0
@@ -128,18 +129,18 @@ class Runner:
             return self._compiled.forward(order)
         if self._device is not None:
             return self._device.logits(order)
-        return self.decoder.forward(self._builder.build(order), self.pool)
+        return self.decoder.forward(self._builder.build(order), self.memory)
 
     def _takes(self, runs: Sequence[Run]) -> bool:
-        return self._compiled is not None and self._compiled.takes(sum([run.rows for run in runs]))
+        return self._compiled is not None and self._compiled.takes(sum([run.tokens for run in runs]))
 
     def _clear_tail(self, run: Run) -> None:
         """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is
         still a NaN, and the page may leave as a sequence's tail."""
-        size = self.pool.block_size
+        size = self.memory.block_size
         filled = run.end % size
         if filled and run.end - filled >= run.start:
-            self.pool.clear(run.pages[run.end // size])
+            self.memory.clear(run.pages[run.end // size])
 
 
 def _machine(checkpoint: Checkpoint, place: torch.device, threads: int | None) -> Machine | None:

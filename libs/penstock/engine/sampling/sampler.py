@@ -16,8 +16,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine import noise
 from penstock.engine.request import SamplingParams
+from penstock.engine.sampling import noise
 
 _OUT = float("-inf")
 _NUCLEUS = 512

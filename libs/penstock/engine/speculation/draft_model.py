@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.checkpoint import Checkpoint, inspect
-from penstock.engine.batch import Run
+from penstock.engine.forward.batch import Run
+from penstock.engine.forward.runner import Runner
 from penstock.engine.hooks import DraftAsk
+from penstock.engine.pages import PagePool
 from penstock.engine.request import SamplingParams
-from penstock.engine.runner import Runner
-from penstock.engine.sampler import Choice
-from penstock.kv.pages import PagePool
+from penstock.engine.sampling.sampler import Choice
 
 
 @dataclass(frozen=True, slots=True)

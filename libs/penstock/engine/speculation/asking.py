@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from penstock.engine.cancellation import cancelled
 from penstock.engine.config import EngineConfig
 from penstock.engine.hooks import DraftAsk, Drafter
-from penstock.engine.sequence import Sequence as Live
+from penstock.engine.scheduling.live import Live
 from penstock.engine.stats import Counters
+from penstock.runtime.tasks import being_cancelled
 
 _LONGEST_PAUSE = 256
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Speculation:
         if self._pause:
             self._pause -= 1
             return {}
-        asks = {one.ticket: ask for one in decoding if (ask := self._ask_of(one)).k > 0}
+        asks = {live.ticket: ask for live in decoding if (ask := self._ask_of(live)).k > 0}
         if not asks:
             return {}
         try:
@@ -48,16 +48,16 @@ class Speculation:
             self._misses = 0
             return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
         except (Exception, asyncio.CancelledError) as error:
-            if cancelled():
+            if being_cancelled():
                 raise
             self._missed(error)
             return {}
 
-    def learn(self, one: Live, drafted: int, accepted: int) -> None:
+    def learn(self, live: Live, drafted: int, accepted: int) -> None:
         """What became of a step's drafts."""
-        one.appetite.learn(drafted, accepted)
-        one.drafted += drafted
-        one.accepted += accepted
+        live.appetite.learn(drafted, accepted)
+        live.drafted += drafted
+        live.accepted += accepted
         self._counters.drafted += drafted
         self._counters.accepted += accepted
 
@@ -70,11 +70,11 @@ class Speculation:
         except Exception:
             _log.warning("the drafter could not forget %s", id, exc_info=True)
 
-    def _ask_of(self, one: Live) -> DraftAsk:
-        params = one.sampling
-        k = one.appetite.wanted(min(self._most, params.max_tokens - one.generated - 1))
+    def _ask_of(self, live: Live) -> DraftAsk:
+        params = live.sampling
+        k = live.appetite.wanted(min(self._most, params.max_tokens - live.generated - 1))
         return DraftAsk(
-            one.id, one.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
+            live.id, live.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
         )
 
     def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:

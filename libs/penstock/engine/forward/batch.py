@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.pool import KvPool
-from penstock.engine.sampler import Choice
+from penstock.engine.forward.memory import PageMemory
+from penstock.engine.sampling.sampler import Choice
 
 Ints = npt.NDArray[np.int64]
 _Tables = tuple[tuple[str, int, int, int], ...]
@@ -28,40 +28,41 @@ _Tables = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive tokens of one sequence in one step, drafts included. May be aimed anew for the next step."""
+    """Consecutive tokens of one sequence in one step, drafts included. Aimed again for each of its steps."""
 
     choice: Choice
     """How to sample; also holds the sequence's tokens and this step's drafts."""
     start: int
     """Position of the first token."""
-    count: int
-    """Known tokens in the run; the drafts follow them."""
+    known: int
+    """Tokens of the run that are known; the drafts follow them."""
     pages: Sequence[int]
     """Block table; covers every position of the run."""
     table: tuple[str, int]
     """Names the content of `pages`: a sequence and the version of its table."""
-    rows: int = field(init=False)
+    tokens: int = field(init=False)
+    """How many it has, drafts included: each is one row of the step."""
     end: int = field(init=False)
-    """Position behind the last row's."""
+    """Position behind the last token's."""
     samples: int = field(init=False)
-    """How many of its last rows are sampled: none while known tokens are left for later steps."""
+    """After how many of its last tokens the next one is sampled: none while known tokens are left for later steps."""
 
     def __post_init__(self) -> None:
-        self.aim(self.start, self.count, self.choice.drafts)
+        self.aim(self.start, self.known, self.choice.drafts)
 
-    def aim(self, start: int, count: int, drafts: tuple[int, ...]) -> None:
-        """Chooses the rows: `count` known tokens from position `start` on, and the drafts behind them."""
-        self.start, self.count = start, count
+    def aim(self, start: int, known: int, drafts: tuple[int, ...]) -> None:
+        """Chooses the tokens: `known` ones from position `start` on, and the drafts behind them."""
+        self.start, self.known = start, known
         choice = self.choice
         choice.drafts = drafts
-        self.rows = count + len(drafts)
-        self.end = start + self.rows
-        self.samples = 1 + len(drafts) if start + count == len(choice.tokens) else 0
+        self.tokens = known + len(drafts)
+        self.end = start + self.tokens
+        self.samples = 1 + len(drafts) if start + known == len(choice.tokens) else 0
 
     @property
     def ids(self) -> Sequence[int]:
-        """The tokens of its rows."""
-        known = self.choice.tokens[self.start : self.start + self.count]
+        """Its tokens."""
+        known = self.choice.tokens[self.start : self.start + self.known]
         return [*known, *self.choice.drafts] if self.choice.drafts else known
 
 
@@ -72,7 +73,7 @@ class Context:
     tokens: int
     """Width of the gathered context."""
     index: Tensor
-    """[layers, 2 * batch * pages]: runs of the pool, see KvPool.gather."""
+    """[layers, 2 * batch * pages]: runs of the pool, see PageMemory.gather."""
     mask: Tensor | None
     causal: bool
 
@@ -106,7 +107,7 @@ class Batch:
     positions: Tensor
     """[N]."""
     slots: Tensor
-    """[layers, 2, N]: where each row's keys and values go in KvPool.slots."""
+    """[layers, 2, N]: where each row's keys and values go in PageMemory.slots."""
     groups: list[Group]
     """Cover all N rows but the leading ones."""
     sampled: Tensor | None
@@ -120,20 +121,22 @@ class Batch:
 
 
 class BatchBuilder:
-    """Builds batches for one pool; keeps the gather indices of the last step, which rarely change.
+    """Builds batches over one memory; keeps the gather indices of the last step, which rarely change.
 
     `windows` are those of the model's layers, see ModelConfig.windows; `dtype` is that of its queries.
     """
 
-    def __init__(self, pool: KvPool, device: torch.device, windows: Sequence[int | None], dtype: torch.dtype) -> None:
-        self._pool = pool
+    def __init__(
+        self, memory: PageMemory, device: torch.device, windows: Sequence[int | None], dtype: torch.dtype
+    ) -> None:
+        self._memory = memory
         self._dtype = dtype
         self._device = device
         self._windows = tuple(dict.fromkeys(windows))
-        layer = torch.arange(pool.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
+        layer = torch.arange(memory.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
         self._run_offset = layer * 2
         kind = torch.arange(2, dtype=torch.int64, device=device)
-        self._slot_offset = ((layer * 2 + kind) * pool.block_size).unsqueeze(2)
+        self._slot_offset = ((layer * 2 + kind) * memory.block_size).unsqueeze(2)
         self._indices: dict[_Tables, Tensor] = {}
         self._used: dict[_Tables, Tensor] = {}
 
@@ -143,7 +146,7 @@ class BatchBuilder:
         positions = np.concatenate([np.arange(run.start, run.end) for run in runs])
         sampled = sampled_rows(runs)
         self._used = {}
-        groups = self._groups(runs, [run.rows for run in runs], leading)
+        groups = self._groups(runs, [run.tokens for run in runs], leading)
         everything = len(sampled) == len(ids)
         batch = Batch(
             ids=self._tensor(ids),
@@ -162,7 +165,7 @@ class BatchBuilder:
 
     def _slots(self, runs: Sequence[Run]) -> Ints:
         """Each row's slot in layer 0."""
-        size, per_page = self._pool.block_size, self._pool.n_layers * 2 * self._pool.block_size
+        size, per_page = self._memory.block_size, self._memory.n_layers * 2 * self._memory.block_size
         slots = []
         for run in runs:
             first = run.start // size
@@ -199,7 +202,7 @@ class BatchBuilder:
 
     def _context(self, members: Sequence[Run], rows: int, window: int | None) -> Context:
         """Of the last `rows` rows of each member: from the page where the first of them begins to look."""
-        size = self._pool.block_size
+        size = self._memory.block_size
         reach = [0 if window is None else max(0, run.end - rows - window + 1) for run in members]
         firsts = [start // size for start in reach]
         tokens = max(run.end - first * size for run, first in zip(members, firsts, strict=True))
@@ -208,7 +211,7 @@ class BatchBuilder:
 
     def _index(self, members: Sequence[Run], firsts: Sequence[int]) -> Tensor:
         """Gather index of all layers, from page `firsts[i]` of each member on; the last step's when nothing moved."""
-        ends = [-(-run.end // self._pool.block_size) for run in members]
+        ends = [-(-run.end // self._memory.block_size) for run in members]
         parts = list(zip(members, firsts, ends, strict=True))
         key = tuple((*run.table, first, end) for run, first, end in parts)
         index = self._used.get(key)
@@ -218,7 +221,7 @@ class BatchBuilder:
             tables = np.zeros((len(members), max(end - first for _, first, end in parts)), dtype=np.int64)
             for row, (run, first, end) in enumerate(parts):
                 tables[row, : end - first] = run.pages[first:end]
-            runs = torch.from_numpy(tables).to(self._device).reshape(1, -1) * (2 * self._pool.n_layers)
+            runs = torch.from_numpy(tables).to(self._device).reshape(1, -1) * (2 * self._memory.n_layers)
             keys = runs + self._run_offset
             index = torch.cat((keys, keys + 1), dim=1)
         self._used[key] = index
@@ -233,7 +236,7 @@ class BatchBuilder:
                 return None, False
             if rows == tokens:
                 return None, True
-        size = self._pool.block_size
+        size = self._memory.block_size
         begins = [run.end - rows - first * size for run, first in zip(members, firsts, strict=True)]
         own = self._tensor(begins).view(-1, 1, 1, 1) + torch.arange(rows, device=self._device).view(1, 1, -1, 1)
         column = torch.arange(tokens, device=self._device).view(1, 1, 1, -1)
@@ -245,7 +248,7 @@ class BatchBuilder:
 
 def arrange(runs: Sequence[Run]) -> list[Run]:
     """The order in which runs that attend alike are neighbours."""
-    return sorted(runs, key=lambda run: (run.rows, run.samples, len(run.pages)))
+    return sorted(runs, key=lambda run: (run.tokens, run.samples, len(run.pages)))
 
 
 def _alike(one: Run, other: Run, rows: int) -> bool:
@@ -261,6 +264,6 @@ def sampled_rows(runs: Sequence[Run]) -> list[int]:
     rows: list[int] = []
     end = 0
     for run in runs:
-        end += run.rows
+        end += run.tokens
         rows.extend(range(end - run.samples, end))
     return rows

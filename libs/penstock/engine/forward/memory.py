@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
+from penstock.engine.forward.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.engine.hooks import Check, Source
-from penstock.engine.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.kv.device.leased import PoolLease
 
 _LAYOUT = "lkbhd-v1"
@@ -47,7 +47,7 @@ class PageTransfer(Protocol):
     """Copies of pages between a device and the host, beside the steps."""
 
     def mark(self, wait: bool) -> None:
-        """See KvPool.computed."""
+        """See PageMemory.computed."""
         ...
 
     def read(self, page: int) -> Tensor:
@@ -55,7 +55,7 @@ class PageTransfer(Protocol):
         ...
 
     def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
-        """See KvPool.write."""
+        """See PageMemory.write."""
         ...
 
 
@@ -71,7 +71,7 @@ class DeviceMemory(Protocol):
         ...
 
 
-class KvPool:
+class PageMemory:
     """`data` is [1 + pages, layers, 2, block_size, kv_heads, head_dim]; page 0 stays zero (see PagePool). In int8 the
     last two axes are one, a row of int8_kv.
 

@@ -1,0 +1,1 @@
+"""KV that comes from elsewhere into a sequence's pages."""

@@ -1,0 +1,194 @@
+"""The policy: which tokens go through the model next.
+
+`plan` reads the lines and the number of free pages and says what to do, touching nothing; `Scheduler` does it.
+
+Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival,
+all within `max_batch_tokens`; beside decode rows, prompts get `chunk` tokens at most. When pages run out, sequences
+with loaded pages that do not run yet give theirs up, then the youngest running sequence goes back to the line with its
+output kept. Pages that a sink still holds do not come free by that; a sequence that cannot be helped otherwise sits
+steps out until they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    max_batch_tokens: int
+    max_running: int
+    block_size: int
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+
+class Schedulable(Protocol):
+    """What the policy sees of a sequence."""
+
+    @property
+    def ticket(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def remaining(self) -> int: ...
+
+    @property
+    def pages(self) -> Sequence[int]: ...
+
+
+@dataclass(slots=True)
+class Portion:
+    """One sequence's share of a step: consecutive tokens, and drafts behind them."""
+
+    ticket: int
+    known: int
+    """Known tokens to compute, starting at the first one without KV."""
+    new_pages: int
+    drafts: int = 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """To be carried out in the order of the fields."""
+
+    preempt: list[int] = field(default_factory=list)
+    """Running sequences that lose their pages and go back to the line."""
+    strip: list[int] = field(default_factory=list)
+    """Waiting or loading sequences that lose their loaded pages and keep their place."""
+    admit: list[int] = field(default_factory=list)
+    """The head of the line that starts running."""
+    portions: list[Portion] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a plan depends on. The lines are in order of arrival."""
+
+    limits: StepLimits
+    free: int
+    """Free pages."""
+    running: Sequence[Schedulable]
+    """Each holds pages for all its known tokens but possibly the last."""
+    waiting: Sequence[Schedulable]
+    """Some hold pages that a source has filled."""
+    loading: Sequence[Schedulable] = ()
+    """Not in line yet; a source is filling their pages."""
+    drafts: Mapping[int, int] = field(default_factory=dict)
+    """Proposed tokens at hand, by ticket."""
+    freeable: Callable[[Sequence[int]], int] = len
+    """How many of a sequence's pages come free when it gives them back: not those that a sink or a copy holds."""
+    stalled: bool = False
+    """Nothing has moved for a while, so even pages that are being filled may be taken."""
+    chunk: int | None = None
+    """Most tokens of prompts in a step with decode rows; None: as many as there is room for. At least 1."""
+
+
+class _Planner:
+    """The working state of one call of `plan`: what is left to give."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.limits = situation.limits
+        self.free = situation.free
+        self.freeable = situation.freeable
+        self.budget = situation.limits.max_batch_tokens
+        self.running = list(situation.running)
+        self.waiting = situation.waiting
+        self.loading = situation.loading
+        self.plan = StepPlan()
+
+    def missing(self, live: Schedulable, tokens: int) -> int:
+        held = 0 if live.ticket in self.plan.strip else len(live.pages)
+        return max(0, self.limits.pages_for(tokens) - held)
+
+    def strip(self, line: Sequence[Schedulable], after: int = -1) -> bool:
+        """Takes the pages of the youngest in `line` that came after ticket `after` and whose pages help."""
+        for live in reversed(line):
+            taken = live.ticket in self.plan.strip or live.ticket in self.plan.admit
+            if live.ticket > after and not taken and (gain := self.freeable(live.pages)):
+                self.plan.strip.append(live.ticket)
+                self.free += gain
+                return True
+        return False
+
+    def preempt(self, after: int) -> bool:
+        """Sends the youngest running sequence back that came after ticket `after` and whose pages help."""
+        for live in reversed(self.running):
+            if live.ticket > after and (gain := self.freeable(live.pages)):
+                self.running.remove(live)
+                self.plan.preempt.append(live.ticket)
+                self.free += gain
+                return True
+        return False
+
+    def decode(self, live: Schedulable) -> Portion | None:
+        """The portion of a running sequence with one token to go; None when it has to sit this step out."""
+        need = self.missing(live, live.length)
+        while self.free < need:
+            if not (self.strip(self.waiting) or self.strip(self.loading) or self.preempt(live.ticket)):
+                return None
+        self.free -= need
+        self.budget -= 1
+        return Portion(live.ticket, 1, need)
+
+    def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
+        """As many drafts as budget and free pages allow; nobody loses a page for a guess."""
+        room = (len(live.pages) + portion.new_pages + self.free) * self.limits.block_size - live.length
+        portion.drafts = max(0, min(wanted, self.budget, room))
+        extra = self.missing(live, live.length + portion.drafts) - portion.new_pages
+        portion.new_pages += extra
+        self.free -= extra
+        self.budget -= portion.drafts
+
+    def prefill(self, live: Schedulable, new_pages: int) -> None:
+        remaining = live.length if live.ticket in self.plan.strip else live.remaining
+        count = min(remaining, self.budget)
+        self.budget -= count
+        self.free -= new_pages
+        self.plan.portions.append(Portion(live.ticket, count, new_pages))
+
+    def admit(self, stalled: bool) -> None:
+        """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way."""
+        for live in self.waiting:
+            if len(self.running) >= self.limits.max_running or self.budget < 1:
+                return
+            need = self.missing(live, live.length)
+            while not self.running and self.free < need:
+                if not (self.strip(self.waiting, live.ticket) or (stalled and self.strip(self.loading))):
+                    break
+            if self.free - need < len(self.running):
+                return
+            self.running.append(live)
+            self.plan.admit.append(live.ticket)
+            self.prefill(live, need)
+
+
+def plan(situation: Situation) -> StepPlan:
+    """The next step.
+
+    The portions hold at most `max_batch_tokens` tokens and ask for no page that is not free once `preempt`
+    and `strip` are carried out.
+    """
+    work = _Planner(situation)
+    decoding: list[tuple[Schedulable, Portion]] = []
+    for live in situation.running:
+        if live.remaining == 1 and live.ticket not in work.plan.preempt and work.budget > 0:
+            portion = work.decode(live)
+            if portion is not None:
+                decoding.append((live, portion))
+    for live, portion in decoding:
+        work.draft(live, portion, situation.drafts.get(live.ticket, 0))
+        work.plan.portions.append(portion)
+    if decoding and situation.chunk is not None:
+        work.budget = min(work.budget, situation.chunk)
+    for live in list(work.running):
+        if live.remaining > 1 and work.budget > 0:
+            work.prefill(live, 0)
+    if not work.plan.preempt:
+        work.admit(situation.stalled)
+    return work.plan

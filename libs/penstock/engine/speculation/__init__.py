@@ -1,0 +1,1 @@
+"""Guessing the next tokens, asking for guesses, and accepting those that are right."""
