@@ -6,16 +6,15 @@ argument rather than a client interceptor: grpc.aio puts an extra generator arou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from opentelemetry import propagate
 from opentelemetry.context import Context
 
+from penstock.rpc.bounds import is_id
 from penstock.runtime.context import current_request_id
 
 REQUEST_ID = "x-request-id"
-_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -40,7 +39,7 @@ def trace_parent() -> str:
 
 def safe_request_id(text: str | None) -> str | None:
     """`text` when it may be used as an id in logs and metadata, else None."""
-    return text if text and _SAFE_ID.fullmatch(text) else None
+    return text if text and is_id(text) else None
 
 
 def read_trace(pairs: Iterable[tuple[str, str | bytes]]) -> Context:

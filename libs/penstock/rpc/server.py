@@ -90,5 +90,5 @@ def _bind(server: grpc.aio.Server, address: str) -> int:
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigError(
-            "address", address, "can't listen there: it is taken, or not an address of this host"
+            "address", address, "cannot listen there: it is taken, or not an address of this host"
         ) from error

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 from cyclopts import App, Parameter, Token
 from cyclopts.config import Env, Toml
@@ -23,14 +23,44 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.%a-z]+\]):(?P<port>[0-9]{1,5})")
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class ConfigError(ValueError):
-    """A setting that can't be used."""
+    """A setting that cannot be used."""
 
     def __init__(self, field: str, value: object, right: str) -> None:
-        """`right` says what would be possible."""
+        """`right` says which values are possible."""
         super().__init__(f"{field} = {value!r}: {right}")
+
+
+class HostPort(str):
+    """`"host:port"`, taken apart in this one place. An IPv6 address stands in brackets: `"[::1]:7401"`."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Self:
+        """Raises ValueError that says what would be right."""
+        match = _HOST_PORT.fullmatch(text)
+        if match is None or int(match["port"]) > 65535:
+            raise ValueError(f"{str(text)!r} is not an address; write host:port, for example 127.0.0.1:7401")
+        return super().__new__(cls, text)
+
+    @property
+    def host(self) -> str:
+        """As sockets want it: without the brackets of IPv6."""
+        return self.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """0 where a listener lets the kernel choose."""
+        return int(self.rpartition(":")[2])
+
+    def at(self, port: int) -> HostPort:
+        """The same host with another port."""
+        return HostPort(f"{self.rpartition(':')[0]}:{port}")
 
 
 def parse_size(text: str) -> int:
@@ -56,12 +86,75 @@ def _convert_size(_type: Any, tokens: Sequence[Token]) -> int:
 
 Config = TypeVar("Config")
 
+
+def _convert_address(_type: Any, tokens: Sequence[Token]) -> HostPort:
+    return HostPort(tokens[0].value)
+
+
+def _convert_optional_address(_type: Any, tokens: Sequence[Token]) -> HostPort | None:
+    return HostPort(tokens[0].value) if tokens[0].value else None
+
+
 Size = Annotated[int, Parameter(converter=_convert_size)]
 """A number of bytes, written as `512MiB` or `2GiB`."""
 
+Address = Annotated[HostPort, Parameter(converter=_convert_address)]
+"""host:port. The settings class calls `addresses` in its `__post_init__`, for those who give plain text."""
+
+OptionalAddress = Annotated[HostPort | None, Parameter(converter=_convert_optional_address)]
+"""host:port; empty text is None. The settings class calls `optional_addresses` in its `__post_init__`."""
+
+
+def addresses(config: object, *names: str) -> None:
+    """Makes each named setting a HostPort. Raises ConfigError."""
+    for name in names:
+        value = getattr(config, name)
+        try:
+            object.__setattr__(config, name, HostPort(value))
+        except ValueError:
+            raise ConfigError(name, value, "write host:port, for example 127.0.0.1:7401") from None
+
+
+def optional_addresses(config: object, *names: str) -> None:
+    """Makes each named setting a HostPort, or None where it is empty. Raises ConfigError."""
+    for name in names:
+        if getattr(config, name):
+            addresses(config, name)
+        else:
+            object.__setattr__(config, name, None)
+
+
+def at_least(config: object, least: float, *names: str) -> None:
+    """Checks that each named setting is `least` or more. Raises ConfigError."""
+    for name in names:
+        if not getattr(config, name) >= least:  # also false for a NaN
+            raise ConfigError(name, getattr(config, name), f"must be {least} or more")
+
+
+def more_than(config: object, limit: float, *names: str) -> None:
+    """Checks that each named setting is more than `limit`. Raises ConfigError."""
+    for name in names:
+        if not getattr(config, name) > limit:
+            raise ConfigError(name, getattr(config, name), f"must be more than {limit}")
+
+
+def within(config: object, least: float, most: float, *names: str) -> None:
+    """Checks that each named setting is `least` to `most`, both included. Raises ConfigError."""
+    for name in names:
+        if not least <= getattr(config, name) <= most:
+            raise ConfigError(name, getattr(config, name), f"must be {least} to {most}")
+
+
+def one_of(config: object, allowed: Sequence[str], *names: str) -> None:
+    """Checks that each named setting is one of `allowed`, of which there are two or more. Raises ConfigError."""
+    for name in names:
+        if getattr(config, name) not in allowed:
+            right = f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+            raise ConfigError(name, getattr(config, name), f"must be {right}")
+
 
 class _ServiceApp(App):
-    """Ends with one line for a setting that can't be used: the configuration is made while arguments are bound."""
+    """Ends with one line for a setting that cannot be used: the configuration is made while arguments are bound."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

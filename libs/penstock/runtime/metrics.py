@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.runtime.config import ConfigError
+from penstock.runtime.config import ConfigError, HostPort
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -45,19 +45,18 @@ class Metrics:
 
 
 @contextmanager
-def exposed(metrics: Metrics, address: str) -> Iterator[None]:
-    """Serves the text form on `address` ("127.0.0.1:9100") from a thread for the length of the block.
-
-    An empty address serves nothing. Raises ConfigError when the address can't be listened on.
+def exposed(metrics: Metrics, address: str | None) -> Iterator[None]:
+    """Serves the text form on `address` ("127.0.0.1:9100") from a thread for the length of the block; without an
+    address nowhere. Raises ConfigError when the process cannot listen there.
     """
     if not address:
         yield
         return
-    host, _, port = address.rpartition(":")
     try:
-        server, thread = start_http_server(int(port), host, metrics.registry)
+        where = HostPort(address)
+        server, thread = start_http_server(where.port, where.host, metrics.registry)
     except (OSError, ValueError) as error:
-        raise ConfigError("metrics_address", address, f"can't be listened on: {error}") from None
+        raise ConfigError("metrics_address", address, f"cannot listen there: {error}") from None
     try:
         yield
     finally:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.runtime.config import ConfigError
+from penstock.runtime.config import (
+    LOG_LEVELS,
+    Address,
+    HostPort,
+    OptionalAddress,
+    addresses,
+    at_least,
+    more_than,
+    one_of,
+    optional_addresses,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
     """Settings of one router."""
 
-    address: str = "127.0.0.1:0"
+    address: Address = HostPort("127.0.0.1:0")
     """Where to listen; port 0 lets the kernel choose."""
     max_live_plans: int = 1024
     """Requests in flight; more are refused at once."""
@@ -35,17 +45,15 @@ class RouterConfig:
     """Sessions remembered."""
     seed: int = 0
     """Of the random choice between equals; 0 draws one."""
-    metrics_address: str = ""
+    metrics_address: OptionalAddress = None
     """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        for name in ("max_live_plans", "max_queue_s", "max_members", "max_indexed_blocks", "silent_s", "max_sessions"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, getattr(self, name), "must be more than 0")
-        for name in ("local_prefill_tokens", "handoff_s", "pull_s", "session_ttl_s", "seed"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "must be 0 or more")
-        if ":" not in self.address:
-            raise ConfigError("address", self.address, "write host:port, for example 127.0.0.1:0")
+        addresses(self, "address")
+        optional_addresses(self, "metrics_address")
+        more_than(self, 0, "max_live_plans", "max_queue_s", "max_members")
+        more_than(self, 0, "max_indexed_blocks", "silent_s", "max_sessions")
+        at_least(self, 0, "local_prefill_tokens", "handoff_s", "pull_s", "session_ttl_s", "seed")
+        one_of(self, LOG_LEVELS, "log_level")

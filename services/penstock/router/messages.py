@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 from penstock.errors import InvalidRequest
-from penstock.kv.identity import KEY_BYTES
+from penstock.kv.bounds import check_keys
 from penstock.router.planner import PlanAsk, Planned
 from penstock.router.policy import Role
 from penstock.router.registry import Member, Report, Seat, Served
+from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
 from penstock.rpc.convert import spec_from_message, spec_to_message
 from penstock.v1 import common_pb2, router_pb2
 
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_MAX_TEXT = 512
-_MAX_SESSION = 64
+_MOST_AVOIDED = 256
+"""Members that one request may have lost; a stream that moves more often has long been given up."""
 _ROLES = {
     router_pb2.ROLE_PREFILL: Role.PREFILL,
     router_pb2.ROLE_DECODE: Role.DECODE,
@@ -26,27 +25,25 @@ _ROLES = {
 
 def member(hello: router_pb2.Hello) -> Member:
     """What a peer says of itself. Raises InvalidRequest."""
-    if not _ID.fullmatch(hello.member_id):
-        raise _bad("hello.member_id", "1 to 128 letters, digits or . _ : -")
+    check_id("hello.member_id", hello.member_id)
     if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
         raise _bad("hello.role", "prefill, decode, both or kvstore")
-    if ":" not in hello.address or len(hello.address) > _MAX_TEXT:
-        raise _bad("hello.address", "where the mesh reaches this member, host:port")
-    if len(hello.host_id) > _MAX_TEXT:
-        raise _bad("hello.host_id", f"at most {_MAX_TEXT} characters")
+    check_address("hello.address", hello.address)
+    check_name("hello.host_id", hello.host_id)
     if hello.role == router_pb2.ROLE_KVSTORE:
         return Member(hello.member_id, None, hello.address, hello.host_id)
     return _worker(hello)
 
 
 def _worker(hello: router_pb2.Hello) -> Member:
-    if not hello.model_name or len(hello.model_name) > _MAX_TEXT:
-        raise _bad("hello.model_name", f"1 to {_MAX_TEXT} characters")
+    check_name("hello.model_name", hello.model_name, least=1)
     for field in ("max_model_len", "max_running", "kv_capacity_tokens"):
         if getattr(hello, field) == 0:
             raise _bad(f"hello.{field}", "more than 0")
     if not hello.spec.model or hello.spec.block_size == 0 or hello.spec.block_bytes == 0:
         raise _bad("hello.spec", "the model's fingerprint, block_size and block_bytes")
+    for field in ("model", "tokenizer", "layout", "dtype"):
+        check_name(f"hello.spec.{field}", getattr(hello.spec, field))
     return Member(
         hello.member_id,
         _ROLES[hello.role],
@@ -71,20 +68,12 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     seat.measure(*rates, now, load.remote_bytes_per_s)
 
 
-def check_keys(keys: Iterable[bytes], field: str) -> None:
-    """Raises InvalidRequest for a key that can't be a block's."""
-    if any(len(key) != KEY_BYTES for key in keys):
-        raise _bad(field, f"keys of {KEY_BYTES} bytes")
-
-
 def hint(message: common_pb2.SessionHint) -> common_pb2.SessionHint:
     """A session hint. Raises InvalidRequest."""
-    if len(message.session) > _MAX_SESSION:
-        raise _bad("hint.session", f"at most {_MAX_SESSION} characters")
+    check_session("hint.session", message.session)
     if message.state not in common_pb2.SessionState.values():
         raise _bad("hint.state", "one of SessionState")
-    if not 0 <= message.returns_in_s < math.inf:
-        raise _bad("hint.returns_in_s", "a number of seconds, 0 or more")
+    check_seconds("hint.returns_in_s", message.returns_in_s)
     return message
 
 
@@ -92,16 +81,19 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
     """A gateway's question. Raises InvalidRequest."""
     if message.prompt_tokens == 0:
         raise _bad("ask.prompt_tokens", "more than 0")
-    if not message.model_name:
-        raise _bad("ask.model_name", "the name of a served model")
-    check_keys(message.block_keys, "ask.block_keys")
+    check_name("ask.model_name", message.model_name, least=1)
+    check_name("ask.tenant", message.tenant)
+    check_session("ask.session", message.session)
+    check_count("ask.avoid", message.avoid, _MOST_AVOIDED)
+    for member_id in message.avoid:
+        check_id("ask.avoid", member_id)
     return PlanAsk(
         model=message.model_name,
         prompt_tokens=message.prompt_tokens,
         max_tokens=max(1, message.max_tokens),
         tenant=message.tenant,
         session=message.session,
-        block_keys=message.block_keys,
+        block_keys=check_keys("ask.block_keys", message.block_keys),
         avoid=frozenset(message.avoid),
         output_tokens=message.output_tokens,
     )

@@ -12,6 +12,7 @@ from uuid import uuid4
 import structlog
 
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.kv.bounds import check_keys
 from penstock.router import messages
 from penstock.router.config import RouterConfig
 from penstock.router.hints import LiveSessions, Mailbox
@@ -181,8 +182,8 @@ class Router:
     def _index(self, seat: Seat, events: common_pb2.BlockEvents) -> None:
         if seat.member.role is not None:
             raise InvalidRequest("blocks: only stores have them")
-        messages.check_keys(events.stored, "blocks.stored")
-        messages.check_keys(events.removed, "blocks.removed")
+        check_keys("blocks.stored", events.stored)
+        check_keys("blocks.removed", events.removed)
         index, store = self.planner.index, seat.member.id
         if events.snapshot:
             index.drop(store)
@@ -240,7 +241,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)
 
     async with serve(config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S) as server:
-        router.address = f"{config.address.rpartition(':')[0]}:{server.port}"
+        router.address = config.address.at(server.port)
         async with asyncio.TaskGroup() as tasks:
             ticker = tasks.create_task(router.keep_view())
             await server.set_serving(True)

@@ -122,7 +122,7 @@ async def _finish(echo: object) -> object:
 async def test_a_taken_address_is_a_setting_to_correct(capfd: pytest.CaptureFixture[str]) -> None:
     async with served(Toy()) as client:
         address = f"127.0.0.1:{client.server.port}"
-        with pytest.raises(ConfigError, match="can't listen there"):
+        with pytest.raises(ConfigError, match="cannot listen there"):
             async with serve(address, Toy().register, [NAME]):
                 pass
 

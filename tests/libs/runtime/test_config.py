@@ -8,15 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.config import ConfigError, Size, format_size, parse_size, service_app
+from penstock.runtime.config import (
+    Address,
+    ConfigError,
+    HostPort,
+    OptionalAddress,
+    Size,
+    addresses,
+    at_least,
+    format_size,
+    more_than,
+    one_of,
+    optional_addresses,
+    parse_size,
+    service_app,
+    within,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
     """What all have."""
 
-    address: str = "127.0.0.1:0"
+    address: Address = HostPort("127.0.0.1:0")
     """Where."""
+    peer: OptionalAddress = None
+    """Beside whom."""
     room: Size = 1024
     """How much."""
 
@@ -31,8 +48,9 @@ class Settings(Base):
     """Whether."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError("workers", self.workers, "must be at least 1")
+        addresses(self, "address")
+        optional_addresses(self, "peer")
+        at_least(self, 1, "workers")
 
 
 @pytest.fixture
@@ -72,7 +90,15 @@ def test_the_file_can_be_elsewhere(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--workers", "0"), ("--workers", "x"), ("--room", "much"), ("--unheard-of", "1")]
+    "arguments",
+    [
+        ("--workers", "0"),
+        ("--workers", "x"),
+        ("--room", "much"),
+        ("--unheard-of", "1"),
+        ("--address", "nowhere"),
+        ("--peer", "nowhere:123456"),
+    ],
 )
 def test_a_bad_value_ends_the_program_with_a_word(
     start: Callable[..., Settings], arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -98,3 +124,56 @@ def test_sizes() -> None:
             parse_size(bad)
     for size in (0, 1, 1023, 1024, 1 << 30, 3 << 20, 10**9):
         assert parse_size(format_size(size)) == size
+
+
+def test_an_address_is_text_that_knows_its_parts(
+    start: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = HostPort("[::1]:7401")
+    assert (address, address.host, address.port, address.at(0)) == ("[::1]:7401", "::1", 7401, "[::1]:0")
+    assert HostPort("localhost:80").host == "localhost"
+    assert start("--address", "0.0.0.0:1", "--peer", "a.example:2").peer == HostPort("a.example:2")
+    monkeypatch.setenv("PENSTOCK_TOY_PEER", "")
+    monkeypatch.setenv("PENSTOCK_TOY_ADDRESS", "[::]:0")
+    assert (start().peer, start().address.host) == (None, "::")
+    assert Settings(address="127.0.0.1:9", peer="").address.port == 9  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nowhere", ":80", "host:", "host:http", "host:65536", "host:-1", "::1:80", "a:1:2", "tcp://a:1", "a b:1"],
+)
+def test_what_is_not_an_address_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match="write host:port"):
+        HostPort(text)
+    with pytest.raises(ConfigError, match=f"^address = {text!r}: write host:port, for example 127.0.0.1:7401$"):
+        Settings(address=text)  # type: ignore[arg-type]
+
+
+@dataclass
+class Figures:
+    """What is checked."""
+
+    count: float = 1
+    kind: str = "plain"
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_numbers_out_of_bounds(value: float) -> None:
+    figures = Figures(value)
+    with pytest.raises(ConfigError, match=r"count = .*: must be 1 or more"):
+        at_least(figures, 1, "count")
+    with pytest.raises(ConfigError, match=r"count = .*: must be more than 0"):
+        more_than(figures, 0, "count")
+    with pytest.raises(ConfigError, match=r"count = .*: must be 0.5 to 2"):
+        within(figures, 0.5, 2, "count")
+
+
+def test_values_within_bounds_pass() -> None:
+    figures = Figures()
+    at_least(figures, 1, "count")
+    more_than(figures, 0, "count")
+    within(figures, 1, 1, "count")
+    one_of(figures, ("plain", "lossless"), "kind")
+    with pytest.raises(ConfigError, match="kind = 'plain': must be a, b or c"):
+        one_of(figures, ("a", "b", "c"), "kind")

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.services.router.helpers import BLOCK, Harness, eventually, hello, keys, spec
+from tests.services.router.helpers import BLOCK, Harness, ask, eventually, hello, keys, spec
 
 from penstock.rpc.errors import from_rpc
 from penstock.v1 import router_pb2
@@ -95,6 +95,8 @@ async def test_another_spec_is_refused_with_the_difference(mesh: Harness) -> Non
         ("hello.max_running", {"max_running": 0}),
         ("hello.kv_capacity_tokens", {"kv_capacity_tokens": 0}),
         ("hello.spec", {"spec": spec(block_bytes=0)}),
+        ("hello.spec.layout", {"spec": spec(layout="x" * 513)}),
+        ("hello.host_id", {"host_id": "x" * 513}),
     ],
 )
 async def test_a_bad_hello_is_refused_with_its_field(mesh: Harness, field: str, fields: dict[str, Any]) -> None:
@@ -111,6 +113,35 @@ async def test_a_bad_hello_is_refused_with_its_field(mesh: Harness, field: str, 
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert from_rpc(error).field == field
     assert len(mesh.router.planner.registry) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("ask.prompt_tokens", {"prompt_tokens": 0}),
+        ("ask.model_name", {"model_name": ""}),
+        ("ask.model_name", {"model_name": "x" * 513}),
+        ("ask.session", {"session": "x" * 65}),
+        ("ask.tenant", {"tenant": "x" * 513}),
+        ("ask.avoid", {"avoid": ["a b"]}),
+        ("ask.avoid", {"avoid": ["x" * 129]}),
+        ("ask.avoid", {"avoid": ["x"] * 257}),
+        ("ask.block_keys[1]", {"block_keys": [b"k" * 32, b"short"]}),
+    ],
+)
+async def test_a_bad_ask_is_refused_with_its_field(mesh: Harness, field: str, fields: dict[str, Any]) -> None:
+    """What a router keeps of an ask, for half an hour, has a bound."""
+    await mesh.join("a")
+    call = mesh.stub.Plan()
+    message = ask()
+    for name in fields:
+        message.ClearField(name)
+    message.MergeFrom(router_pb2.PlanAsk(**fields))
+    await call.write(router_pb2.PlanRequest(ask=message))
+    error = await refusal(call)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc(error).field == field
+    assert mesh.router.planner.ledger.empty
 
 
 async def test_hello_comes_first(mesh: Harness) -> None:

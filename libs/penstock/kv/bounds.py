@@ -1,0 +1,28 @@
+"""Checks of block keys and namespaces in messages, beside those of `penstock.rpc.bounds`; they raise InvalidRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.kv.identity import KEY_BYTES, MAX_KEYS, NAMESPACE_BYTES
+from penstock.rpc.bounds import check_count, check_length
+
+
+def check_key(field: str, key: bytes) -> None:
+    """A block key."""
+    check_length(field, key, KEY_BYTES)
+
+
+def check_keys(field: str, keys: Sequence[bytes], *, most: int = MAX_KEYS) -> list[bytes]:
+    """At most `most` block keys, as a list: a message makes each of its bytes anew whenever it is read."""
+    check_count(field, keys, most)
+    checked = list(keys)
+    if set(map(len, checked)) - {KEY_BYTES}:
+        for index, key in enumerate(checked):
+            check_key(f"{field}[{index}]", key)
+    return checked
+
+
+def check_namespace(field: str, value: bytes) -> None:
+    """A tenant's namespace, or nothing."""
+    check_length(field, value, 0, NAMESPACE_BYTES)
