@@ -24,7 +24,7 @@ WORDS = ("the", "order", "shipped", "late", "because", "weather", "closed", "eve
 
 
 @dataclass
-class Turn:
+class TurnCost:
     """What one turn of one session cost."""
 
     number: int
@@ -45,7 +45,7 @@ class Load:
     max_tokens: int
 
 
-async def session(client: httpx2.AsyncClient, load: Load, number: int) -> list[Turn]:
+async def session(client: httpx2.AsyncClient, load: Load, number: int) -> list[TurnCost]:
     """Plays one session; every turn resends all earlier ones."""
     source = random.Random(f"{time.time_ns()}/{number}")
     messages: list[dict[str, str]] = []
@@ -61,7 +61,7 @@ async def session(client: httpx2.AsyncClient, load: Load, number: int) -> list[T
 
 async def ask(
     client: httpx2.AsyncClient, load: Load, messages: list[dict[str, str]], number: int, key: str
-) -> tuple[Turn, str]:
+) -> tuple[TurnCost, str]:
     """One streamed chat completion."""
     body = {
         "model": load.model,
@@ -70,7 +70,7 @@ async def ask(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    turn, text, last = Turn(number), "", time.perf_counter()
+    turn, text, last = TurnCost(number), "", time.perf_counter()
     started = last
     async with client.stream("POST", "/v1/chat/completions", json=body, headers={"x-session-affinity": key}) as answer:
         if answer.status_code != 200:
@@ -98,7 +98,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
-def report(turns: Sequence[Turn], seconds: float) -> Table:
+def report(turns: Sequence[TurnCost], seconds: float) -> Table:
     """One row per turn number."""
     tokens = sum(turn.tokens for turn in turns)
     table = Table(title=f"{len(turns)} turns, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f} tokens/s")

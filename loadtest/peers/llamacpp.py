@@ -24,7 +24,7 @@ class LlamaCpp:
         if not _file(checkpoint, kind).exists():
             write(checkpoint, _file(checkpoint, kind), kind)
 
-    def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
+    def load(self, checkpoint: Path, kind: str, *, threads: int, streams: int, tokens: int, room: int) -> None:
         api.llama_backend_init()
         wanted = api.llama_model_default_params()
         if kind == "int8" and "amx_int8" in Path("/proc/cpuinfo").read_text():

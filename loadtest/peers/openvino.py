@@ -23,7 +23,7 @@ class OpenVino:
         if not (_directory(checkpoint) / "openvino_model.bin").exists():
             main_export(str(checkpoint), _directory(checkpoint), task="text-generation-with-past")
 
-    def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
+    def load(self, checkpoint: Path, kind: str, *, threads: int, streams: int, tokens: int, room: int) -> None:
         import openvino
         import openvino_genai as genai
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 
-class Engine(Protocol):
+class PeerEngine(Protocol):
     """What every peer does. Prompts are lists of token ids."""
 
     def prepare(self, checkpoint: Path, kind: str) -> None:
@@ -24,7 +24,7 @@ class Engine(Protocol):
         process of its own."""
         ...
 
-    def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
+    def load(self, checkpoint: Path, kind: str, *, threads: int, streams: int, tokens: int, room: int) -> None:
         """Loads weights of `kind` (bfloat16 or int8) for up to `streams` sequences of up to `tokens` tokens, `room` in
         all of them together."""
         ...
@@ -39,14 +39,14 @@ class Engine(Protocol):
         ...
 
 
-def serve(engine: Engine) -> None:
+def serve(engine: PeerEngine) -> None:
     """Answers until the input ends."""
     wire = take_wire()
     for line in sys.stdin:
         answer(wire, line, lambda values: perform(engine, values))
 
 
-def perform(engine: Engine, values: dict[str, Any]) -> object:
+def perform(engine: PeerEngine, values: dict[str, Any]) -> object:
     """One question. Returns seconds."""
     begin = time.perf_counter()
     match values.pop("do"):

@@ -22,7 +22,7 @@ class Transformers:
     def prepare(self, checkpoint: Path, kind: str) -> None:
         pass
 
-    def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
+    def load(self, checkpoint: Path, kind: str, *, threads: int, streams: int, tokens: int, room: int) -> None:
         torch.set_num_threads(threads)
         self._model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, torch_dtype())).eval()
         self._known: tuple[int, ...] = ()

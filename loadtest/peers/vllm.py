@@ -22,7 +22,7 @@ class Vllm:
     def prepare(self, checkpoint: Path, kind: str) -> None:
         pass
 
-    def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
+    def load(self, checkpoint: Path, kind: str, *, threads: int, streams: int, tokens: int, room: int) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"

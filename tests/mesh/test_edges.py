@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine.errors import EngineBusy
 from penstock.engine.request import SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import ask, body_of, prompt, settled, until
 
@@ -20,7 +20,7 @@ PLAIN = SamplingParams(
 @pytest.fixture(scope="module")
 async def mesh(tiny, meshes):
     """A page pool of half the model's context."""
-    async with meshes(MeshOptions(model=tiny, engine={"kv_pool_tokens": 1024})) as mesh:
+    async with meshes(MeshSetup(model=tiny, engine={"kv_pool_tokens": 1024})) as mesh:
         yield mesh
 
 

@@ -16,7 +16,7 @@ import pytest
 from penstock.engine.request import SamplingParams
 from penstock.rpc.convert import spec_to_message
 from penstock.runtime.lifecycle import SUPERVISOR_FD
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from .support import ask, body_of, mesh_keys, prompt, settled, until
@@ -28,7 +28,7 @@ LONG = replace(GREEDY, max_tokens=400)
 
 @pytest.fixture(scope="module")
 async def mesh(tiny, meshes):
-    async with meshes(MeshOptions(model=tiny)) as mesh:
+    async with meshes(MeshSetup(model=tiny)) as mesh:
         yield mesh
 
 
@@ -88,7 +88,7 @@ async def leased(mesh, tokens):
 
 
 async def test_without_a_store_everything_is_computed(tiny, meshes, oracle, http):
-    async with meshes(MeshOptions(model=tiny, kvstore=False)) as mesh:
+    async with meshes(MeshSetup(model=tiny, kvstore=False)) as mesh:
         tokens = prompt("no store", 100)
         for _ in range(2):
             answer = await ask(http, mesh, tokens, GREEDY)
@@ -122,7 +122,7 @@ async def test_kill_9_under_load(victim, tiny, other, meshes, oracle, http):
     """Four long generations run; the victim dies in their middle; all end with the oracle's tokens."""
     arguments = {"kvstore": ["--host-bytes", "64MiB", "--host-id", "test"], "draft": ["--model", str(other)]}[victim]
     async with process(victim, *arguments) as (address, pid):
-        options = MeshOptions(
+        options = MeshSetup(
             model=tiny,
             kvstore=address if victim == "kvstore" else True,
             draft=f"address:{address}" if victim == "draft" else "none",

@@ -8,7 +8,7 @@ from penstock.engine.request import SamplingParams
 from penstock.kv.device.twin import TwinDevice
 from penstock.kvstore import service as store_service
 from penstock.kvstore.gpu.opening import open_gpu
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 from penstock.worker import worker as worker_module
 
 from .support import BLOCK, ask, prompt, settled, until
@@ -24,7 +24,7 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         monkeypatch.setattr(worker_module, "device_of", lambda _: TwinDevice())
     tokens = prompt(f"device/{workers}", LENGTH)
     expected = await oracle(tokens, GREEDY)
-    async with meshes(MeshOptions(model=tiny, store={"gpu_bytes": 8 << 20}, aggregated=True)) as mesh:
+    async with meshes(MeshSetup(model=tiny, store={"gpu_bytes": 8 << 20}, aggregated=True)) as mesh:
         store = mesh.kvstore
         first = await ask(http, mesh, tokens, GREEDY, "s")
         assert (first.ids, first.cached) == (expected.ids, 0)

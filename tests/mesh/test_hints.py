@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 
 from penstock.gateway.auth import session_digest
 from penstock.kvstore.sessions import SessionPhase
-from penstock.testing.mesh import Mesh, MeshOptions
+from penstock.testing.mesh import Mesh, MeshSetup
 
 from .support import BLOCK, mesh_keys, prompt, settled, until
 
@@ -19,7 +19,7 @@ DIGEST = session_digest("default", SESSION, None)
 
 @pytest.fixture(params=[False, True], ids=["disaggregated", "aggregated"])
 async def mesh(request, tiny, meshes):
-    async with meshes(MeshOptions(model=tiny, aggregated=request.param, kv_host_bytes=SLOTS_BYTES)) as mesh:
+    async with meshes(MeshSetup(model=tiny, aggregated=request.param, kv_host_bytes=SLOTS_BYTES)) as mesh:
         yield mesh
 
 
@@ -107,7 +107,7 @@ async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
 async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_asks(meshes, tiny, tmp_path) -> None:
     disk = {"nvme_dir": tmp_path, "nvme_bytes": 64 << 20}
     tokens = prompt("back soon", 20 * BLOCK)
-    async with meshes(MeshOptions(model=tiny, kv_host_bytes=SLOTS_BYTES, store=disk)) as mesh:
+    async with meshes(MeshSetup(model=tiny, kv_host_bytes=SLOTS_BYTES, store=disk)) as mesh:
         async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
             await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
             keeper, keys = mesh.kvstore.keeper, mesh_keys(mesh, tokens)

@@ -9,7 +9,7 @@ import pytest
 from tests.services.kvstore.relay import relay_to
 
 from penstock.engine.request import SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, ask, fast_way, mesh_keys, on_host, prompt, settled, until
 
@@ -23,7 +23,7 @@ SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, seed=7)
 @asynccontextmanager
 async def two_hosts(meshes, tiny, **other):
     """A mesh on two hosts with a way between them that is fast."""
-    options = MeshOptions(model=tiny, hosts=2, decode=2, router={"pull_s": 0.0}, **other)
+    options = MeshSetup(model=tiny, hosts=2, decode=2, router={"pull_s": 0.0}, **other)
     async with meshes(options) as mesh:
         await fast_way(mesh)
         yield mesh

@@ -9,7 +9,7 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, ask, prompt, settled
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprob
 
 @pytest.fixture(scope="module", params=["disaggregated", "aggregated"])
 async def mesh(request, tiny, meshes):
-    options = MeshOptions(model=tiny, aggregated=request.param == "aggregated", engine={"kv_dtype": "int8"})
+    options = MeshSetup(model=tiny, aggregated=request.param == "aggregated", engine={"kv_dtype": "int8"})
     async with meshes(options) as mesh:
         yield mesh
 

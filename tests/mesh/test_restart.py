@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.request import SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, ask, prompt
 
@@ -16,8 +16,8 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=11, ignore_eos=True)
 
 
-def options(model: Path, path: Path, **more: Any) -> MeshOptions:
-    return MeshOptions(model=model, store={"nvme_dir": path, "nvme_bytes": 64 << 20}, **more)
+def options(model: Path, path: Path, **more: Any) -> MeshSetup:
+    return MeshSetup(model=model, store={"nvme_dir": path, "nvme_bytes": 64 << 20}, **more)
 
 
 @pytest.mark.parametrize("aggregated", [False, True], ids=["disaggregated", "aggregated"])
@@ -57,7 +57,7 @@ async def test_another_model_over_the_same_directory(tiny, other, meshes, http, 
     tokens = prompt("models", 200)
     answers = {}
     for model in (tiny, other):
-        async with meshes(MeshOptions(model=model, kvstore=False)) as mesh:
+        async with meshes(MeshSetup(model=model, kvstore=False)) as mesh:
             answers[model] = (await ask(http, mesh, tokens, GREEDY)).ids
     assert answers[tiny] != answers[other]
     for model, cached in ((tiny, False), (other, False), (tiny, True), (other, True)):

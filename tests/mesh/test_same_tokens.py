@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine.request import SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, adversarial_draft, ask, drafting, prompt, settled
 
@@ -47,7 +47,7 @@ def placement(request):
 async def mesh(request, placement, tiny, other, meshes, http):
     """One running mesh for each placement and kind of draft."""
     async with draft_for(request.param, tiny, other) as draft:
-        options = MeshOptions(model=tiny, draft=draft, aggregated=placement == "aggregated")
+        options = MeshSetup(model=tiny, draft=draft, aggregated=placement == "aggregated")
         async with meshes(options) as mesh:
             if request.param in ("model", "same"):
                 await drafting(http, mesh)

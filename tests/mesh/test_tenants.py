@@ -17,7 +17,7 @@ from penstock.kv.device.twin import TwinDevice
 from penstock.kv.identity import block_keys, root_key
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import open_kvstore
-from penstock.testing.mesh import Mesh, MeshOptions
+from penstock.testing.mesh import Mesh, MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from .support import BLOCK, fast_way, on_host, prompt, until
@@ -65,7 +65,7 @@ def opened(tiny, meshes, tmp_path):
 
     @asynccontextmanager
     async def opened(**more: Any) -> AsyncIterator[Tenants]:
-        options = MeshOptions(model=tiny, gateway={"api_keys": file, "server_key": SERVER_KEY}, **more)
+        options = MeshSetup(model=tiny, gateway={"api_keys": file, "server_key": SERVER_KEY}, **more)
         async with meshes(options) as mesh, AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-a") as a:
             async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="key-b") as b:
                 yield Tenants(mesh, {"a": a, "b": b})

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.engine.request import SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import body_of, drafting, prompt, until
 
@@ -27,7 +27,7 @@ def spans():
 
 
 async def test_every_service_is_in_the_trace(spans, tiny, meshes, http):
-    async with meshes(MeshOptions(model=tiny, draft=str(tiny))) as mesh:
+    async with meshes(MeshSetup(model=tiny, draft=str(tiny))) as mesh:
         await drafting(http, mesh)
         headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "x-request-id": "traced"}
         answer = await http.post(
@@ -54,7 +54,7 @@ async def test_every_service_is_in_the_trace(spans, tiny, meshes, http):
 
 @pytest.mark.parametrize("bad", ["", "00-xyz", f"00-{'0' * 32}-00f067aa0ba902b7-01", "ff" * 200])
 async def test_a_malformed_traceparent_starts_a_new_trace(spans, tiny, meshes, http, bad):
-    async with meshes(MeshOptions(model=tiny)) as mesh:
+    async with meshes(MeshSetup(model=tiny)) as mesh:
         answer = await http.post(
             f"{mesh.url}/v1/completions", json=body_of(prompt("bad", 20), PLAIN), headers={"traceparent": bad}
         )

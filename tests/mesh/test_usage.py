@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.engine.request import SamplingParams
-from penstock.testing.mesh import MeshOptions
+from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, ask, body_of, prompt, settled
 
@@ -18,7 +18,7 @@ PLAIN = SamplingParams(
 
 @pytest.fixture(scope="module", params=[False, True], ids=["disaggregated", "aggregated"])
 async def mesh(request, tiny, meshes):
-    async with meshes(MeshOptions(model=tiny, aggregated=request.param)) as mesh:
+    async with meshes(MeshSetup(model=tiny, aggregated=request.param)) as mesh:
         yield mesh
 
 

@@ -8,9 +8,9 @@ from random import Random
 
 from . import talk
 from .render import PLAIN, Document, render
-from .session import Session
+from .session import Dialogue
 from .toolbox import toolbox
-from .tools import Ask, Tool
+from .tools import ToolRequest, TrainingTool
 from .words import Side
 
 
@@ -37,15 +37,17 @@ def agent(
     level: int,
     tools: int,
     turns: int,
+    *,
     sentences: int = 0,
     everyday: float = 0.35,
     plain: bool = False,
 ) -> Document:
     """A session of `turns` exchanges over `tools` tools; `plain` keeps to simple requests."""
-    session = Session(rng, side)
+    session = Dialogue(rng, side)
     box = toolbox(rng, side, tools, level, everyday)
     session.system(talk.system_prompt(rng, side, sentences))
-    _converse(session, box, None if plain else USUAL, rng.random() < 0.3, lambda _: rng.choice(box), turns)
+    habits = None if plain else USUAL
+    _converse(session, box, habits, short=rng.random() < 0.3, choose=lambda _: rng.choice(box), turns=turns)
     return render(session.messages, [t.spec for t in box], f"agent{level}")
 
 
@@ -54,13 +56,13 @@ def dense(rng: Random, side: Side, level: int, tools: int, everyday: float) -> D
 
     One list of tools carries as many choices as it has tools, and few of them can be copied from a turn before.
     """
-    session = Session(rng, side, calls_only=rng.random() < 0.35)
+    session = Dialogue(rng, side, calls_only=rng.random() < 0.35)
     box = toolbox(rng, side, tools, level, everyday)
     if rng.random() < 0.3:
         session.system(talk.system_prompt(rng, side, rng.randint(0, 1)))
     order = rng.sample(box, len(box)) + rng.choices(box, k=3)
     turns = min(len(order), rng.randint(tools, tools + 3))
-    _converse(session, box, BUSY, rng.random() < 0.3, lambda turn: order[turn], turns)
+    _converse(session, box, BUSY, short=rng.random() < 0.3, choose=lambda turn: order[turn], turns=turns)
     return render(session.messages, [t.spec for t in box], f"dense{level}")
 
 
@@ -78,16 +80,17 @@ def names_only(rng: Random, side: Side, tools: int) -> Document:
 
 
 def _converse(
-    session: Session,
-    box: Sequence[Tool],
+    session: Dialogue,
+    box: Sequence[TrainingTool],
     habits: Habits | None,
+    *,
     short: bool,
-    choose: Callable[[int], Tool],
+    choose: Callable[[int], TrainingTool],
     turns: int,
 ) -> None:
     """`turns` exchanges, each about the tool that `choose` gives; without `habits` all are plain requests."""
     rng = session.rng
-    last: tuple[Tool, Ask] | None = None
+    last: tuple[TrainingTool, ToolRequest] | None = None
     for turn in range(turns):
         draw = 1.0 if habits is None else rng.random()
         tool = choose(turn)
@@ -97,15 +100,18 @@ def _converse(
             session.user(next_ask.text)
             session.perform(next_ask, short)
             last = (last[0], next_ask)
-        elif habits is None or not _unusual(session, box, habits, draw, tool, ask):
+        elif habits is None or not _unusual(session, box, habits, draw, (tool, ask)):
             session.user(ask.text)
             session.perform(ask, short)
             last = (tool, ask)
 
 
-def _unusual(session: Session, box: Sequence[Tool], habits: Habits, draw: float, tool: Tool, ask: Ask) -> bool:
+def _unusual(
+    session: Dialogue, box: Sequence[TrainingTool], habits: Habits, draw: float, usual: tuple[TrainingTool, ToolRequest]
+) -> bool:
     """The exchange that `draw` falls on, if that is an unusual one; whether it was."""
     rng, side = session.rng, session.side
+    tool, ask = usual
     if (draw := draw - habits.failing) < 0:
         session.failing(ask)
     elif (draw := draw - habits.asking) < 0:
@@ -128,7 +134,7 @@ def _unusual(session: Session, box: Sequence[Tool], habits: Habits, draw: float,
     return True
 
 
-def _chain(rng: Random, tools: Sequence[Tool]) -> tuple[Ask, Ask] | None:
+def _chain(rng: Random, tools: Sequence[TrainingTool]) -> tuple[ToolRequest, ToolRequest] | None:
     for first in rng.sample(list(tools), len(tools)):
         if first.produces is None:
             continue

@@ -58,7 +58,15 @@ def train(
 
     steps = STEPS if only is None else (only,)
     with display(Console(stderr=True)) as reporter:
-        train_pair(PRESETS[preset], runs / preset, out or runs / preset, steps, minutes, save_every, reporter)
+        train_pair(
+            PRESETS[preset],
+            runs / preset,
+            out or runs / preset,
+            steps,
+            minutes=minutes,
+            save_every=save_every,
+            reporter=reporter,
+        )
 
 
 @app.command(name="eval")
@@ -94,7 +102,7 @@ def evaluate(
     def note(text: str) -> None:
         print(text, file=sys.stderr)
 
-    report = measure(model, pair if pair.is_dir() else None, count, seed, kinds or KINDS, note)
+    report = measure(model, pair if pair.is_dir() else None, count=count, seed=seed, kinds=kinds or KINDS, note=note)
     print(dumps(report) if json else _table(report))
 
 

@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Sample:
+class TokenizedDocument:
     """A tokenized document; `weights[i]` is the weight of predicting token i."""
 
     ids: Sequence[int]
@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Padded rows; `keep` are the flat positions whose next token carries weight."""
 
     ids: Tensor  # (rows, length)
@@ -49,8 +49,8 @@ class Batch:
     def tokens(self) -> int:
         return self.ids.numel()
 
-    def to(self, device: torch.device) -> Batch:
-        return Batch(*(t.to(device) for t in (self.ids, self.keep, self.targets, self.weights)))
+    def to(self, device: torch.device) -> TrainingBatch:
+        return TrainingBatch(*(t.to(device) for t in (self.ids, self.keep, self.targets, self.weights)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Stage:
     length: int
 
 
-def weigh(tokenizer: Tokenizer, doc: Document, length: int) -> Sample:
+def weigh(tokenizer: Tokenizer, doc: Document, length: int) -> TokenizedDocument:
     """Tokenize a document and spread its character weights over its tokens."""
     ids, starts = ids_and_starts(tokenizer, doc.text)
     weights = [0.0] * len(ids)
@@ -72,10 +72,10 @@ def weigh(tokenizer: Tokenizer, doc: Document, length: int) -> Sample:
         while index < len(starts) and starts[index] < end:
             weights[index] = weight
             index += 1
-    return Sample(ids[:length], weights[:length], starts[:length])
+    return TokenizedDocument(ids[:length], weights[:length], starts[:length])
 
 
-def collate(samples: Sequence[Sample]) -> Batch:
+def collate(samples: Sequence[TokenizedDocument]) -> TrainingBatch:
     """Samples as one padded batch."""
     length = max(len(s.ids) for s in samples)
     ids = torch.full((len(samples), length), END_OF_TEXT, dtype=torch.long)
@@ -87,10 +87,10 @@ def collate(samples: Sequence[Sample]) -> Batch:
                 keep.append(row * length + i - 1)
                 targets.append(sample.ids[i])
                 weights.append(sample.weights[i])
-    return Batch(ids, torch.tensor(keep), torch.tensor(targets), torch.tensor(weights))
+    return TrainingBatch(ids, torch.tensor(keep), torch.tensor(targets), torch.tensor(weights))
 
 
-class Stream:
+class BatchStream:
     """An endless, seeded stream of batches. Its state is `(seed, drawn)`: documents are numbered, so that a
     resumed run goes on with the documents it had not seen."""
 
@@ -104,9 +104,9 @@ class Stream:
         self.drawn = 0
         self.side = Side(evaluation=False)
         self.library: Source = library or Library(evaluation=False)
-        self.ready: list[Batch] = []
+        self.ready: list[TrainingBatch] = []
 
-    def next(self, progress: float) -> Batch:
+    def next(self, progress: float) -> TrainingBatch:
         """The next batch for a run that is `progress` (0 to 1) through."""
         if not self.ready:
             self._fill(next(s for s in self.stages if progress <= s.until))
@@ -125,7 +125,7 @@ class Stream:
                 samples.append(sample)
                 total += len(sample.ids)
         samples.sort(key=lambda s: len(s.ids))
-        rows: list[Sample] = []
+        rows: list[TokenizedDocument] = []
         for sample in samples:
             if rows and len(sample.ids) * (len(rows) + 1) > self.tokens:
                 self.ready.append(collate(rows))

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 if TYPE_CHECKING:
-    from .presets import Plan
+    from .presets import TrainingPlan
     from .train import Progress as State
     from .train import Report
 
-Reporter = Callable[[str, "Plan"], "Report"]  # a step's name and plan -> what is told after each update
+Reporter = Callable[[str, "TrainingPlan"], "Report"]  # a step's name and plan -> what is told after each update
 EVERY = 25  # updates between two plain lines
 
 
@@ -35,20 +35,20 @@ def display(console: Console) -> Iterator[Reporter]:
         yield lambda name, plan: _bar(bars, name, plan)
 
 
-def remaining(state: State, plan: Plan) -> str:
+def remaining(state: State, plan: TrainingPlan) -> str:
     """The time that a step still needs at its pace so far, as `1:23:45`."""
     share = state.fraction(plan)
     seconds = round(state.seconds * (1 - share) / share) if share else 0
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-def figures(state: State, plan: Plan) -> str:
+def figures(state: State, plan: TrainingPlan) -> str:
     """Tokens, tokens per second, loss and time left."""
     rate = state.tokens / max(state.seconds, 1e-9)
     return f"{state.tokens / 1e6:.2f}M tokens  {rate:.0f}/s  loss {state.loss:.3f}  left {remaining(state, plan)}"
 
 
-def _lines(console: Console, name: str, plan: Plan) -> Report:
+def _lines(console: Console, name: str, plan: TrainingPlan) -> Report:
     def report(state: State, note: str) -> None:
         share = state.fraction(plan)
         if note or state.steps % EVERY == 0 or share >= 1.0:
@@ -58,7 +58,7 @@ def _lines(console: Console, name: str, plan: Plan) -> Report:
     return report
 
 
-def _bar(bars: Progress, name: str, plan: Plan) -> Report:
+def _bar(bars: Progress, name: str, plan: TrainingPlan) -> Report:
     task: TaskID = bars.add_task(name, total=1.0, figures="")
 
     def report(state: State, note: str) -> None:

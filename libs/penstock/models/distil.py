@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .data import Batch
+from .data import TrainingBatch
 from .net import Cache, Net
 from .render import PLAIN, Document
 from .text import Library
@@ -20,7 +20,7 @@ def imitate(target: Net) -> Loss:
     """The loss of a draft: how far its distribution is from `target`'s, at the tokens that count."""
     target.requires_grad_(False)
 
-    def loss(net: Net, batch: Batch) -> Tensor:
+    def loss(net: Net, batch: TrainingBatch) -> Tensor:
         with torch.no_grad():
             wanted = target(batch.ids, batch.keep).log_softmax(-1)
         got = net(batch.ids, batch.keep).log_softmax(-1)
@@ -38,6 +38,7 @@ class OwnWords:
         target: Net,
         tokenizer: Tokenizer,
         library: Library,
+        *,
         seed: int,
         rows: int,
         start: int = 24,

@@ -39,7 +39,7 @@ _TURN = "<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True)
-class Turn:
+class AssistantTurn:
     """An assistant turn of a document: what stands before it, what should come, and what kind of turn it is."""
 
     prompt: list[int]
@@ -61,7 +61,7 @@ class Tally:
         self.right[name] += ok
 
 
-def turns(tokenizer: Tokenizer, doc: Document) -> Iterator[Turn]:
+def turns(tokenizer: Tokenizer, doc: Document) -> Iterator[AssistantTurn]:
     """The assistant turns of a chat document."""
     ids, starts = ids_and_starts(tokenizer, doc.text)
     for match in re.finditer(re.escape(_TURN), doc.text):
@@ -70,7 +70,7 @@ def turns(tokenizer: Tokenizer, doc: Document) -> Iterator[Turn]:
         labels = [label for a, b, label in doc.labels if begin <= a and b <= end]
         label = next((w for w in ("call", "json", "chat", "answer") if w in labels), "answer")
         values = tuple(doc.text[a:b] for a, b, w in doc.labels if w == "value" and begin <= a and b <= end)
-        yield Turn(list(ids[: bisect_left(starts, begin)]), doc.text[begin:end], label, doc.kind, values)
+        yield AssistantTurn(list(ids[: bisect_left(starts, begin)]), doc.text[begin:end], label, doc.kind, values)
 
 
 def calls_in(text: str) -> list[tuple[str, str]] | None:
@@ -85,14 +85,14 @@ def calls_in(text: str) -> list[tuple[str, str]] | None:
     return out
 
 
-def _written(net: Net, tokenizer: Tokenizer, turn: Turn) -> str:
+def _written(net: Net, tokenizer: Tokenizer, turn: AssistantTurn) -> str:
     """What greedy decoding writes for a turn, without the end marker."""
     limit = len(tokenizer.encode(turn.expected).ids) + 40
     ids = generate(net, turn.prompt, limit)
     return tokenizer.decode(ids, skip_special_tokens=False).removesuffix("<|im_end|>")
 
 
-def _judge(turn: Turn, text: str, tally: Tally) -> None:
+def _judge(turn: AssistantTurn, text: str, tally: Tally) -> None:
     """Score one written turn."""
     if turn.label == "call":
         wanted, got = calls_in(turn.expected) or [], calls_in(text)
@@ -143,7 +143,7 @@ def documents(kinds: Sequence[str], count: int, seed: int) -> Iterator[Document]
 
 
 def score(
-    net: Net, tokenizer: Tokenizer, count: int, seed: int, kinds: Sequence[str] = KINDS, context: int = 4096
+    net: Net, tokenizer: Tokenizer, count: int, seed: int, *, kinds: Sequence[str] = KINDS, context: int = 4096
 ) -> Tally:
     """Play every assistant turn of held-out sessions, each after the right history.
 
@@ -196,7 +196,7 @@ def accepted_share(chances: Sequence[float], rng: Random) -> tuple[int, int]:
 
 @torch.no_grad()
 def acceptance(
-    target: Net, draft: Net, prompts: Sequence[Sequence[int]], limit: int, temperature: float, seed: int
+    target: Net, draft: Net, prompts: Sequence[Sequence[int]], limit: int, *, temperature: float, seed: int
 ) -> tuple[int, int]:
     """Accepted and drafted tokens over the target's own outputs for `prompts`.
 
@@ -206,7 +206,7 @@ def acceptance(
     rng, generator = Random(seed), torch.Generator().manual_seed(seed)
     accepted = drafted = 0
     for prompt in prompts:
-        out = generate(target, prompt, limit, temperature, generator)
+        out = generate(target, prompt, limit, temperature, generator=generator)
         row = torch.tensor([*prompt, *out[:-1]])[None]
         p, q = (net(row)[0, len(prompt) - 1 :] for net in (target, draft))
         if temperature == 0.0:
@@ -251,13 +251,14 @@ def _fraction(name: str, right: int, total: int) -> Figure:
     low, high = _interval(right, total)
     goal = GOALS.get(name)
     met = None if goal is None else right / total >= goal
-    return _figure(name, right / total, "fraction", low, high, f"{total} cases", goal, met)
+    return _figure(name, right / total, "fraction", low=low, high=high, against=f"{total} cases", goal=goal, met=met)
 
 
 def _figure(
     name: str,
     value: float,
     unit: str,
+    *,
     low: float | None = None,
     high: float | None = None,
     against: str | None = None,
@@ -297,6 +298,7 @@ def _speed(net: Net) -> float:
 def evaluate(
     directory: Path,
     draft_directory: Path | None,
+    *,
     count: int,
     seed: int,
     kinds: Sequence[str],
@@ -306,7 +308,7 @@ def evaluate(
     target, tokenizer = load(directory)
     began = time.perf_counter()
     note("tool calls, answers and JSON")
-    tally = score(target, tokenizer, count, seed, kinds)
+    tally = score(target, tokenizer, count, seed, kinds=kinds)
     figures = [_fraction(name, tally.right[name], tally.total[name]) for name in sorted(tally.total)]
     note("plain text")
     figures.append(_figure("perplexity_text", perplexity(target, tokenizer, max(4, count), seed), "per token"))
@@ -317,9 +319,9 @@ def evaluate(
         note("acceptance")
         for name, rows in prompts(tokenizer, max(4, count), seed).items():
             for suffix, temperature in (("", 0.0), ("_t08", 0.8)):
-                accepted, drafted = acceptance(target, draft, rows, 48, temperature, seed)
+                accepted, drafted = acceptance(target, draft, rows, 48, temperature=temperature, seed=seed)
                 figures.append(_fraction(f"accept_{name}{suffix}", accepted, drafted))
-        tally = score(draft, tokenizer, max(1, count // 2), seed, kinds)
+        tally = score(draft, tokenizer, max(1, count // 2), seed, kinds=kinds)
         figures += [_fraction(f"draft_{n}", tally.right[n], tally.total[n]) for n in ("tool_exact", "value_exact")]
     for name, where, net in names:
         figures.append(_figure(f"load_{name}", _loading(where), "s", goal=0.3, met=_loading(where) <= 0.3))

@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from .tools import Ask, Parameter, Tool, mark, specification
+from .tools import Parameter, ToolRequest, TrainingTool, mark, specification
 from .values import spoken, value
 from .words import Side
 
 
 @dataclass(frozen=True)
-class Entry:
+class EverydayEntry:
     """One row of the table; the first name and the first key of each parameter are the canonical ones."""
 
     names: tuple[str, ...]
@@ -29,17 +29,17 @@ class Entry:
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[EverydayEntry, ...]:
     """The table, in its order."""
     rows = tomllib.loads((Path(__file__).parent / "catalog.toml").read_text(encoding="utf-8"))["tool"]
     return tuple(_entry(row) for row in rows)
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
+def _entry(row: Mapping[str, Any]) -> EverydayEntry:
     fields = tuple((field, kind) for field, _, kind in (text.partition(": ") for text in row["result"]))
     lists = {name: tuple(row.get(name, ())) for name in ("names", "descriptions", "requests", "follow")}
     parameters = tuple(_row_parameter(text) for text in row["parameters"])
-    return Entry(parameters=parameters, result=fields, answer=row["answer"], **lists)
+    return EverydayEntry(parameters=parameters, result=fields, answer=row["answer"], **lists)
 
 
 def _row_parameter(text: str) -> tuple[tuple[str, ...], str, bool, str]:
@@ -48,7 +48,7 @@ def _row_parameter(text: str) -> tuple[tuple[str, ...], str, bool, str]:
     return tuple(keys.rstrip("?").split("|")), kind, keys.endswith("?"), description
 
 
-def everyday(rng: Random, side: Side, entry: Entry) -> Tool:
+def everyday(rng: Random, side: Side, entry: EverydayEntry) -> TrainingTool:
     """A tool of the catalog, with one of its names, descriptions and sets of keys."""
     canonical = rng.random() < 0.5
     parameters = []
@@ -63,7 +63,7 @@ def everyday(rng: Random, side: Side, entry: Entry) -> Tool:
     description = rng.choice(entry.descriptions) if rng.random() < 0.92 else ""
     slots = [keys[0] for keys, *_ in entry.parameters]
 
-    def build(rng: Random, text: str, fixed: Mapping[str, Any]) -> Ask:
+    def build(rng: Random, text: str, fixed: Mapping[str, Any]) -> ToolRequest:
         values = {s: fixed.get(s, value(rng, side, p.kind)) for s, p in zip(slots, parameters, strict=True)}
         if values.get("destination") is not None and values["destination"] == values.get("origin"):
             values["destination"] = value(rng, side, "city")
@@ -79,14 +79,14 @@ def everyday(rng: Random, side: Side, entry: Entry) -> Tool:
         for s, item in values.items():
             answer = answer.replace("{" + s + "}", mark(item))
             text = text.replace("{" + s + "}", spoken(item))
-        return Ask(
+        return ToolRequest(
             text, name, arguments, result, answer, text.rstrip(".?"), _missing(rng, text, slots, parameters, values)
         )
 
-    def ask(rng: Random) -> Ask:
+    def ask(rng: Random) -> ToolRequest:
         return build(rng, rng.choice(side.phrases(entry.requests)), {})
 
-    def follow(rng: Random, previous: Ask) -> Ask | None:
+    def follow(rng: Random, previous: ToolRequest) -> ToolRequest | None:
         if not entry.follow:
             return None
         text = rng.choice(entry.follow)
@@ -98,7 +98,7 @@ def everyday(rng: Random, side: Side, entry: Entry) -> Tool:
         return build(rng, text, kept)
 
     spec = specification(name, description, parameters)
-    return Tool(spec, entry.names[0], ask, follow)
+    return TrainingTool(spec, entry.names[0], ask, follow)
 
 
 def _missing(

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from . import tokenizer as tokenizers_
-from .net import Net, Shape
+from .net import Net, NetShape
 
 
 def export(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
@@ -60,7 +60,7 @@ def export(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
 def load(directory: Path) -> tuple[Net, Tokenizer]:
     """The network of a model directory, in float32, and its tokenizer."""
     config = json.loads((directory / "config.json").read_text())
-    shape = Shape(
+    shape = NetShape(
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],
         inner=config["intermediate_size"],

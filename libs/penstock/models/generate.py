@@ -19,6 +19,7 @@ def generate(
     prompt: Sequence[int],
     limit: int,
     temperature: float = 0.0,
+    *,
     generator: torch.Generator | None = None,
     stops: Sequence[int] = STOPS,
 ) -> list[int]:

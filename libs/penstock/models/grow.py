@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .net import Net, Shape
+from .net import Net, NetShape
 
 
-def widened(shape: Shape) -> Shape:
+def widened(shape: NetShape) -> NetShape:
     """`shape` with every width doubled."""
     return replace(
         shape,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .net import Attention, Layer, Net, Shape
+from .net import Attention, Net, NetLayer, NetShape
 
 
 @torch.no_grad()
@@ -28,10 +28,10 @@ def initialise(net: Net, seed: int, std: float = 0.04) -> None:
     _embed(net, draw, parts, std)
     see = draw.orthogonal(min(net.shape.head, parts.reserved), parts.size)
     for index in range(2):
-        _look_back(first, net.shape, parts, index, see, std)
+        _look_back(first, net.shape, parts, index, see=see, std=std)
     copy = draw.orthogonal(min(2 * net.shape.head, parts.size), parts.size)
     for index in range(2):
-        _find_and_copy(second, net.shape, parts, index, see, copy, draw, std)
+        _find_and_copy(second, net.shape, parts, index, see=see, copy=copy, draw=draw, std=std)
 
 
 class _Draw:
@@ -53,7 +53,7 @@ class _Draw:
 class _Parts:
     """How the residual stream is divided: one constant dimension, the token itself, and two earlier tokens."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetShape) -> None:
         self.reserved = shape.width // 4
         self.size = shape.width - 2 * self.reserved - 1
         self.content = slice(1, 1 + self.size)
@@ -66,7 +66,7 @@ def _spread_noise(net: Net, draw: _Draw, std: float) -> tuple[Attention, Attenti
     shape = net.shape
     attentions = []
     for layer in net.model.layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, NetLayer)
         attention, mlp = layer.self_attn, layer.mlp
         for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
             linear.weight.copy_(draw.normal(linear.weight.shape, 0.6 / math.sqrt(shape.width)))
@@ -84,11 +84,11 @@ def _embed(net: Net, draw: _Draw, parts: _Parts, std: float) -> None:
     net.model.embed_tokens.weight.copy_(embedding)
 
 
-def _rows(shape: Shape, index: int) -> slice:
+def _rows(shape: NetShape, index: int) -> slice:
     return slice(index * shape.head, (index + 1) * shape.head)
 
 
-def _look_back(attention: Attention, shape: Shape, parts: _Parts, index: int, see: Tensor, std: float) -> None:
+def _look_back(attention: Attention, shape: NetShape, parts: _Parts, index: int, *, see: Tensor, std: float) -> None:
     """Head `index` sees the token `index` + 1 positions back and writes it, as `see` does, to its reserved part."""
     width, head = shape.width, shape.head
     pairs = min(10, head // 2)
@@ -113,9 +113,10 @@ def _look_back(attention: Attention, shape: Shape, parts: _Parts, index: int, se
 
 def _find_and_copy(
     attention: Attention,
-    shape: Shape,
+    shape: NetShape,
     parts: _Parts,
     index: int,
+    *,
     see: Tensor,
     copy: Tensor,
     draw: _Draw,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from .tools import Ask, Parameter, Tool, mark, specification, tool_name
+from .tools import Parameter, ToolRequest, TrainingTool, mark, specification, tool_name
 from .values import KINDS, schema, spoken, value
 from .words import ACTION_VERBS, QUERY_VERBS, Side
 
@@ -128,7 +128,7 @@ def _with(rng: Random, side: Side, text: str, pairs: Sequence[tuple[Parameter, A
     return text[: len(text) - len(end)] + extra + end
 
 
-def invented(rng: Random, side: Side, level: int) -> Tool:
+def invented(rng: Random, side: Side, level: int) -> TrainingTool:
     """A made-up tool: `level` 1 has one parameter, 2 up to two, 3 none to four and optional ones."""
     query = rng.random() < 0.6
     noun, thing = side.noun(rng), side.noun(rng)
@@ -136,12 +136,12 @@ def invented(rng: Random, side: Side, level: int) -> Tool:
     if not query:
         thing = noun
     main, parameters = _parameters(rng, side, level, noun, thing)
-    name, description = _naming(rng, side, query, verb, noun, thing)
+    name, description = _naming(rng, side, query=query, verb=verb, noun=noun, thing=thing)
     field = (noun if query else side.noun(rng), rng.choice(KINDS))
     more = (side.noun(rng), rng.choice(KINDS)) if level > 1 and rng.random() < 0.4 else None
     design = _Design(side, query, _spoken_verb(verb), noun, thing, main, parameters, name, field, more)
     spec = specification(name, description, parameters)
-    return Tool(spec, noun, design.ask, design.follow, field if query else None, design.accepts)
+    return TrainingTool(spec, noun, design.ask, design.follow, field if query else None, design.accepts)
 
 
 def _parameters(rng: Random, side: Side, level: int, noun: str, thing: str) -> tuple[Parameter, Sequence[Parameter]]:
@@ -160,7 +160,7 @@ def _parameters(rng: Random, side: Side, level: int, noun: str, thing: str) -> t
     return main, parameters
 
 
-def _naming(rng: Random, side: Side, query: bool, verb: str, noun: str, thing: str) -> tuple[str, str]:
+def _naming(rng: Random, side: Side, *, query: bool, verb: str, noun: str, thing: str) -> tuple[str, str]:
     """A name and a description; at least one of them tells what the tool is about."""
     V = _spoken_verb(verb)
     texts = _QUERY_TEXTS if query else _ACTION_TEXTS
@@ -194,13 +194,13 @@ class _Design:
     field: tuple[str, str]  # of the result: its name and kind
     more: tuple[str, str] | None  # another one
 
-    def ask(self, rng: Random) -> Ask:
+    def ask(self, rng: Random) -> ToolRequest:
         """A request with values for all that is required and some of the rest."""
         chosen = [p for p in self.parameters if not p.optional or rng.random() < 0.5]
         phrases = self.side.phrases(_QUERIES if self.query else _ACTIONS)
         return self._build(rng, rng.choice(phrases), {p.key: value(rng, self.side, p.kind) for p in chosen})
 
-    def follow(self, rng: Random, previous: Ask) -> Ask | None:
+    def follow(self, rng: Random, previous: ToolRequest) -> ToolRequest | None:
         """The same again with another main value."""
         main = self.main
         if main not in self.parameters or main.key not in previous.arguments:
@@ -212,7 +212,7 @@ class _Design:
         )
         return replace(made, text=form.format(v=spoken(values[main.key]), t=self.thing), missing=None)
 
-    def accepts(self, rng: Random, words: str, item: Any) -> Ask | None:
+    def accepts(self, rng: Random, words: str, item: Any) -> ToolRequest | None:
         """A request whose main value is a result, `item`, that is called `words`; None if it does not fit."""
         main = self.main
         if main not in self.parameters or len(self.parameters) > 2 or isinstance(item, bool):
@@ -226,7 +226,7 @@ class _Design:
         clause = _with(rng, self.side, f"{clause} with that {words}", others, clause=True)
         return replace(made, clause=clause)
 
-    def _build(self, rng: Random, text: str, values: Mapping[str, Any]) -> Ask:
+    def _build(self, rng: Random, text: str, values: Mapping[str, Any]) -> ToolRequest:
         used = [p for p in self.parameters if p.key in values]
         others = [(p, values[p.key]) for p in used if p is not self.main]
         shown = spoken(values[self.main.key]) if self.main in used else ""
@@ -237,7 +237,7 @@ class _Design:
         if not self.query:
             clause = f"{self.verb} the {self.noun} {shown}".rstrip()
         clause = _with(rng, self.side, clause, others, clause=True)
-        return Ask(request, self.name, {p.key: values[p.key] for p in used}, result, answer, clause, missing)
+        return ToolRequest(request, self.name, {p.key: values[p.key] for p in used}, result, answer, clause, missing)
 
     def _target(self, shown: str) -> str:
         return f"{self.thing} {shown}" if shown else self.thing

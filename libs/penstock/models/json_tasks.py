@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from .render import Document, render
-from .session import Session
+from .session import Dialogue
 from .talk import system_prompt
 from .tools import mark
 from .values import KINDS, schema, spoken, value
@@ -35,7 +35,7 @@ def json_task(
     rng: Random, side: Side, tasks: int = 3, fixed_share: float = 0.3, kinds: Sequence[str] = KINDS
 ) -> Document:
     """Answers that must be JSON for a schema given in the request or, in `fixed_share`, in the system prompt."""
-    session = Session(rng, side)
+    session = Dialogue(rng, side)
     fixed = rng.random() < fixed_share
     keys = _json_keys(rng, side, kinds)
     name = side.noun(rng)

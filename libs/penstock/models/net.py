@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetShape:
     """The sizes of a model; `head` is the width of one attention head."""
 
     layers: int
@@ -43,7 +43,7 @@ class Norm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with rotary positions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetShape) -> None:
         super().__init__()
         self.shape = shape
         query, key = shape.heads * shape.head, shape.kv_heads * shape.head
@@ -76,7 +76,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """The gated feed-forward half of a layer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.width, shape.inner, bias=False)
         self.up_proj = nn.Linear(shape.width, shape.inner, bias=False)
@@ -87,10 +87,10 @@ class Mlp(nn.Module):
         return down
 
 
-class Layer(nn.Module):
+class NetLayer(nn.Module):
     """Attention, then the feed-forward half, each behind a norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetShape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape.width, shape.epsilon)
         self.self_attn = Attention(shape)
@@ -108,17 +108,17 @@ class Layer(nn.Module):
 class Body(nn.Module):
     """Embedding, layers and last norm: what Hugging Face calls `model`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(NetLayer(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.width, shape.epsilon)
 
 
 class Net(nn.Module):
     """The language model. Rows are padded at the right; causality keeps the padding from being seen."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Body(shape)
@@ -156,7 +156,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x.float() * cos + torch.cat((-high, low), -1) * sin).to(x.dtype)
 
 
-def parameters(shape: Shape) -> int:
+def parameters(shape: NetShape) -> int:
     """How many parameters a model of `shape` has."""
     attention = 2 * shape.width * shape.head * (shape.heads + shape.kv_heads)
     layer = attention + 3 * shape.width * shape.inner + 2 * shape.width

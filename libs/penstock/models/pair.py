@@ -12,7 +12,7 @@ from .distil import OwnWords, imitate
 from .export import export
 from .grow import deepen, widen
 from .net import Net
-from .presets import Plan, Preset
+from .presets import Preset, TrainingPlan
 from .text import Library
 from .train import Report, Trainer, learn_tokenizer
 
@@ -25,9 +25,10 @@ def train_pair(
     folder: Path,
     out: Path,
     steps: Sequence[str],
+    *,
     minutes: float | None,
     save_every: float,
-    reporter: Callable[[str, Plan], Report],
+    reporter: Callable[[str, TrainingPlan], Report],
 ) -> None:
     """Do `steps` in their order, checkpoints in `folder`, and write the finished models under `out`.
 
@@ -35,7 +36,7 @@ def train_pair(
     """
     tokenizer = learn_tokenizer(preset, folder / "tokenizer.json")
     for step in steps:
-        plan: Plan = getattr(preset, step)
+        plan: TrainingPlan = getattr(preset, step)
         if minutes is not None:
             plan = replace(plan, minutes=minutes)
         trainer = _trainer(preset, step, plan, tokenizer, folder)
@@ -44,7 +45,7 @@ def train_pair(
             export(net.cpu(), tokenizer, out / NAMES[step])
 
 
-def _trainer(preset: Preset, step: str, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Trainer:
+def _trainer(preset: Preset, step: str, plan: TrainingPlan, tokenizer: Tokenizer, folder: Path) -> Trainer:
     home = folder / step
     if step == "seedling":
         return Trainer(plan, tokenizer, home)
@@ -57,5 +58,5 @@ def _trainer(preset: Preset, step: str, plan: Plan, tokenizer: Tokenizer, folder
     if step == "sapling":
         return Trainer(plan, tokenizer, home, start=deepen(seedling, preset.places, plan.seed))
     target: Net = Trainer(preset.target, tokenizer, folder / "target").net
-    own = OwnWords(target, tokenizer, Library(evaluation=False), plan.seed, preset.own_texts)
-    return Trainer(plan, tokenizer, home, imitate(target), start=seedling, library=own)
+    own = OwnWords(target, tokenizer, Library(evaluation=False), seed=plan.seed, rows=preset.own_texts)
+    return Trainer(plan, tokenizer, home, loss=imitate(target), start=seedling, library=own)

@@ -8,15 +8,15 @@ from types import MappingProxyType
 
 from .data import Stage
 from .grow import widened
-from .net import Shape
+from .net import NetShape
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """One model's training. It ends after `minutes` of computing or `tokens` tokens, whichever is first; the
     learning rate and the mixture follow the fraction of that budget that is used."""
 
-    shape: Shape
+    shape: NetShape
     rate: float
     minutes: float
     tokens: int
@@ -35,11 +35,11 @@ class Preset:
     is the pole at twice the width; each is trained on from where the last one was. The draft starts as the seedling
     and is distilled from the target."""
 
-    seedling: Plan
-    sapling: Plan
-    pole: Plan
-    target: Plan
-    draft: Plan
+    seedling: TrainingPlan
+    sapling: TrainingPlan
+    pole: TrainingPlan
+    target: TrainingPlan
+    draft: TrainingPlan
     places: tuple[int, ...]
     vocabulary: int = 4096
     tokenizer_documents: int = 6000
@@ -142,27 +142,27 @@ _LAST = {
 _GROWN = (Stage(0.55, _AFTER, 2000), Stage(1.0, _MIXED, 4096))
 _POLE = (Stage(0.85, _DENSE, 2000), Stage(1.0, _LAST, 4096))
 _FINAL = (Stage(1.0, _LAST, 4096),)
-_SMALL = Shape(4, 128, 352, 2, 2)
+_SMALL = NetShape(4, 128, 352, 2, 2)
 _DEEP = replace(_SMALL, layers=6)
 _TINY = (Stage(1.0, {"repeat": 1, "L1": 2, "chat": 1, "text": 1}, 768),)
-_DOT = Shape(2, 32, 64, 2, 2, vocabulary=384, head=16)
+_DOT = NetShape(2, 32, 64, 2, 2, vocabulary=384, head=16)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "mini": Preset(
-            seedling=Plan(_SMALL, 4e-3, 38, 30_000_000, _STAGES, seed=2),
-            sapling=Plan(_DEEP, 3e-3, 23, 30_000_000, _GROWN, hold=0.25, seed=3),
-            pole=Plan(_DEEP, 2.5e-3, 91, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
-            target=Plan(widened(_DEEP), 4e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=7),
-            draft=Plan(_SMALL, 1.5e-3, 13, 10_000_000, _FINAL, hold=0.1, seed=4),
+            seedling=TrainingPlan(_SMALL, 4e-3, 38, 30_000_000, _STAGES, seed=2),
+            sapling=TrainingPlan(_DEEP, 3e-3, 23, 30_000_000, _GROWN, hold=0.25, seed=3),
+            pole=TrainingPlan(_DEEP, 2.5e-3, 91, 60_000_000, _POLE, hold=0.05, floor=0.04, seed=6),
+            target=TrainingPlan(widened(_DEEP), 4e-4, 6, 30_000_000, _FINAL, hold=0.1, seed=7),
+            draft=TrainingPlan(_SMALL, 1.5e-3, 13, 10_000_000, _FINAL, hold=0.1, seed=4),
             places=(0, 1, 3, 5),
         ),
         "tiny": Preset(
-            seedling=Plan(_DOT, 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            sapling=Plan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            pole=Plan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            target=Plan(widened(replace(_DOT, layers=3)), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
-            draft=Plan(_DOT, 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            seedling=TrainingPlan(_DOT, 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            sapling=TrainingPlan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            pole=TrainingPlan(replace(_DOT, layers=3), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            target=TrainingPlan(widened(replace(_DOT, layers=3)), 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            draft=TrainingPlan(_DOT, 2e-3, 5, 20_000, _TINY, batch=768, warmup=5),
             places=(0, 2),
             vocabulary=384,
             tokenizer_documents=20,

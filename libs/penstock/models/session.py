@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from .tools import Ask, mark
+from .tools import ToolRequest, mark
 from .values import spoken
 from .words import Side
 
 Message = dict[str, Any]
 
 
-class Session:
+class Dialogue:
     """Messages under construction: each method appends what one exchange says."""
 
     def __init__(self, rng: Random, side: Side, calls_only: bool = False) -> None:
@@ -40,7 +40,7 @@ class Session:
     def say(self, text: str, label: str = "answer") -> None:
         self.messages.append({"role": "assistant", "content": text, "label": label})
 
-    def call(self, *asks: Ask) -> list[str]:
+    def call(self, *asks: ToolRequest) -> list[str]:
         """The assistant calls; returns the call ids."""
         ids = [f"call_{self.calls + i}" for i in range(len(asks))]
         self.calls += len(asks)
@@ -61,7 +61,7 @@ class Session:
 
     # ------------------------------------------------------------ exchanges
 
-    def perform(self, ask: Ask, short: bool = False) -> None:
+    def perform(self, ask: ToolRequest, short: bool = False) -> None:
         """Call, result, answer."""
         (id_,) = self.call(ask)
         if self.calls_only:
@@ -76,7 +76,7 @@ class Session:
         self.result(id_, result)
         self.say(ask.answer)
 
-    def failing(self, ask: Ask) -> None:
+    def failing(self, ask: ToolRequest) -> None:
         """A call that fails: for good, and the user is told; or for now, and it is called again."""
         rng = self.rng
         self.user(ask.text)
@@ -96,7 +96,7 @@ class Session:
             )
             self.perform(ask)
 
-    def asking_back(self, ask: Ask) -> None:
+    def asking_back(self, ask: ToolRequest) -> None:
         """A request that lacks a value: a question, the value, the call."""
         if ask.missing is None:
             self.user(ask.text)
@@ -108,7 +108,7 @@ class Session:
         self.messages.append({"role": "user", "content": form.format(v=reply)})
         self.perform(ask)
 
-    def parallel(self, first: Ask, second: Ask) -> None:
+    def parallel(self, first: ToolRequest, second: ToolRequest) -> None:
         """Two calls at once."""
         join = self.rng.choice((" and ", " and also ", ", and ", " and then "))
         text = first.clause + join + second.clause[0].lower() + second.clause[1:]
@@ -120,7 +120,7 @@ class Session:
         self.result(ids[1], second.result)
         self.say(f"{first.answer} {second.answer}")
 
-    def chained(self, first: Ask, second: Ask) -> None:
+    def chained(self, first: ToolRequest, second: ToolRequest) -> None:
         """Two calls, the second of which needs the result of the first."""
         text = f"{first.clause}, then {second.clause[0].lower()}{second.clause[1:]}."
         self.user(text[0].upper() + text[1:])

@@ -15,14 +15,14 @@ from .agent import agent, dense, names_only
 from .drills import lookup_drill, repeat_drill, select_drill
 from .json_tasks import NUMBERS, json_task
 from .render import Document, render
-from .session import Session
+from .session import Dialogue
 from .tools import mark
 from .words import Side
 
 
 def facts(rng: Random, side: Side, count: int, questions: int) -> Document:
     """Facts in the system prompt or in the conversation, and questions about them."""
-    session = Session(rng, side)
+    session = Dialogue(rng, side)
     role, _ = talk.persona(rng, side)
     known = [talk.fact(rng, side) for _ in range(count)]
     sentences = [k[0] for k in known] + talk.rules(rng, side, rng.randint(0, 3))
@@ -37,7 +37,7 @@ def facts(rng: Random, side: Side, count: int, questions: int) -> Document:
 
 def chat(rng: Random, side: Side) -> Document:
     """Small talk, and the assistant's name."""
-    session = Session(rng, side)
+    session = Dialogue(rng, side)
     role, name = talk.persona(rng, side)
     named = rng.random() < 0.6
     if named:
@@ -64,12 +64,14 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "json": lambda rng, side: json_task(rng, side, rng.randint(1, 4)),
         "facts": lambda rng, side: facts(rng, side, rng.randint(2, 12), rng.randint(3, 8)),
         "chat": chat,
-        "L1": lambda rng, side: agent(rng, side, 1, rng.choice((1, 2, 2)), rng.randint(2, 6), 0, 0.2, plain=True),
-        "L2": lambda rng, side: agent(rng, side, 2, rng.randint(2, 4), rng.randint(3, 7), rng.randint(0, 2)),
-        "L3": lambda rng, side: agent(rng, side, 3, rng.randint(2, 6), rng.randint(3, 8), rng.randint(0, 4)),
-        "everyday": lambda rng, side: agent(rng, side, 3, rng.randint(3, 6), rng.randint(3, 8), rng.randint(0, 6), 1.0),
+        "L1": lambda rng, side: agent(rng, side, 1, rng.choice((1, 2, 2)), rng.randint(2, 6), everyday=0.2, plain=True),
+        "L2": lambda rng, side: agent(rng, side, 2, rng.randint(2, 4), rng.randint(3, 7), sentences=rng.randint(0, 2)),
+        "L3": lambda rng, side: agent(rng, side, 3, rng.randint(2, 6), rng.randint(3, 8), sentences=rng.randint(0, 4)),
+        "everyday": lambda rng, side: agent(
+            rng, side, 3, rng.randint(3, 6), rng.randint(3, 8), sentences=rng.randint(0, 6), everyday=1.0
+        ),
         "long": lambda rng, side: agent(
-            rng, side, 3, rng.randint(8, 20), rng.randint(4, 10), rng.choice((2, 10, 30)), 0.4
+            rng, side, 3, rng.randint(8, 20), rng.randint(4, 10), sentences=rng.choice((2, 10, 30)), everyday=0.4
         ),
         "dense1": lambda rng, side: dense(rng, side, 1, rng.randint(3, 8), 0.1),
         "dense2": lambda rng, side: dense(rng, side, 2, rng.randint(3, 9), 0.2),
@@ -78,7 +80,7 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
         "jsons": lambda rng, side: json_task(rng, side, rng.randint(4, 8), 0.1, NUMBERS),
         "names": lambda rng, side: names_only(rng, side, rng.randint(5, 12)),
         "huge": lambda rng, side: agent(
-            rng, side, 3, rng.randint(16, 36), rng.randint(6, 12), rng.choice((2, 10, 60)), 0.4
+            rng, side, 3, rng.randint(16, 36), rng.randint(6, 12), sentences=rng.choice((2, 10, 60)), everyday=0.4
         ),
     }
 )

@@ -6,13 +6,13 @@ from random import Random
 
 from .everyday import entries, everyday
 from .invented import invented
-from .tools import Tool
+from .tools import TrainingTool
 from .words import Side
 
 
-def toolbox(rng: Random, side: Side, count: int, level: int, everyday_share: float) -> list[Tool]:
+def toolbox(rng: Random, side: Side, count: int, level: int, everyday_share: float) -> list[TrainingTool]:
     """`count` tools with different names and subjects, some of them everyday ones."""
-    tools: list[Tool] = []
+    tools: list[TrainingTool] = []
     while len(tools) < count:
         known = rng.random() < everyday_share
         tool = everyday(rng, side, rng.choice(entries())) if known else invented(rng, side, level)

@@ -26,7 +26,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ToolRequest:
     """A request, the one right call for it, the result of that call and the answer to give."""
 
     text: str
@@ -39,15 +39,15 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Tool:
+class TrainingTool:
     """A tool that can be asked for; `ask` makes a request, `follow` a short one after an earlier request."""
 
     spec: Mapping[str, Any]
     subject: str  # what it is about: two tools of one subject would be ambiguous
-    ask: Callable[[Random], Ask]
-    follow: Callable[[Random, Ask], Ask | None]
+    ask: Callable[[Random], ToolRequest]
+    follow: Callable[[Random, ToolRequest], ToolRequest | None]
     produces: tuple[str, str] | None = None  # a result field and its kind, for chains
-    accepts: Callable[[Random, str, Any], Ask | None] = field(default=lambda rng, words, item: None)
+    accepts: Callable[[Random, str, Any], ToolRequest | None] = field(default=lambda rng, words, item: None)
 
 
 def mark(item: Any) -> str:

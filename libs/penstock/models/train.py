@@ -18,12 +18,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from . import tokenizer as tokenizers_
-from .data import Batch, Source, Stream
+from .data import BatchStream, Source, TrainingBatch
 from .induction import initialise
 from .measure import exact, held_out_documents
 from .net import Net
 from .optim import Optimizer
-from .presets import Plan, Preset
+from .presets import Preset, TrainingPlan
 from .sessions import MAKERS, make
 from .text import Library
 from .words import Side
@@ -39,11 +39,11 @@ class Progress:
     drawn: int = 0
     loss: float = 0.0
 
-    def fraction(self, plan: Plan) -> float:
+    def fraction(self, plan: TrainingPlan) -> float:
         return min(1.0, max(self.seconds / (60 * plan.minutes), self.tokens / plan.tokens))
 
 
-Loss = Callable[[Net, Batch], Tensor]
+Loss = Callable[[Net, TrainingBatch], Tensor]
 Report = Callable[[Progress, str], None]
 
 
@@ -70,13 +70,13 @@ def learn_tokenizer(preset: Preset, path: Path) -> Tokenizer:
     return tokenizer
 
 
-def cross_entropy(net: Net, batch: Batch) -> Tensor:
+def cross_entropy(net: Net, batch: TrainingBatch) -> Tensor:
     """The weighted loss on the tokens that count."""
     losses = F.cross_entropy(net(batch.ids, batch.keep), batch.targets, reduction="none")
     return (losses * batch.weights).sum() / batch.weights.sum()
 
 
-def rate_at(plan: Plan, progress: Progress) -> float:
+def rate_at(plan: TrainingPlan, progress: Progress) -> float:
     """Warm-up by steps, then full, then a linear decay to the plan's floor by the end of the budget."""
     warm = min(1.0, (progress.steps + 1) / plan.warmup)
     left = (1 - progress.fraction(plan)) / (1 - plan.hold)
@@ -99,9 +99,10 @@ class Trainer:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrainingPlan,
         tokenizer: Tokenizer,
         directory: Path,
+        *,
         loss: Loss = cross_entropy,
         start: Net | None = None,
         library: Source | None = None,
@@ -118,7 +119,7 @@ class Trainer:
             self.net.load_state_dict(start.state_dict())
         self.net.to(self.device)
         self.optimizer = Optimizer(self.net.named_parameters())
-        self.stream = Stream(tokenizer, plan.stages, plan.seed, plan.batch, library)
+        self.stream = BatchStream(tokenizer, plan.stages, plan.seed, plan.batch, library)
         self.loss = loss
         directory.mkdir(parents=True, exist_ok=True)
         if self.path.exists():

@@ -112,7 +112,7 @@ def test_the_template_and_the_renderer_agree_on_generated_sessions(tokenizer, mo
     monkeypatch.setattr(sessions, "render", lambda m, t, kind="": seen.append((m, t)) or render(m, t, kind))
     side = Side(True)
     for i in range(15):
-        agent(Random(i), side, 3, 4, 5, 2)
+        agent(Random(i), side, 3, 4, 5, sentences=2)
         json_task(Random(i), side)
     for messages, tools in seen:
         plain = [m | {"content": unmarked(m["content"])} if m.get("content") else m for m in messages]

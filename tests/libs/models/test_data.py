@@ -10,7 +10,7 @@ import pytest
 
 from penstock.models import embedded
 from penstock.models.agent import agent
-from penstock.models.data import Stage, Stream, weigh
+from penstock.models.data import BatchStream, Stage, weigh
 from penstock.models.export import load
 from penstock.models.render import DECISION, MARK_CLOSE, MARK_OPEN
 from penstock.models.sessions import MAKERS, make
@@ -117,7 +117,7 @@ def test_decisions_weigh_more_than_copies_and_prompts_nothing(tokenizer):
 
 def test_a_stream_goes_on_with_documents_not_yet_drawn(tokenizer):
     stages = (Stage(1.0, {"L1": 1.0, "text": 1.0}, 512),)
-    whole = Stream(tokenizer, stages, 7, 1024)
+    whole = BatchStream(tokenizer, stages, 7, 1024)
     first = whole.next(0.0)
     assert first.tokens <= 1024 and len(first.keep) == len(first.targets) == len(first.weights)
     flat = first.ids.flatten()
@@ -126,7 +126,7 @@ def test_a_stream_goes_on_with_documents_not_yet_drawn(tokenizer):
     while whole.ready:
         whole.next(0.0)
     second = whole.next(0.5)
-    resumed = Stream(tokenizer, stages, 7, 1024)
+    resumed = BatchStream(tokenizer, stages, 7, 1024)
     resumed.drawn = drawn
     assert (resumed.next(0.5).ids == second.ids).all()
 

@@ -21,11 +21,11 @@ from penstock.models.export import load
 from penstock.models.generate import generate
 from penstock.models.grow import deepen, widen
 from penstock.models.induction import initialise
-from penstock.models.net import Net, Shape, parameters
+from penstock.models.net import Net, NetShape, parameters
 from penstock.models.optim import Optimizer, orthogonalise
 from penstock.models.presets import PRESETS
 
-SMALL = Shape(3, 64, 96, 2, 2, vocabulary=200, head=32)
+SMALL = NetShape(3, 64, 96, 2, 2, vocabulary=200, head=32)
 
 
 def ids(count: int, vocabulary: int = 200) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_the_pair_keeps_its_sizes():
 
 
 def test_an_untrained_network_already_copies():
-    net = Net(Shape(2, 256, 64, 4, 4, vocabulary=1000))
+    net = Net(NetShape(2, 256, 64, 4, 4, vocabulary=1000))
     initialise(net, 0)
     half = ids(60, 1000)
     with torch.no_grad():

@@ -13,7 +13,7 @@ class Fake:
     def prepare(self, checkpoint: Path, kind: str) -> None:
         (checkpoint / kind).write_text("prepared")
 
-    def load(self, checkpoint: Path, kind: str, threads: int, streams: int, tokens: int, room: int) -> None:
+    def load(self, checkpoint: Path, kind: str, *, threads: int, streams: int, tokens: int, room: int) -> None:
         print("a library's banner on standard output")
         self.kind = kind
 

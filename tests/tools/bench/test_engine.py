@@ -11,22 +11,22 @@ import pytest
 from loadtest.peers.window import Window
 
 from penstock.bench.engine import figures
-from penstock.bench.engine.cells import Cell, Session, parts, sessions
+from penstock.bench.engine.cells import Cell, Sitting, parts, sessions
 from penstock.bench.engine.limits import Memory
 from penstock.bench.engine.process import Failed, started
-from penstock.bench.engine.rounds import Row, Sample, measure
-from penstock.bench.engine.shapes import Shape, checkpoint
+from penstock.bench.engine.rounds import CellRow, CellSample, measure
+from penstock.bench.engine.shapes import LlamaShape, checkpoint
 from penstock.bench.engine.subjects import OURS, Places, Subject
 from penstock.checkpoint import inspect
 
 ROOT = Path(__file__).parents[3]
-TINY = Shape("tiny", 2, 64, 4, 2, 16, 96, 512, max_positions=256)
+TINY = LlamaShape("tiny", 2, 64, 4, 2, 16, 96, 512, max_positions=256)
 LOADED = {"checkpoint": "/nowhere", "kind": "bfloat16", "threads": 1, "streams": 1, "tokens": 8, "room": 8}
 
 
 def row(subject, rates, ours, cell="decode_b1", shape="1b", memory=20e9):
-    samples = [Sample(rate, memory, "" if rate else "gone") for rate in rates]
-    return Row(shape, cell, Subject(subject), samples, [Sample(rate, memory) for rate in ours])
+    samples = [CellSample(rate, memory, "" if rate else "gone") for rate in rates]
+    return CellRow(shape, cell, Subject(subject), samples, [CellSample(rate, memory) for rate in ours])
 
 
 def fake_peer():
@@ -49,7 +49,9 @@ def test_without_a_peer_there_is_no_value_but_reasons():
 
 
 def test_a_round_that_one_side_missed_is_not_compared():
-    half = Row("1b", "c", Subject("llamacpp"), [Sample(4.0), Sample(5.0)], [Sample(None), Sample(10.0)])
+    half = CellRow(
+        "1b", "c", Subject("llamacpp"), [CellSample(4.0), CellSample(5.0)], [CellSample(None), CellSample(10.0)]
+    )
     assert figures.beside_best("it", [half], None).value == 2.0
 
 
@@ -84,7 +86,7 @@ def test_groups_fit_into_memory_and_hold_the_first_subject_each():
 
 
 def test_needs_cover_every_cell():
-    session = Session(TINY, (Subject(OURS),), (Cell("a", 100), Cell("b", 10, 8, 20)))
+    session = Sitting(TINY, (Subject(OURS),), (Cell("a", 100), Cell("b", 10, 8, 20)))
     assert (session.needs.streams, session.needs.tokens, session.needs.room) == (8, 101, 8 * 31)
 
 
@@ -147,7 +149,7 @@ def test_a_shape_is_a_checkpoint_and_always_the_same(tmp_path):
 async def test_our_engine_is_measured_and_a_peer_that_is_not_there_is_named(tmp_path):
     subjects = (Subject(OURS), Subject("llamacpp"))
     cells = (Cell("decode_b2", 20, 2, 3, rounds=1), Cell("prefill_16", 16, rounds=1, warm_up=False))
-    rows = await measure(Session(TINY, subjects, cells), Places(tmp_path), Memory(1, 1 << 20))
+    rows = await measure(Sitting(TINY, subjects, cells), Places(tmp_path), Memory(1, 1 << 20))
     assert [(one.cell, one.subject.engine) for one in rows] == [
         (cell, name) for cell in ("decode_b2", "prefill_16") for name in (OURS, "llamacpp")
     ]

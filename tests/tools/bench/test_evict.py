@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.evict.measure import Place, default_traces, measure
+from penstock.bench.evict.measure import Comparison, default_traces, measure
 from penstock.runtime.config import ConfigError
 
 
@@ -36,9 +36,9 @@ async def test_a_table_per_trace_and_figures_over_all(tmp_path: Path) -> None:
     assert report.shown()
 
 
-def place(lru: float, ours: float, best: float) -> Place:
+def place(lru: float, ours: float, best: float) -> Comparison:
     saved = {"lru": lru, "worth": ours, "offline": best}
-    return Place("t", False, (1,), {name: {"seconds_saved": value} for name, value in saved.items()})
+    return Comparison("t", False, (1,), {name: {"seconds_saved": value} for name, value in saved.items()})
 
 
 def test_a_place_counts_where_lru_is_neither_hopeless_nor_good_enough() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from penstock.bench.harness import Report, figure, interleave
+from penstock.bench.harness import BenchReport, figure, interleave
 
 
 async def test_rounds_alternate_and_the_first_is_thrown_away():
@@ -30,7 +30,7 @@ def test_a_figure_is_a_median_with_its_range_and_its_goal():
 
 
 def test_the_json_has_what_programs_read():
-    report = Report("overhead", [figure("ratio", [0.5], "ratio", "bare", 0.8)])
+    report = BenchReport("overhead", [figure("ratio", [0.5], "ratio", "bare", 0.8)])
     found = json.loads(report.json())
     assert set(found) == {"bench", "host", "versions", "figures"}
     assert set(found["figures"][0]) == {"id", "value", "unit", "min", "max", "against", "goal", "met"}

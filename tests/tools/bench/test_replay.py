@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from penstock.bench.evict.__main__ import replay as command
 from penstock.bench.evict.offline import Clairvoyant, Future
-from penstock.bench.evict.run import Rates, Replay, Saved
+from penstock.bench.evict.run import ReplayRates, Saved, TraceReplay
 from penstock.bench.evict.table import HINTED, OFFLINE, jobs, play
-from penstock.bench.evict.traces import ROOT, Ask, Trace, TraceError, load, overlaid
+from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace, TraceError, load, overlaid
 from penstock.kv.policies import POLICIES, Lru, make_policy
 from penstock.kv.policies.cost import PrefillCost
 
 FLAT = PrefillCost(1.0, 1 << 60)
-RATES = Rates(FLAT, 1e9)
+RATES = ReplayRates(FLAT, 1e9)
 APART_S = 1000.0
 """Between requests: none of them overlap."""
 
@@ -33,7 +33,7 @@ def node(path: tuple[int, ...]) -> bytes:
 def trace_of(paths: list[tuple[int, ...]]) -> Trace:
     """One request per path in a tree; each step of it is a block of one token."""
     asks = [
-        Ask(at * APART_S, len(path) + 1, 1, tuple(node(path[: end + 1]) for end in range(len(path))), "")
+        RecordedAsk(at * APART_S, len(path) + 1, 1, tuple(node(path[: end + 1]) for end in range(len(path))), "")
         for at, path in enumerate(paths)
     ]
     return Trace("test", 1, tuple(asks))
@@ -82,7 +82,7 @@ def hits_of(trace: Trace, saved: Saved) -> int:
 @given(PATHS, st.integers(3, 6))
 def test_lru_through_the_table_is_lru(paths: list[tuple[int, ...]], capacity: int) -> None:
     trace = trace_of(paths)
-    assert hits_of(trace, Replay(trace, RATES).run([capacity], Lru)) == lru_hits(trace, capacity)
+    assert hits_of(trace, TraceReplay(trace, RATES).run([capacity], Lru)) == lru_hits(trace, capacity)
 
 
 @given(PATHS, st.integers(3, 4))
@@ -91,7 +91,7 @@ def test_who_knows_the_future_finds_as_many_blocks_as_any_schedule_could(
     paths: list[tuple[int, ...]], capacity: int
 ) -> None:
     trace = trace_of(paths)
-    replay = Replay(trace, RATES)
+    replay = TraceReplay(trace, RATES)
     saved = replay.run([capacity], lambda: Clairvoyant(Future(trace), "farthest", FLAT, replay.at))
     assert hits_of(trace, saved) == best_hits(trace, capacity)
 
@@ -99,7 +99,7 @@ def test_who_knows_the_future_finds_as_many_blocks_as_any_schedule_could(
 @given(PATHS, st.integers(3, 6), st.sampled_from(POLICIES))
 def test_with_room_for_all_every_policy_finds_all(paths: list[tuple[int, ...]], capacity: int, name: str) -> None:
     trace = trace_of(paths)
-    replay = Replay(trace, RATES)
+    replay = TraceReplay(trace, RATES)
     saved = replay.run([trace.blocks], lambda: make_policy(name, replay.clock))
     seen: set[bytes] = set()
     again = 0
@@ -114,9 +114,9 @@ def test_with_room_for_all_every_policy_finds_all(paths: list[tuple[int, ...]], 
 def test_two_tiers_hold_what_one_of_both_sizes_holds() -> None:
     paths = [(at % 6, 0, 0) for at in range(30)]
     trace = trace_of(paths)
-    one = Replay(trace, RATES).run([18], Lru)
-    two = Replay(trace, RATES).run([6, 18], Lru)
-    small = Replay(trace, RATES).run([6], Lru)
+    one = TraceReplay(trace, RATES).run([18], Lru)
+    two = TraceReplay(trace, RATES).run([6, 18], Lru)
+    small = TraceReplay(trace, RATES).run([6], Lru)
     assert two.block_hit == one.block_hit > small.block_hit == 0.0
     assert (two.below, two.evictions) == (1.0, 0)
     assert two.moves == 18, "each block is written once: what is brought up leaves its copy"
@@ -125,7 +125,7 @@ def test_two_tiers_hold_what_one_of_both_sizes_holds() -> None:
 def test_blocks_of_a_running_request_are_not_evicted() -> None:
     trace = trace_of([(0, 0, 0), (1, 1, 1)])
     together = Trace("test", 1, (replace(trace.asks[0], output=1000), replace(trace.asks[1], at=1.0)))
-    saved = Replay(together, Rates(FLAT, 1.0)).run([3], Lru)
+    saved = TraceReplay(together, ReplayRates(FLAT, 1.0)).run([3], Lru)
     assert (saved.full, saved.evictions) == (3, 0)
 
 
@@ -137,7 +137,7 @@ def test_a_hint_that_a_session_has_ended_frees_its_blocks_first() -> None:
     trace = Trace("test", 1, tuple(asks))
     found = [hits_of(trace, saved) for job, saved in play(trace, jobs(trace, True), RATES) if job.policy == HINTED]
     assert found
-    replays = [Replay(trace, RATES, hints=hints) for hints in (False, True)]
+    replays = [TraceReplay(trace, RATES, hints=hints) for hints in (False, True)]
     hits = [hits_of(trace, one.run([4], lambda one=one: make_policy("worth", one.clock))) for one in replays]
     assert hits == [2, 4]
 
@@ -202,7 +202,7 @@ def test_a_trace_that_can_not_be_replayed(tmp_path: Path, name: str, text: str |
 
 
 def test_overlaid_sessions_begin_soon_after_each_other_at_their_own_pace() -> None:
-    asks = [Ask(100.0 * at, 1, 1, (node((at,)),), "ab"[at // 2]) for at in range(4)]
+    asks = [RecordedAsk(100.0 * at, 1, 1, (node((at,)),), "ab"[at // 2]) for at in range(4)]
     found = overlaid(Trace("t", 1, tuple(asks)))
     assert [(ask.at, ask.session) for ask in found.asks] == [(0.0, "a"), (50.0, "b"), (100.0, "a"), (150.0, "b")]
 

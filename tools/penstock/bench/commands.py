@@ -10,13 +10,13 @@ from typing import Any
 
 from cyclopts import App
 
-from penstock.bench.harness import Report, show
+from penstock.bench.harness import BenchReport, show
 
 app = App(name="bench", help="Measure, beside a peer or a limit in the same run.")
 
 
 def _run(
-    bench: Callable[[bool], Coroutine[Any, Any, Report]],
+    bench: Callable[[bool], Coroutine[Any, Any, BenchReport]],
     json: bool,
     quick: bool,
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None,

@@ -43,7 +43,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """All results of one bench."""
 
     bench: str
@@ -114,7 +114,7 @@ async def interleave(
     return samples
 
 
-def show(report: Report, as_json: bool) -> None:
+def show(report: BenchReport, as_json: bool) -> None:
     """Prints the report to standard output."""
     if as_json:
         print(report.json())

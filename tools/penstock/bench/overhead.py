@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import httpx2
 import msgspec
 
-from penstock.bench.harness import Figure, Report, figure, interleave
+from penstock.bench.harness import BenchReport, Figure, figure, interleave
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
@@ -35,7 +35,7 @@ _WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MeshSample:
     """One round of one subject."""
 
     ttft_s: float
@@ -47,7 +47,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamTimes:
     """When the tokens of one stream came, in seconds since it was asked for."""
 
     first_s: float
@@ -72,7 +72,7 @@ class Prompts:
         return [[source.randrange(300, self._vocab) for _ in range(_PROMPT_TOKENS)] for _ in range(count)]
 
 
-async def measure(quick: bool) -> Report:
+async def measure(quick: bool) -> BenchReport:
     """Runs the bench."""
     tokens, rounds = (64, 3) if quick else (192, 7)
     config = EngineConfig(model=embedded(_MODEL), threads=_threads())
@@ -80,7 +80,7 @@ async def measure(quick: bool) -> Report:
         prompts = Prompts(engine.checkpoint.config.vocab_size)
         bare, mesh = _Bare(engine, prompts, tokens), _Mesh(client, prompts, tokens)
         samples = await interleave({"bare": bare.measure, "mesh": mesh.measure}, rounds)
-    return Report("overhead", _figures(samples["bare"], samples["mesh"]))
+    return BenchReport("overhead", _figures(samples["bare"], samples["mesh"]))
 
 
 def _threads() -> int:
@@ -89,7 +89,7 @@ def _threads() -> int:
     return host_shares(_WORKERS, weights)[0].threads
 
 
-def _figures(bare: Sequence[Sample], mesh: Sequence[Sample]) -> list[Figure]:
+def _figures(bare: Sequence[MeshSample], mesh: Sequence[MeshSample]) -> list[Figure]:
     pairs = list(zip(bare, mesh, strict=True))
     against = "same engine, one process"
     return [
@@ -120,7 +120,7 @@ class _Subject:
         self._prompts = prompts
         self._tokens = tokens
 
-    async def measure(self, round: int) -> Sample:
+    async def measure(self, round: int) -> MeshSample:
         """One sample."""
         alone = await self._stream(self._prompts.of(self.name, round, 1)[0])
         started = time.perf_counter()
@@ -128,9 +128,9 @@ class _Subject:
             for prompt in self._prompts.of(self.name, round, 8):
                 tasks.create_task(self._stream(prompt))
         together = 8 * self._tokens / (time.perf_counter() - started)
-        return Sample(alone.first_s, alone.rate, together)
+        return MeshSample(alone.first_s, alone.rate, together)
 
-    async def _stream(self, prompt: list[int]) -> Stream:
+    async def _stream(self, prompt: list[int]) -> StreamTimes:
         raise AssertionError("every subject has its own")
 
 
@@ -141,7 +141,7 @@ class _Bare(_Subject):
         super().__init__(prompts, tokens)
         self._engine = engine
 
-    async def _stream(self, prompt: list[int]) -> Stream:
+    async def _stream(self, prompt: list[int]) -> StreamTimes:
         sampling = SamplingParams(max_tokens=self._tokens, temperature=0.0, ignore_eos=True)
         request = Request(id=f"bench-{random.getrandbits(64):x}", prompt=tuple(prompt), sampling=sampling)
         started, first = time.perf_counter(), 0.0
@@ -149,7 +149,7 @@ class _Bare(_Subject):
             async for update in updates:
                 if update.tokens and not first:
                     first = time.perf_counter() - started
-        return Stream(first, time.perf_counter() - started, self._tokens)
+        return StreamTimes(first, time.perf_counter() - started, self._tokens)
 
 
 class _Mesh(_Subject):
@@ -159,7 +159,7 @@ class _Mesh(_Subject):
         super().__init__(prompts, tokens)
         self._client = client
 
-    async def _stream(self, prompt: list[int]) -> Stream:
+    async def _stream(self, prompt: list[int]) -> StreamTimes:
         body = {
             "model": _MODEL,
             "prompt": prompt,
@@ -174,7 +174,7 @@ class _Mesh(_Subject):
             async for chunk in answer.aiter_raw():
                 if not first and b"data:" in chunk:
                     first = time.perf_counter() - started
-        return Stream(first, time.perf_counter() - started, self._tokens)
+        return StreamTimes(first, time.perf_counter() - started, self._tokens)
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from penstock.worker.worker import ServedWorker, Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshOptions:
+class MeshSetup:
     """What mesh to open."""
 
     model: Path
@@ -85,7 +85,7 @@ class Mesh:
 
 
 @asynccontextmanager
-async def open_mesh(options: MeshOptions) -> AsyncIterator[Mesh]:
+async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
     """Opens every service, waits until a request would succeed, and closes them in the opposite order."""
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(open_router(RouterConfig(**options.router)))

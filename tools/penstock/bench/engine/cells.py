@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.bench.engine.shapes import BIG, SMALL, Shape
+from penstock.bench.engine.shapes import BIG, SMALL, LlamaShape
 from penstock.bench.engine.subjects import OURS, PEERS, Needs, Subject
 
 
@@ -31,10 +31,10 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Sitting:
     """Cells for which the same processes take turns. The first subject is what the others are compared with."""
 
-    shape: Shape
+    shape: LlamaShape
     subjects: tuple[Subject, ...]
     cells: tuple[Cell, ...]
 
@@ -77,14 +77,14 @@ _QUICK_BIG = (
 )
 
 
-def sessions(quick: bool) -> list[Session]:
+def sessions(quick: bool) -> list[Sitting]:
     """All of them. `quick` leaves out what takes longest."""
     bfloat16 = (Subject(OURS), *(Subject(peer) for peer in PEERS))
     int8 = (Subject(OURS, "int8"), Subject("llamacpp", "int8"))
     return [
-        Session(SMALL, bfloat16, _QUICK_SMALL if quick else _SMALL),
-        Session(BIG, bfloat16[:3] if quick else bfloat16, _QUICK_BIG if quick else _BIG),
-        Session(BIG, int8, (_QUICK_BIG if quick else _BIG)[:1]),
+        Sitting(SMALL, bfloat16, _QUICK_SMALL if quick else _SMALL),
+        Sitting(BIG, bfloat16[:3] if quick else bfloat16, _QUICK_BIG if quick else _BIG),
+        Sitting(BIG, int8, (_QUICK_BIG if quick else _BIG)[:1]),
     ]
 
 

@@ -34,7 +34,7 @@ _STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EmbeddedSample:
     """Tokens per second."""
 
     alone: float
@@ -55,7 +55,7 @@ async def measure(quick: bool) -> list[Figure]:
     return _figures(samples)
 
 
-def _figures(samples: dict[str, list[Sample]]) -> list[Figure]:
+def _figures(samples: dict[str, list[EmbeddedSample]]) -> list[Figure]:
     plain, best, stored = samples["torch"], samples["float32"], samples["bfloat16"]
     rates = [
         figure(f"embedded_{name}_b{count}_tokens_per_s", [getattr(one, part) for one in found], "tokens/s", "for scale")
@@ -91,7 +91,7 @@ class _Subject:
         weights = sum(file.stat().st_size for file in engine.checkpoint.weight_files) * 2  # from bfloat16 to float32
         self._weights = torch.ones(weights // 4)
 
-    async def measure(self, round: int) -> Sample:
+    async def measure(self, round: int) -> EmbeddedSample:
         """One sample."""
         begin = time.perf_counter()
         await self._stream(f"{round}")
@@ -101,7 +101,7 @@ class _Subject:
             for number in range(_STREAMS):
                 tasks.create_task(self._stream(f"{round}/{number}"))
         together = _STREAMS * self._tokens / (time.perf_counter() - begin)
-        return Sample(alone, together, 1 / _seconds_of_a_pass(self._weights))
+        return EmbeddedSample(alone, together, 1 / _seconds_of_a_pass(self._weights))
 
     async def _stream(self, name: str) -> None:
         source = random.Random(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from penstock.bench.engine.rounds import Row, Sample
+from penstock.bench.engine.rounds import CellRow, CellSample
 from penstock.bench.engine.subjects import OURS
 from penstock.bench.harness import Figure, figure, missing
 
@@ -24,7 +24,7 @@ _GOALS = {
 """Of ours to the best peer's, with bfloat16 weights."""
 
 
-def compared(rows: Sequence[Row]) -> list[Figure]:
+def compared(rows: Sequence[CellRow]) -> list[Figure]:
     """Our bfloat16 beside the best peer, for every cell that was measured or should have been."""
     found = []
     for name, goal in _GOALS.items():
@@ -39,7 +39,7 @@ def compared(rows: Sequence[Row]) -> list[Figure]:
     return found
 
 
-def beside_best(id: str, rivals: Sequence[Row], goal: float | None) -> Figure:
+def beside_best(id: str, rivals: Sequence[CellRow], goal: float | None) -> Figure:
     """Ours : the best of `rivals`, round by round; the best is the one beside which ours looks worst."""
     measured = [(row, ratios) for row in rivals if (ratios := _ratios(row))]
     if not measured:
@@ -49,7 +49,7 @@ def beside_best(id: str, rivals: Sequence[Row], goal: float | None) -> Figure:
     return figure(id, ratios, "ratio", f"best peer: {row.subject.name}", goal)
 
 
-def beside_memory(id: str, row: Row | None, weights: int, goal: float | None) -> Figure:
+def beside_memory(id: str, row: CellRow | None, weights: int, goal: float | None) -> Figure:
     """How much of the memory's read rate, right before and after, goes into reading `weights` bytes per token."""
     samples = _sound(row.samples) if row is not None else []
     if not samples:
@@ -58,12 +58,12 @@ def beside_memory(id: str, row: Row | None, weights: int, goal: float | None) ->
     return figure(id, shares, "ratio", "reading the weights, right before and after", goal)
 
 
-def rates(rows: Sequence[Row]) -> list[Figure]:
+def rates(rows: Sequence[CellRow]) -> list[Figure]:
     """Tokens/s of every subject in every cell, and why there are none."""
     return [_rate(row) for row in _merged(rows)]
 
 
-def memory_rates(rows: Sequence[Row]) -> list[Figure]:
+def memory_rates(rows: Sequence[CellRow]) -> list[Figure]:
     """What memory gave around the cells of decoding alone."""
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -76,29 +76,29 @@ def memory_rates(rows: Sequence[Row]) -> list[Figure]:
     ]
 
 
-def find(rows: Sequence[Row], shape: str, cell: str, name: str) -> Row | None:
+def find(rows: Sequence[CellRow], shape: str, cell: str, name: str) -> CellRow | None:
     """The first row of a subject that has samples."""
     wanted = (shape, cell, name)
     return next((row for row in rows if (row.shape, row.cell, row.subject.name) == wanted and not row.absent), None)
 
 
-def _rate(row: Row) -> Figure:
+def _rate(row: CellRow) -> Figure:
     id = f"{row.cell}_{row.shape}_{row.subject.name.replace(' ', '_')}_tokens_per_s"
     samples = [rate for rate, _ in _sound(row.samples)]
     return figure(id, samples, "tokens/s", "for scale") if samples else missing(id, "tokens/s", row.absent)
 
 
-def _merged(rows: Sequence[Row]) -> Iterator[Row]:
+def _merged(rows: Sequence[CellRow]) -> Iterator[CellRow]:
     """One row for each subject of a cell: ours may have taken part in several groups."""
-    together: dict[tuple[str, str, str], list[Row]] = {}
+    together: dict[tuple[str, str, str], list[CellRow]] = {}
     for row in rows:
         together.setdefault((row.shape, row.cell, row.subject.name), []).append(row)
     for several in together.values():
         one = several[0]
-        yield Row(one.shape, one.cell, one.subject, [sample for row in several for sample in row.samples], ())
+        yield CellRow(one.shape, one.cell, one.subject, [sample for row in several for sample in row.samples], ())
 
 
-def _ratios(row: Row) -> list[float]:
+def _ratios(row: CellRow) -> list[float]:
     """Ours : theirs, of the rounds in which both were measured."""
     return [
         ours.rate / theirs.rate
@@ -107,6 +107,6 @@ def _ratios(row: Row) -> list[float]:
     ]
 
 
-def _sound(samples: Sequence[Sample]) -> list[tuple[float, float]]:
+def _sound(samples: Sequence[CellSample]) -> list[tuple[float, float]]:
     """(rate, memory) of samples that have a rate."""
     return [(sample.rate, sample.memory) for sample in samples if sample.rate is not None]

@@ -9,22 +9,22 @@ import torch
 from penstock.bench.engine import embedded, figures, own
 from penstock.bench.engine.cells import sessions
 from penstock.bench.engine.limits import Memory, gemm_rate
-from penstock.bench.engine.rounds import THREADS, Row
+from penstock.bench.engine.rounds import THREADS, CellRow
 from penstock.bench.engine.rounds import measure as measure_session
-from penstock.bench.engine.shapes import BIG, SMALL, Shape, checkpoint, weight_bytes
+from penstock.bench.engine.shapes import BIG, SMALL, LlamaShape, checkpoint, weight_bytes
 from penstock.bench.engine.subjects import OURS, Places
-from penstock.bench.harness import Figure, Report, figure
+from penstock.bench.harness import BenchReport, Figure, figure
 
 _GEMM = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-async def measure(quick: bool) -> Report:
+async def measure(quick: bool) -> BenchReport:
     """Runs the bench."""
     torch.set_num_threads(THREADS)
     places = Places.default()
     memory = Memory(THREADS)
     gemm = _gemm()
-    rows: list[Row] = []
+    rows: list[CellRow] = []
     for session in sessions(quick):
         rows += await measure_session(session, places, memory)
     found = [*figures.compared(rows), *_decoding(rows, places)]
@@ -34,15 +34,15 @@ async def measure(quick: bool) -> Report:
     found += await embedded.measure(quick)
     for name, rates in _gemm().items():
         gemm[name] += rates
-    return Report("engine", [*found, *figures.rates(rows), *figures.memory_rates(rows), *_limits(gemm, rows)])
+    return BenchReport("engine", [*found, *figures.rates(rows), *figures.memory_rates(rows), *_limits(gemm, rows)])
 
 
-def _decoding(rows: list[Row], places: Places) -> list[Figure]:
+def _decoding(rows: list[CellRow], places: Places) -> list[Figure]:
     """What else there is to say of decoding alone."""
     big, small = (weight_bytes(checkpoint(shape, places.models)) for shape in (BIG, SMALL))
     rivals = [row for row in rows if (row.cell, row.subject.name) == ("decode_b1", "llamacpp int8")]
 
-    def share(id: str, shape: Shape, name: str, weights: int, goal: float | None = None) -> Figure:
+    def share(id: str, shape: LlamaShape, name: str, weights: int, goal: float | None = None) -> Figure:
         return figures.beside_memory(id, figures.find(rows, shape.name, "decode_b1", name), weights, goal)
 
     return [
@@ -58,7 +58,7 @@ def _gemm() -> dict[str, list[float]]:
     return {name: [gemm_rate(dtype)] for name, dtype in _GEMM.items()}
 
 
-def _limits(gemm: dict[str, list[float]], rows: list[Row]) -> list[Figure]:
+def _limits(gemm: dict[str, list[float]], rows: list[CellRow]) -> list[Figure]:
     """torch's products, and how far a long prompt on the big shape is from them."""
     found = [
         figure(f"gemm_{name}_gflops", [rate / 1e9 for rate in rates], "GFLOP/s", "torch, 512 rows, first and last")

@@ -149,6 +149,7 @@ class _Generated:
 async def opened(
     checkpoint: str,
     kind: str,
+    *,
     threads: int,
     streams: int,
     tokens: int,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.engine.cells import Cell, Session, parts
+from penstock.bench.engine.cells import Cell, Sitting, parts
 from penstock.bench.engine.limits import Memory
 from penstock.bench.engine.process import Failed, Talk
-from penstock.bench.engine.shapes import Shape, checkpoint, weight_bytes
+from penstock.bench.engine.shapes import LlamaShape, checkpoint, weight_bytes
 from penstock.bench.engine.subjects import Places, Subject, prepare, running
 from penstock.bench.harness import interleave
 
@@ -28,7 +28,7 @@ _PAUSE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CellSample:
     """Tokens/s, and bytes/s that memory gave before and after; without a rate, why there is none."""
 
     rate: float | None
@@ -37,14 +37,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CellRow:
     """Samples of one subject in one cell, and of the session's first subject in the same rounds."""
 
     shape: str
     cell: str
     subject: Subject
-    samples: Sequence[Sample]
-    first: Sequence[Sample]
+    samples: Sequence[CellSample]
+    first: Sequence[CellSample]
 
     @property
     def absent(self) -> str:
@@ -64,7 +64,7 @@ class Asked:
 
     subject: Subject
     places: Places
-    shape: Shape
+    shape: LlamaShape
     values: Mapping[str, object]
     """What it is loaded with."""
     reason: str = ""
@@ -95,12 +95,12 @@ class Asked:
         return talk
 
 
-async def measure(session: Session, places: Places, memory: Memory) -> list[Row]:
+async def measure(session: Sitting, places: Places, memory: Memory) -> list[CellRow]:
     """All rows of a session. A subject that fails is left out of that cell, with its reason."""
     directory: Path = await asyncio.to_thread(checkpoint, session.shape, places.models)
     needs = session.needs
     values = {"threads": THREADS, "streams": needs.streams, "tokens": needs.tokens, "room": needs.room}
-    rows: list[Row] = []
+    rows: list[CellRow] = []
     for group in parts(session.subjects, weight_bytes(directory), BUDGET):
         asked = {one.name: Asked(one, places, session.shape, values) for one in group}
         try:
@@ -112,31 +112,31 @@ async def measure(session: Session, places: Places, memory: Memory) -> list[Row]
     return rows
 
 
-async def _cell(cell: Cell, session: Session, asked: Mapping[str, Asked], memory: Memory) -> list[Row]:
+async def _cell(cell: Cell, session: Sitting, asked: Mapping[str, Asked], memory: Memory) -> list[CellRow]:
     def subject(one: Asked) -> Any:
         one.reason = ""
 
-        async def sample(number: int) -> Sample:
+        async def sample(number: int) -> CellSample:
             if one.reason:
-                return Sample(None, reason=one.reason)
+                return CellSample(None, reason=one.reason)
             try:
                 return await _sample(cell, session.shape, one, memory, number)
             except Failed as error:
                 one.reason = str(error)
-                return Sample(None, reason=one.reason)
+                return CellSample(None, reason=one.reason)
 
         return sample
 
     subjects = {name: subject(one) for name, one in asked.items()}
-    found: dict[str, list[Sample]] = await interleave(subjects, cell.rounds, warm_up=cell.warm_up)
+    found: dict[str, list[CellSample]] = await interleave(subjects, cell.rounds, warm_up=cell.warm_up)
     first = found[session.subjects[0].name]
-    rows = [Row(session.shape.name, cell.name, one.subject, found[name], first) for name, one in asked.items()]
+    rows = [CellRow(session.shape.name, cell.name, one.subject, found[name], first) for name, one in asked.items()]
     for row in rows:
         print(f"{session.shape.name} {cell.name} {row.subject.name}: {row.told}", file=sys.stderr, flush=True)
     return rows
 
 
-async def _sample(cell: Cell, shape: Shape, one: Asked, memory: Memory, number: int) -> Sample:
+async def _sample(cell: Cell, shape: LlamaShape, one: Asked, memory: Memory, number: int) -> CellSample:
     await asyncio.sleep(_PAUSE_S)
     before = memory.rate()
     if cell.steps:
@@ -144,10 +144,10 @@ async def _sample(cell: Cell, shape: Shape, one: Asked, memory: Memory, number: 
         seconds = await one.ask("decode", cell.limit_s, prompts=prompts, steps=cell.steps)
     else:
         seconds = await one.ask("prefill", cell.limit_s, prompt=prompt(shape, cell.tokens, (cell.name, number)))
-    return Sample(cell.work / seconds, (before + memory.rate()) / 2)
+    return CellSample(cell.work / seconds, (before + memory.rate()) / 2)
 
 
-def prompt(shape: Shape, tokens: int, seed: object) -> list[int]:
+def prompt(shape: LlamaShape, tokens: int, seed: object) -> list[int]:
     """Random token ids, the same for the same seed."""
     source = random.Random(repr(seed))
     return [source.randrange(300, shape.vocab) for _ in range(tokens)]

@@ -22,7 +22,7 @@ _FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LlamaShape:
     """A Llama with tied embeddings."""
 
     name: str
@@ -47,12 +47,12 @@ class Shape:
         return attention + 3 * self.hidden * self.intermediate
 
 
-BIG = Shape("1b", 16, 2048, 32, 8, 64, 8192, 128256)
+BIG = LlamaShape("1b", 16, 2048, 32, 8, 64, 8192, 128256)
 """Llama-3.2-1B's."""
-SMALL = Shape("135m", 30, 576, 9, 3, 64, 1536, 49152)
+SMALL = LlamaShape("135m", 30, 576, 9, 3, 64, 1536, 49152)
 
 
-def checkpoint(shape: Shape, place: Path) -> Path:
+def checkpoint(shape: LlamaShape, place: Path) -> Path:
     """A directory under `place` with the shape's weights in bfloat16, the same ones always; made when it is missing."""
     directory = place / shape.name
     directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def weight_bytes(directory: Path) -> int:
     return (directory / _FILE).stat().st_size
 
 
-def _config(shape: Shape) -> dict[str, Any]:
+def _config(shape: LlamaShape) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

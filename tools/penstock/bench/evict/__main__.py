@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from penstock.bench.evict.run import Rates
+from penstock.bench.evict.run import ReplayRates
 from penstock.bench.evict.table import jobs, play
 from penstock.bench.evict.traces import TraceError, load, overlaid
 
@@ -32,7 +32,7 @@ def replay(trace: Path, *, overlay: bool = False, quick: bool = False) -> int:
     todo = jobs(loaded, quick)
     about = {"requests": len(loaded.asks), "blocks": loaded.blocks, "block_tokens": loaded.block_tokens}
     _say(trace=loaded.name, overlay=overlay, **about, sessions=loaded.has_sessions, replays=len(todo))
-    for job, saved in play(loaded, todo, Rates()):
+    for job, saved in play(loaded, todo, ReplayRates()):
         _say(trace=loaded.name, policy=job.policy, capacities=job.capacities, **asdict(saved))
     return 0
 

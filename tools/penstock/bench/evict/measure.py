@@ -20,7 +20,7 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.bench.harness import Figure, Report
+from penstock.bench.harness import BenchReport, Figure
 from penstock.runtime.config import ConfigError
 
 TRACES = Path("../shared/traces")
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Comparison:
     """The seconds that each policy saved, on one trace with the same room."""
 
     trace: str
@@ -62,20 +62,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class EvictReport(Report):
+class EvictReport(BenchReport):
     """Figures, and all replays."""
 
     traces: Sequence[Row]
-    places: Sequence[Place]
+    places: Sequence[Comparison]
 
     def json(self) -> str:
         """See Report."""
         replays = [row for place in self.places for row in place.rows.values()]
-        return json.dumps({**json.loads(Report.json(self)), "traces": list(self.traces), "replays": replays})
+        return json.dumps({**json.loads(BenchReport.json(self)), "traces": list(self.traces), "replays": replays})
 
     def shown(self) -> RenderableType:
         """See Report."""
-        return Group(*(_table(row, self.places) for row in self.traces), Report.table(self))
+        return Group(*(_table(row, self.places) for row in self.traces), BenchReport.table(self))
 
 
 async def measure(traces: Sequence[Path], quick: bool) -> EvictReport:
@@ -83,20 +83,18 @@ async def measure(traces: Sequence[Path], quick: bool) -> EvictReport:
     for path in traces:
         if not path.is_file():
             raise ConfigError("trace", str(path), "there is no such file")
-    heads: list[Row] = []
-    rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        seats = asyncio.Semaphore(os.cpu_count() or 1)
+        replays = _Replays(quick, bar)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for path in traces:
                     for overlay in (False, True) if _has_sessions(path) else (False,):
-                        tasks.create_task(_replay(path, overlay, quick, heads, rows, bar, seats))
+                        tasks.create_task(replays.run(path, overlay))
         except* ConfigError as errors:
             raise errors.exceptions[0] from None
-    heads.sort(key=lambda head: -head["requests"])
-    places = _places(heads, rows)
+    heads = sorted(replays.heads, key=lambda head: -head["requests"])
+    places = _places(heads, replays.rows)
     return EvictReport("evict", _figures(places), heads, places)
 
 
@@ -124,45 +122,58 @@ def _has_sessions(path: Path) -> bool:
         return False
 
 
-async def _replay(
-    path: Path, overlay: bool, quick: bool, heads: list[Row], rows: list[Row], bar: Progress, seats: asyncio.Semaphore
-) -> None:
-    options = [*(["--overlay"] if overlay else []), *(["--quick"] if quick else [])]
-    async with seats:
-        command = (sys.executable, "-m", "penstock.bench.evict", str(path), *options)
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-        assert process.stdout is not None and process.stderr is not None
-        try:
-            task = None
-            async for line in process.stdout:
-                row = json.loads(line)
-                if task is None:
-                    heads.append(row)
-                    task = bar.add_task(row["trace"], total=row["replays"])
-                else:
-                    rows.append(row)
-                    bar.advance(task)
-            errors: str = (await process.stderr.read()).decode(errors="replace").strip()
-            if await process.wait():
-                raise ConfigError("trace", str(path), errors or f"the replay ended with {process.returncode}")
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+class _Replays:
+    """Runs replays in processes of their own, as many at a time as there are cores, and keeps what they print."""
+
+    def __init__(self, quick: bool, bar: Progress) -> None:
+        self.heads: list[Row] = []
+        self.rows: list[Row] = []
+        self._quick = quick
+        self._bar = bar
+        self._seats = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def run(self, path: Path, overlay: bool) -> None:
+        """Replays one trace. Raises ConfigError when it can't be replayed."""
+        options = [*(["--overlay"] if overlay else []), *(["--quick"] if self._quick else [])]
+        async with self._seats:
+            command = (sys.executable, "-m", "penstock.bench.evict", str(path), *options)
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+            assert process.stdout is not None and process.stderr is not None
+            try:
+                await self._read(process.stdout)
+                errors: str = (await process.stderr.read()).decode(errors="replace").strip()
+                if await process.wait():
+                    raise ConfigError("trace", str(path), errors or f"the replay ended with {process.returncode}")
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        """The first line describes the trace, every other one is a replay."""
+        task = None
+        async for line in lines:
+            row = json.loads(line)
+            if task is None:
+                self.heads.append(row)
+                task = self._bar.add_task(row["trace"], total=row["replays"])
+            else:
+                self.rows.append(row)
+                self._bar.advance(task)
 
 
-def _places(heads: Sequence[Row], rows: Iterable[Row]) -> list[Place]:
+def _places(heads: Sequence[Row], rows: Iterable[Row]) -> list[Comparison]:
     about = {head["trace"]: (at, head["overlay"]) for at, head in enumerate(heads)}
-    places: dict[tuple[str, tuple[int, ...]], Place] = {}
+    places: dict[tuple[str, tuple[int, ...]], Comparison] = {}
     for row in rows:
         name, capacities = row["trace"], tuple(row["capacities"])
-        place = places.setdefault((name, capacities), Place(name, about[name][1], capacities, {}))
+        place = places.setdefault((name, capacities), Comparison(name, about[name][1], capacities, {}))
         place.rows[row["policy"]] = row
     return sorted(places.values(), key=lambda one: (about[one.trace], len(one.capacities), one.capacities))
 
 
-def _figures(places: Sequence[Place]) -> list[Figure]:
+def _figures(places: Sequence[Comparison]) -> list[Figure]:
     recorded = [place for place in places if not place.overlay]
     inside = [place for place in recorded if place.counts]
     outside = [place for place in recorded if not place.counts]
@@ -186,7 +197,7 @@ def _figures(places: Sequence[Place]) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
 
 
-def _ratios(places: Iterable[Place], policy: str, to: str) -> list[float]:
+def _ratios(places: Iterable[Comparison], policy: str, to: str) -> list[float]:
     return [place.ratio(policy, to) for place in places]
 
 
@@ -203,7 +214,7 @@ def _figure(id: str, ratios: Sequence[float], value: Any, against: str, goal: fl
     return Figure(id, one, "ratio", min(ratios), max(ratios), against, goal, met)
 
 
-def _table(head: Row, places: Iterable[Place]) -> Table:
+def _table(head: Row, places: Iterable[Comparison]) -> Table:
     """One trace, a line per room."""
     title = (
         f"{head['trace']}: {head['requests']:,} requests, {head['blocks']:,} blocks of {head['block_tokens']} tokens"
@@ -219,7 +230,7 @@ def _table(head: Row, places: Iterable[Place]) -> Table:
     return table
 
 
-def _cells(place: Place) -> list[str]:
+def _cells(place: Comparison) -> list[str]:
     rows = place.rows
     hits = [f"{100 * rows[policy]['block_hit']:.1f}%" for policy in ("lru", "worth", "offline")]
     tokens = [f"{100 * rows[policy]['token_hit']:.1f}%" for policy in ("lru", "worth", "offline")]

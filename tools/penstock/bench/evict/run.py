@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.bench.evict.traces import ROOT, Ask, Trace
+from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace
 from penstock.kv.hint import ReturnHint
 from penstock.kv.policies.cost import PrefillCost
 from penstock.kvstore import sessions
@@ -36,7 +36,7 @@ MakePolicy = Callable[[], EvictionPolicy]
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ReplayRates:
     """How fast the recorded requests run."""
 
     prefill: PrefillCost = field(default_factory=PrefillCost)
@@ -63,10 +63,10 @@ class Saved:
     """Blocks that found no room, because all others were pinned."""
 
 
-class Replay:
+class TraceReplay:
     """One trace under some policy."""
 
-    def __init__(self, trace: Trace, rates: Rates, *, hints: bool = False) -> None:
+    def __init__(self, trace: Trace, rates: ReplayRates, *, hints: bool = False) -> None:
         self.trace = trace
         self.rates = rates
         self._number = 0
@@ -116,7 +116,7 @@ class Replay:
             self._full,
         )
 
-    def _ask(self, ask: Ask) -> tuple[int, int]:
+    def _ask(self, ask: RecordedAsk) -> tuple[int, int]:
         """How many blocks were found in the first tier, and how many below."""
         host, keys = self._tiers[0], ask.keys
         stored = [tier.lookup([key]) > 0 for tier in self._tiers for key in keys] if len(self._tiers) > 1 else []
@@ -140,7 +140,7 @@ class Replay:
             self._hints.ends(ask.session, self._now + lasts, last=self._next[self._number] == math.inf)
         return held - brought, brought
 
-    def _put(self, store: BlockStore, ask: Ask, first: int) -> int:
+    def _put(self, store: BlockStore, ask: RecordedAsk, first: int) -> int:
         """Stores the blocks from `first` on that there is room for; says how many."""
         size, parents = self.trace.block_tokens, (ROOT, *ask.keys)
         wanted = [Wanted(ask.keys[at], parents[at], at * size, 0.0, ask.session) for at in range(first, len(ask.keys))]
@@ -156,12 +156,12 @@ class Replay:
         store.commit(_SESSION, written, self._now)
         return room
 
-    def _tokens(self, held: int, ask: Ask) -> int:
+    def _tokens(self, held: int, ask: RecordedAsk) -> int:
         """Of the prompt that need no prefill: whole blocks, and the last token is always computed."""
         size = self.trace.block_tokens
         return min(held, max(0, ask.tokens - 1) // size) * size
 
-    def _lasts(self, held: int, ask: Ask) -> float:
+    def _lasts(self, held: int, ask: RecordedAsk) -> float:
         hit = self._tokens(held, ask)
         prefill = self.rates.prefill
         computing = prefill.seconds(0, ask.tokens) - prefill.seconds(0, hit)
@@ -194,7 +194,7 @@ class _Hints:
         news, self._outlooks = self._outlooks, []
         return news
 
-    def begins(self, ask: Ask) -> list[tuple[str, ReturnHint]]:
+    def begins(self, ask: RecordedAsk) -> list[tuple[str, ReturnHint]]:
         """A request of a session begins."""
         self._table.used(ask.session, ask.at)
         return self._news()
@@ -237,7 +237,7 @@ class _Nobody:
 class _Below(_Nobody):
     """Moves what leaves a tier to the tier below."""
 
-    replay: Replay
+    replay: TraceReplay
     store: BlockStore
 
     def removed(self, block: Block) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.bench.evict.offline import Clairvoyant, Future, Rule
-from penstock.bench.evict.run import Rates, Replay, Saved
+from penstock.bench.evict.run import ReplayRates, Saved, TraceReplay
 from penstock.bench.evict.traces import Trace
 from penstock.kv.policies import POLICIES, make_policy
 
@@ -39,20 +39,20 @@ def jobs(trace: Trace, quick: bool) -> list[Job]:
     return [Job(policy, capacities) for capacities in sizes for policy in policies]
 
 
-def play(trace: Trace, todo: list[Job], rates: Rates) -> Iterator[tuple[Job, Saved]]:
+def play(trace: Trace, todo: list[Job], rates: ReplayRates) -> Iterator[tuple[Job, Saved]]:
     """Runs them, one after the other."""
     future = Future(trace)
     for job in todo:
         yield job, (_offline(trace, future, job, rates) if job.policy == OFFLINE else _online(trace, job, rates))
 
 
-def _online(trace: Trace, job: Job, rates: Rates) -> Saved:
+def _online(trace: Trace, job: Job, rates: ReplayRates) -> Saved:
     hinted = job.policy == HINTED
-    replay = Replay(trace, rates, hints=hinted)
+    replay = TraceReplay(trace, rates, hints=hinted)
     return replay.run(job.capacities, partial(make_policy, "worth" if hinted else job.policy, replay.clock))
 
 
-def _offline(trace: Trace, future: Future, job: Job, rates: Rates) -> Saved:
+def _offline(trace: Trace, future: Future, job: Job, rates: ReplayRates) -> Saved:
     """The better of the two schedules; of two tiers, with all room in one.
 
     The latter is no bound where requests do not fit into the first tier: what is pinned then differs.
@@ -60,7 +60,7 @@ def _offline(trace: Trace, future: Future, job: Job, rates: Rates) -> Saved:
     results = []
     rules: tuple[Rule, ...] = ("farthest", "seconds")
     for rule in rules:
-        replay = Replay(trace, rates)
+        replay = TraceReplay(trace, rates)
         knows = partial(Clairvoyant, future, rule, rates.prefill, replay.at)
         results.append(replay.run((sum(job.capacities),), knows))
     return max(results, key=lambda saved: saved.seconds_saved)

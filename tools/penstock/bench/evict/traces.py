@@ -36,7 +36,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RecordedAsk:
     """One recorded request."""
 
     at: float
@@ -56,7 +56,7 @@ class Trace:
 
     name: str
     block_tokens: int
-    asks: tuple[Ask, ...]
+    asks: tuple[RecordedAsk, ...]
 
     @property
     def blocks(self) -> int:
@@ -75,7 +75,7 @@ def overlaid(trace: Trace) -> Trace:
     Each keeps its own pace. Their beginnings are spread evenly over the mean length of a session. For traces that
     were recorded one session after the other, as agent benchmarks are.
     """
-    talks: dict[str, list[Ask]] = {}
+    talks: dict[str, list[RecordedAsk]] = {}
     for ask in trace.asks:
         talks.setdefault(ask.session, []).append(ask)
     length = sum(asks[-1].at - asks[0].at for asks in talks.values()) / len(talks)
@@ -107,7 +107,7 @@ def load(path: Path) -> Trace:
         raise TraceError(f"neither hash_ids nor input and output: {error!r}") from None
     asks.sort(key=lambda ask: ask.at)
     first = asks[0].at
-    moved = (Ask(ask.at - first, ask.tokens, ask.output, ask.keys, ask.session) for ask in asks)
+    moved = (RecordedAsk(ask.at - first, ask.tokens, ask.output, ask.keys, ask.session) for ask in asks)
     trace = Trace(path.name.split(".")[0], block, tuple(moved))
     _check_chains(path, trace)
     return trace
@@ -117,7 +117,7 @@ def _opened(path: Path) -> Any:
     return gzip.open(path, "rt", encoding="utf-8") if path.name.endswith(".gz") else open(path, encoding="utf-8")
 
 
-def _from_ids(rows: Iterable[dict[str, Any]]) -> tuple[int, list[Ask]]:
+def _from_ids(rows: Iterable[dict[str, Any]]) -> tuple[int, list[RecordedAsk]]:
     keys: dict[int, bytes] = {}
     asks = []
     block = _BLOCK
@@ -125,18 +125,18 @@ def _from_ids(rows: Iterable[dict[str, Any]]) -> tuple[int, list[Ask]]:
         block = row.get("block_size", _BLOCK)
         names = tuple(keys.setdefault(one, hashlib.sha256(b"%d" % one).digest()) for one in row["hash_ids"])
         session = str(row.get("session", ""))
-        asks.append(Ask(row["timestamp"] / 1e3, row["input_length"], row["output_length"], names, session))
+        asks.append(RecordedAsk(row["timestamp"] / 1e3, row["input_length"], row["output_length"], names, session))
     return block, asks
 
 
-def _from_text(rows: Iterable[dict[str, Any]]) -> tuple[int, list[Ask]]:
+def _from_text(rows: Iterable[dict[str, Any]]) -> tuple[int, list[RecordedAsk]]:
     asks = []
     for row in rows:
         text, output = row["input"], len(row["output"]) // _CHARACTERS_PER_TOKEN
         tokens = -(-len(text) // _CHARACTERS_PER_TOKEN)
         session = str(row.get("session_id", ""))
         keys = tuple(_text_keys(text))
-        asks.append(Ask(row["timestamp"] / 1e6, tokens, max(_LEAST_OUTPUT, output), keys, session))
+        asks.append(RecordedAsk(row["timestamp"] / 1e6, tokens, max(_LEAST_OUTPUT, output), keys, session))
     return _TEXT_BLOCK, asks
 
 

@@ -31,7 +31,7 @@ _COLD = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DiskRates:
     """Bytes/s of one round."""
 
     read: float
@@ -61,7 +61,7 @@ class DiskReads:
             assert await self._client.put(puts(chain, data.blocks(_MIB))) == _BLOCKS
             await written(self._address, number * _BLOCKS)
 
-    async def read(self, round: int) -> Rates:
+    async def read(self, round: int) -> DiskRates:
         """A lease, and a checked copy of what it brought."""
         chain, into = self._chains[round % 2], self._into.blocks(_MIB)
         begin = time.perf_counter()
@@ -72,7 +72,7 @@ class DiskReads:
         end = time.perf_counter()
         assert tiers.count("nvme") >= _BLOCKS - _SPARE, f"{len(tiers)} blocks, of which {tiers.count('nvme')} from disk"
         assert good == _BLOCKS, f"{good} of {_BLOCKS} copies are right"
-        return Rates(_BLOCKS * _MIB / (read - begin), _BLOCKS * _MIB / (end - begin))
+        return DiskRates(_BLOCKS * _MIB / (read - begin), _BLOCKS * _MIB / (end - begin))
 
 
 def _copy(leased: Leased, into: Sequence[memoryview]) -> int:

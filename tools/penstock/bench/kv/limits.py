@@ -18,7 +18,7 @@ from penstock.bench.kv.processes import started
 from penstock.rpc.channels import open_channels
 
 
-class Limits:
+class MachineLimits:
     """Rates in bytes/s. Made by `open_limits`."""
 
     def __init__(self, size: int, memory: str, tcp: int, channel: grpc.aio.Channel) -> None:
@@ -63,8 +63,8 @@ class Limits:
 
 
 @asynccontextmanager
-async def open_limits(size: int) -> AsyncIterator[tuple[Limits, str]]:
+async def open_limits(size: int) -> AsyncIterator[tuple[MachineLimits, str]]:
     """The limits for `size` bytes, and the address of the process behind them."""
     async with started("penstock.bench.kv.peer", str(size)) as (_, said), open_channels() as channels:
         address, memory, tcp = str(said["address"]), str(said["memory"]), int(str(said["tcp"]))
-        yield Limits(size, memory, tcp, channels.to(address)), address
+        yield MachineLimits(size, memory, tcp, channels.to(address)), address

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.bench.harness import Figure, Report, figure, interleave
+from penstock.bench.harness import BenchReport, Figure, figure, interleave
 from penstock.bench.kv.bulk import open_bulk
 from penstock.bench.kv.calls import CLIENTS, Calls, open_callers
-from penstock.bench.kv.disk import Rates, open_busy_gets, open_disk_reads
+from penstock.bench.kv.disk import DiskRates, open_busy_gets, open_disk_reads
 from penstock.bench.kv.growth import FEW, MANY, Costs, open_filled
-from penstock.bench.kv.limits import Limits, open_limits
+from penstock.bench.kv.limits import MachineLimits, open_limits
 
 _SIZE = 256 << 20
 _MIB, _64_KIB = 1 << 20, 64 << 10
@@ -23,7 +23,7 @@ _FILE = "sequential file read, 1 or 4 calls at a time"
 _EMPTY = "an empty unary call"
 
 
-async def measure(quick: bool) -> Report:
+async def measure(quick: bool) -> BenchReport:
     """Runs the bench."""
     rounds = 3 if quick else 9
     figures: list[Figure] = []
@@ -33,7 +33,7 @@ async def measure(quick: bool) -> Report:
         figures += await _calls(peer, rounds, 200 if quick else 1000)
     figures += await _disk(rounds)
     figures += await _growth(rounds, 5 if quick else 20)
-    return Report("kv", figures)
+    return BenchReport("kv", figures)
 
 
 def ratio(id: str, ours: Sequence[float], limit: Sequence[float], against: str, goal: float | None = None) -> Figure:
@@ -51,7 +51,7 @@ def _rate(id: str, samples: Sequence[float]) -> Figure:
     return figure(id, [sample / 1e9 for sample in samples], "GB/s", "for scale")
 
 
-async def _large(limits: Limits, rounds: int) -> list[Figure]:
+async def _large(limits: MachineLimits, rounds: int) -> list[Figure]:
     async with open_bulk(_SIZE, _MIB) as bulk:
         got = await interleave(
             {
@@ -80,7 +80,7 @@ async def _large(limits: Limits, rounds: int) -> list[Figure]:
     ]
 
 
-async def _small(limits: Limits, rounds: int) -> list[Figure]:
+async def _small(limits: MachineLimits, rounds: int) -> list[Figure]:
     async with open_bulk(_SIZE, _64_KIB) as bulk:
         got = await interleave(
             {"memcpy in": limits.copy_in, "put": bulk.put, "get": bulk.get, "memcpy out": limits.copy_out}, rounds
@@ -117,7 +117,7 @@ async def _calls(peer: str, rounds: int, calls: int) -> list[Figure]:
 
 
 async def _disk(rounds: int) -> list[Figure]:
-    tier: list[Rates] = []
+    tier: list[DiskRates] = []
 
     async with open_disk_reads() as reads:
 

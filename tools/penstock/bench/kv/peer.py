@@ -24,7 +24,7 @@ MESSAGE_BYTES = 1 << 20
 _NUMBER = struct.Struct("<Q")
 
 
-class Peer:
+class LimitPeer:
     """What the methods share."""
 
     def __init__(self, size: int) -> None:
@@ -79,7 +79,7 @@ def asked(count: int) -> bytes:
 
 async def serve(lifecycle: Lifecycle) -> None:
     """Serves until told to stop."""
-    peer = Peer(int(sys.argv[1]))
+    peer = LimitPeer(int(sys.argv[1]))
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((peer.handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
