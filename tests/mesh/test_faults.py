@@ -13,13 +13,14 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.decode.drafting import DraftClient
 from penstock.engine.request import SamplingParams
 from penstock.rpc.convert import spec_to_message
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import ask, body_of, mesh_keys, prompt, settled, until
+from .support import ask, body_of, drafting, mesh_keys, prompt, settled, until
 
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -141,6 +142,29 @@ async def test_kill_9_under_load(victim, tiny, other, meshes, oracle, http):
                 assert answer.ids == (await oracle(tokens, LONG)).ids
             after = await ask(http, mesh, prompts[1], GREEDY)
             assert after.ids == (await oracle(prompts[1], GREEDY)).ids
+
+
+async def test_a_defect_of_the_draft_client_costs_drafts_and_is_mended_by_starting_again(
+    tiny, other, meshes, oracle, http, monkeypatch
+):
+    tokens = prompt("defect", 60)
+    came, seen = DraftClient._came, []
+
+    def defect(client, proposal):
+        seen.append(proposal)
+        if len(seen) == 3:
+            raise ZeroDivisionError("a defect of the draft client")
+        came(client, proposal)
+
+    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True)) as mesh:
+        await drafting(http, mesh)
+        monkeypatch.setattr(DraftClient, "_came", defect)
+        assert (await ask(http, mesh, tokens, LONG)).ids == (await oracle(tokens, LONG)).ids
+        assert len(seen) >= 3
+        seen += [None] * 3
+        await drafting(http, mesh)
+        text = mesh.decode[0].metrics.text().decode()
+        assert 'penstock_task_failures_total{task="draft client"} 1.0' in text
 
 
 STAGES = ("at once", "first chunk", "middle")

@@ -25,6 +25,10 @@ class Pauses:
     """After a refusal, which is unlikely to be another answer soon."""
 
 
+class Unsuitable(Exception):
+    """Raised by `connect` for a peer that answers and can't be used; its message says why."""
+
+
 class Connection:
     """One attempt. `established` is set by whoever connects, once the peer has answered."""
 
@@ -42,7 +46,8 @@ async def stay(
     """Calls `connect` again and again until cancelled; `peer` names the other side in the log.
 
     `connect` sets `established` when the peer has answered, and returns or raises AioRpcError or TimeoutError when the
-    connection has ended. After an established connection the pauses begin anew, else they double up to the longest.
+    connection has ended, or Unsuitable. After an established connection the pauses begin anew, else they double up to
+    the longest.
     A reason that was logged for the attempt before is not logged again. Any other error is the caller's defect: it goes
     out, to the policy of the background task that this is.
     """
@@ -55,6 +60,8 @@ async def stay(
             await connect(connection)
         except TimeoutError:
             reason = "no answer in time"
+        except Unsuitable as error:
+            reason, refused = str(error), True
         except grpc.aio.AioRpcError as error:
             reason, refused = error.details() or error.code().name, error.code() in _FINAL
         if connection.established:

@@ -118,7 +118,7 @@ class GatewayMetrics(Metrics):
 
 
 class WorkerMetrics(Metrics):
-    """A prefill or decode worker. `read` gives the engine's own figures, by the names below."""
+    """A prefill or decode worker."""
 
     RUNNING = "vllm:num_requests_running"
     WAITING = "vllm:num_requests_waiting"
@@ -128,13 +128,16 @@ class WorkerMetrics(Metrics):
     DRAFT_FAULTS = "penstock_draft_faults"
     """Draft calls that became plain decoding."""
 
-    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.registry.register(_Figures("", read, frozenset({self.PREEMPTIONS, self.DRAFT_FAULTS})))
         self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
         self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
         self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """From now on `read` gives the engine's own figures, by the names above. Call it once."""
+        self.registry.register(_Figures("", read, frozenset({self.PREEMPTIONS, self.DRAFT_FAULTS})))
 
 
 class StoreMetrics(Metrics):

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Any, Literal, TypeVar
 
 import structlog
@@ -142,6 +143,11 @@ def being_cancelled() -> bool:
     """Whether the current task is asked to end, or only something it awaited was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def within(context: Context, job: Coroutine[Any, Any, Result]) -> Result:
+    """Awaits `job` in a context that is not the caller's: the id and trace of the request that it works for."""
+    return await asyncio.get_running_loop().create_task(job, context=context)
 
 
 async def first_of(*jobs: Coroutine[Any, Any, Result]) -> list[Result | None]:

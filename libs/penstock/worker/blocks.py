@@ -21,6 +21,7 @@ from penstock.engine.hooks import LoadResult, PageRef, PageWriter, Source
 from penstock.kv.client import NOBODY, BlockPut, Leased, Origin, StoreClient, StoreFault
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.runtime.tasks import being_cancelled, beside, within
 from penstock.worker.links import Links
 
 _LEASE_BLOCKS = 512
@@ -139,11 +140,6 @@ class Publisher:
         self._batches: deque[_Batch] = deque()
         self._wake = asyncio.Event()
 
-    @property
-    def queued_pages(self) -> int:
-        """Pages that wait for the store."""
-        return self._queued
-
     def publish(
         self,
         blocks: list[BlockPut],
@@ -166,27 +162,26 @@ class Publisher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Works until cancelled; then lets go of every page."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._batches:
-                    await self._store_one(self._batches.popleft())
-        finally:
+        """Stores what is queued until cancelled. An error that leaves it costs the blocks it was storing, no others."""
+        while True:
             while self._batches:
-                _release(self._batches.popleft().pages)
+                await self._store_one(self._batches.popleft())
+            self._wake.clear()
+            await self._wake.wait()
+
+    def close(self) -> None:
+        """Releases every page that is still queued."""
+        while self._batches:
+            _release(self._batches.popleft().pages)
 
     async def _store_one(self, batch: _Batch) -> None:
         stored = 0
         try:
-            put = asyncio.get_running_loop().create_task(
-                self._store.put(batch.blocks, batch.origin), context=batch.context
-            )
-            self._metrics.published.inc(await put)
+            put = self._store.put(batch.blocks, batch.origin)
+            self._metrics.published.inc(await within(batch.context, put))
             stored = len(batch.blocks)
         except (StoreFault, asyncio.CancelledError) as fault:
-            if isinstance(fault, asyncio.CancelledError) and _being_cancelled():
+            if isinstance(fault, asyncio.CancelledError) and being_cancelled():
                 raise
             self._metrics.store_faults.labels("publish").inc()
             _LOG.warning("blocks were not published", blocks=len(batch.blocks), reason=str(fault))
@@ -200,12 +195,11 @@ class Publisher:
 async def open_publisher(store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> AsyncIterator[Publisher]:
     """A publisher that works for the length of the block."""
     publisher = Publisher(store, metrics, max_pages)
-    async with asyncio.TaskGroup() as tasks:
-        worker = tasks.create_task(publisher.run())
-        try:
+    try:
+        async with beside(publisher.run, name="publish", on_failure="restart", failed=metrics.task_failed):
             yield publisher
-        finally:
-            worker.cancel()
+    finally:
+        publisher.close()
 
 
 class BlockSink:
@@ -283,12 +277,6 @@ class BlockSink:
         if (self.stored or 0) == first_block:
             self.stored = first_block + stored
         self.changed.set()
-
-
-def _being_cancelled() -> bool:
-    """Whether this task is asked to end. If not, a CancelledError tells of a call that was torn down."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _release(pages: Sequence[PageRef]) -> None:

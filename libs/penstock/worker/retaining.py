@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from penstock.kv.client import StoreClient, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.runtime.tasks import end, start
 from penstock.v1 import common_pb2
 
 _LOG = structlog.get_logger("penstock.worker")
@@ -50,7 +52,8 @@ class Retainer:
         self._metrics = metrics
         self._marks = sorted(marks, key=lambda mark: (mark.blocks is None, mark.blocks))
         self._namespace = namespace
-        self._prompt: asyncio.Task[Kept] | None = None
+        self._promised = Kept()
+        self._asking: asyncio.Task[None] | None = None
 
     def __bool__(self) -> bool:
         """Whether anything is wished for."""
@@ -59,20 +62,26 @@ class Retainer:
     def begin(self, keys: Sequence[bytes]) -> None:
         """Asks for the prompt's blocks, beside what the caller does. The caller owes one `close`."""
         if self._marks:
-            self._prompt = asyncio.create_task(self._ask(keys))  # ended by `close`
+            job = partial(self._ask_prompt, keys)
+            self._asking = start(job, name="retain", on_failure="log", failed=self._metrics.task_failed)
 
     async def prompt(self) -> Kept:
         """What was promised of the prompt."""
-        return await self._prompt if self._prompt is not None else Kept()
+        if self._asking is not None:
+            await asyncio.wait([self._asking])
+        return self._promised
 
     async def answer(self, keys: Sequence[bytes]) -> Kept:
         """What is promised of the prompt and the answer, whose blocks are `keys` by now."""
         return await self._ask(keys) if self._marks else Kept()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends what is under way."""
-        if self._prompt is not None:
-            self._prompt.cancel()
+        if self._asking is not None:
+            await end(self._asking)
+
+    async def _ask_prompt(self, keys: Sequence[bytes]) -> None:
+        self._promised = await self._ask(keys)
 
     async def _ask(self, keys: Sequence[bytes]) -> Kept:
         grants = []

@@ -115,8 +115,8 @@ class Worker:
         except EngineError as error:
             raise Internal("the model step failed") from error
         finally:
-            work.retainer.close()
             self.changed.set()
+            await work.retainer.close()
 
     def load(self) -> router_pb2.Load:
         """What the router should know now."""
@@ -163,6 +163,8 @@ async def open_worker(
     role: router_pb2.Role.ValueType,
     register: Callable[[grpc.aio.Server, Worker], None],
     service: str,
+    *,
+    metrics: WorkerMetrics,
     drafter: Drafter | None = None,
 ) -> AsyncIterator[ServedWorker]:
     """Loads the model, serves, joins the router; when the block ends leaves the router first, then drains."""
@@ -171,7 +173,7 @@ async def open_worker(
     device = device_of(config.engine.device)
     async with open_channels() as channels, Engine.open(config.engine, drafter=drafter) as engine:
         _say_loaded(engine)
-        metrics = WorkerMetrics(lambda: _figures(engine))
+        metrics.watch(lambda: _figures(engine))
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"{service}-{os.getpid()}"
         two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size

@@ -16,10 +16,12 @@ from penstock.decode.config import DecodeConfig
 from penstock.engine.hooks import DraftAsk
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import trace_parent
+from penstock.rpc.stay import Connection, Unsuitable, stay
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.runtime.tasks import beside
 from penstock.v1 import draft_pb2, draft_pb2_grpc
 
 _LOG = structlog.get_logger("penstock.decode")
-_RETRY_S = (0.05, 2.0)
 _DESCRIBE_S = 5.0
 _Call = grpc.aio.StreamStreamCall[draft_pb2.DraftAsk, draft_pb2.DraftProposal]
 
@@ -115,30 +117,18 @@ class DraftClient:
         return answers
 
     async def run(self) -> None:
-        """Keeps the stream for as long as the worker lives; reconnects with a growing pause."""
-        pause = _RETRY_S[0]
-        while True:
-            try:
-                if await self._fits():
-                    pause = _RETRY_S[0]
-                    await self._follow()
-            except grpc.aio.AioRpcError as error:
-                _LOG.debug("draft service is away", reason=error.details())
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _RETRY_S[1])
+        """Keeps the stream until cancelled. An error that leaves it left the client as it was before the stream."""
+        await stay(self._connect, peer="draft", log=_LOG)
 
-    async def _fits(self) -> bool:
+    async def _connect(self, connection: Connection) -> None:
         found = await self._stub.Describe(draft_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
-        if found.tokenizer in ("", self._tokenizer):
-            return True
-        _LOG.error("the draft model has another tokenizer", target=self._tokenizer, draft=found.tokenizer)
-        return False
-
-    async def _follow(self) -> None:
+        if found.tokenizer not in ("", self._tokenizer):
+            raise Unsuitable(f"the draft model has another tokenizer, {found.tokenizer}, not {self._tokenizer}")
         call = self._stub.Propose()
         self._call = call
         try:
             async for proposal in call:
+                connection.established = True
                 self._came(proposal)
         finally:
             call.cancel()
@@ -157,15 +147,12 @@ class DraftClient:
 
 
 @asynccontextmanager
-async def open_drafter(config: DecodeConfig) -> AsyncIterator[DraftClient | None]:
-    """A client of the configured draft service, or None."""
+async def open_drafter(config: DecodeConfig, metrics: WorkerMetrics) -> AsyncIterator[DraftClient | None]:
+    """A client of the configured draft service, or None. Its defects cost drafts, never the worker."""
     if config.draft in ("", "none"):
         yield None
         return
-    async with open_channels() as channels, asyncio.TaskGroup() as tasks:
+    async with open_channels() as channels:
         client = DraftClient(channels.to(config.draft), tokenizer_fingerprint(config.engine.model))
-        running = tasks.create_task(client.run())
-        try:
+        async with beside(client.run, name="draft client", on_failure="restart", failed=metrics.task_failed):
             yield client
-        finally:
-            running.cancel()

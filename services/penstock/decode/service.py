@@ -11,6 +11,7 @@ from penstock.decode.config import DecodeConfig
 from penstock.decode.drafting import DraftClient, open_drafter
 from penstock.decode.handoff import HandoffPrefix
 from penstock.engine.request import Update
+from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import decode_pb2, decode_pb2_grpc, router_pb2
 from penstock.worker.convert import (
     finish_to_message,
@@ -79,12 +80,12 @@ def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool
 @asynccontextmanager
 async def open_decode(config: DecodeConfig) -> AsyncIterator[ServedWorker]:
     """Serves decode until the block ends."""
-
     role = router_pb2.ROLE_BOTH if config.role == "both" else router_pb2.ROLE_DECODE
-    async with open_drafter(config) as drafter:
+    metrics = WorkerMetrics()
+    async with open_drafter(config, metrics) as drafter:
 
         def register(server: grpc.aio.Server, worker: Worker) -> None:
             decode_pb2_grpc.add_DecodeServicer_to_server(DecodeService(worker, drafter), server)
 
-        async with open_worker(config, role, register, SERVICE, drafter) as served:
+        async with open_worker(config, role, register, SERVICE, metrics=metrics, drafter=drafter) as served:
             yield served

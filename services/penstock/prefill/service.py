@@ -11,6 +11,7 @@ import xxhash
 from penstock.errors import Unavailable
 from penstock.prefill.config import PrefillConfig
 from penstock.prefill.handoff import Entry, Handoffs
+from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, router_pb2
 from penstock.worker.convert import (
     finish_to_message,
@@ -110,5 +111,5 @@ async def open_prefill(config: PrefillConfig) -> AsyncIterator[ServedWorker]:
     def register(server: grpc.aio.Server, worker: Worker) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(PrefillService(worker, handoffs), server)
 
-    async with open_worker(config, router_pb2.ROLE_PREFILL, register, SERVICE) as served:
+    async with open_worker(config, router_pb2.ROLE_PREFILL, register, SERVICE, metrics=WorkerMetrics()) as served:
         yield served

@@ -10,7 +10,7 @@ import pytest
 from structlog import get_logger
 from structlog.testing import capture_logs
 
-from penstock.rpc.stay import Connection, Pauses, stay
+from penstock.rpc.stay import Connection, Pauses, Unsuitable, stay
 
 UNAVAILABLE, REFUSED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION
 
@@ -67,6 +67,14 @@ async def test_a_refusal_is_an_error_and_has_its_own_pause(monkeypatch: pytest.M
     pauses, events = await run([REFUSED, REFUSED, UNAVAILABLE], monkeypatch)
     assert pauses == pytest.approx([3.0, 3.0, 0.4])
     assert events == ["connection refused", "not connected"]
+
+
+async def test_a_peer_that_can_not_be_used_is_an_error_with_the_pause_of_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses, events = await run([Unsuitable("another model"), Unsuitable("another model"), "established"], monkeypatch)
+    assert pauses == pytest.approx([3.0, 3.0, 0.1])
+    assert events == ["connection refused", "connection lost"]
 
 
 async def test_no_answer_in_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ FIGURES = {metrics.WorkerMetrics.RUNNING: 3.0, metrics.WorkerMetrics.PREEMPTIONS
 
 
 def worker_metrics() -> Metrics:
-    return metrics.WorkerMetrics(lambda: FIGURES)
+    worker = metrics.WorkerMetrics()
+    worker.watch(lambda: FIGURES)
+    return worker
 
 
 def store_metrics() -> Metrics:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextvars import Context, ContextVar
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.runtime.tasks import Background, being_cancelled, beside, end, first_of, start
+from penstock.runtime.tasks import Background, being_cancelled, beside, end, first_of, start, within
 
 
 class Job:
@@ -204,3 +205,30 @@ def test_background_says_when_it_runs() -> None:
         return before, background.running
 
     assert asyncio.run(main()) == (True, False)
+
+
+def test_a_job_within_another_context_sees_its_values_and_is_cancelled_with_its_caller() -> None:
+    name = ContextVar("name", default="caller's")
+    theirs = Context()
+    theirs.run(name.set, "theirs")
+    ended = []
+
+    async def job() -> str:
+        return name.get()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name.get())
+
+    async def main() -> tuple[str, str]:
+        seen = await within(theirs, job()), name.get()
+        caller = asyncio.create_task(within(theirs, endless()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await end(caller)
+        return seen
+
+    assert asyncio.run(main()) == ("theirs", "caller's")
+    assert ended == ["theirs"]

@@ -37,7 +37,7 @@ class Pages:
 
 
 def fetcher(store: SlowStore, cost: Callable[[int], float]) -> Fetcher:
-    return Fetcher(store, WorkerMetrics(dict), [bytes(32)] * 100, 16, cost=cost)  # type: ignore[arg-type]
+    return Fetcher(store, WorkerMetrics(), [bytes(32)] * 100, 16, cost=cost)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("cost", "loaded"), [(10.0, 100), (0.0, 10)], ids=["dear to compute", "of unknown cost"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -39,7 +40,7 @@ class Store:
 
 
 def retainer(store: Store, *marks: Mark) -> tuple[Retainer, WorkerMetrics]:
-    metrics = WorkerMetrics(dict)
+    metrics = WorkerMetrics()
     return Retainer(store, metrics, marks, b"n" * 16), metrics  # type: ignore[arg-type]
 
 
@@ -50,7 +51,7 @@ async def test_short_prefixes_are_asked_for_first_and_the_answer_again_with_the_
     assert await one.prompt() == Kept(5.0, 3)
     assert await one.answer(KEYS) == Kept(5.0, 4)
     assert store.asked == [(2, 60.0), (3, 5.0), (2, 60.0), (6, 5.0)]
-    one.close()
+    await one.close()
 
 
 async def test_without_a_wish_nothing_is_asked() -> None:
@@ -66,4 +67,28 @@ async def test_a_store_that_is_away_promises_nothing_and_is_counted() -> None:
     one.begin(KEYS)
     assert await one.prompt() == Kept()
     assert 'penstock_store_faults_total{what="retain"} 1.0' in metrics.text().decode()
-    one.close()
+    await one.close()
+
+
+async def test_a_defect_is_counted_and_promises_nothing() -> None:
+    one, metrics = retainer(Store(room="many"), Mark(5.0, None))  # type: ignore[arg-type]
+    one.begin(KEYS)
+    assert await one.prompt() == Kept()
+    assert 'penstock_task_failures_total{task="retain"} 1.0' in metrics.text().decode()
+    await one.close()
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    class Slow(Store):
+        async def retain(self, keys: list[bytes], seconds: float, namespace: bytes) -> tuple[float, int]:
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                self.asked.append((len(keys), seconds))
+
+    store = Slow()
+    one, _ = retainer(store, Mark(5.0, None))
+    one.begin(KEYS)
+    await asyncio.sleep(0)
+    await one.close()
+    assert store.asked == [(len(KEYS), 5.0)]

@@ -1,0 +1,78 @@
+"""The queue of pages that wait for the store."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from dataclasses import dataclass, field
+
+from penstock.kv.client import NOBODY, BlockPut, Origin, StoreFault
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker.blocks import open_publisher
+
+
+@dataclass
+class Page:
+    """A page of one byte."""
+
+    released: bool = False
+
+    def view(self) -> memoryview:
+        return memoryview(b"x")
+
+    def release(self) -> None:
+        self.released = True
+
+
+@dataclass
+class Store:
+    """Takes everything, after the errors that it was given; holds what it takes while `gate` is closed."""
+
+    connected: bool = True
+    errors: list[Exception] = field(default_factory=list)
+    taken: list[BlockPut] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def put(self, blocks: list[BlockPut], origin: Origin) -> int:
+        await self.gate.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        self.taken += blocks
+        return len(blocks)
+
+
+def publish(publisher, done) -> Page:
+    page = Page()
+    block = BlockPut(key=b"k", parent=b"p", first_token=0, data=page.view(), seconds=0.0)
+    publisher.publish([block], NOBODY, [page], done, copy_context())
+    return page
+
+
+async def stored(publisher) -> tuple[int, Page]:
+    told = asyncio.get_running_loop().create_future()
+    page = publish(publisher, told.set_result)
+    async with asyncio.timeout(10):
+        return await told, page
+
+
+async def test_a_defect_costs_the_blocks_that_were_being_stored_and_no_others() -> None:
+    metrics = WorkerMetrics()
+    store = Store(errors=[ZeroDivisionError(), StoreFault("away")])
+    store.gate.set()
+    async with open_publisher(store, metrics, 8) as publisher:
+        for expected in (0, 0, 1, 1):
+            count, page = await stored(publisher)
+            assert (count, page.released) == (expected, True)
+    assert len(store.taken) == 2
+    text = metrics.text().decode()
+    assert 'penstock_task_failures_total{task="publish"} 1.0' in text
+    assert 'penstock_store_faults_total{what="publish"} 1.0' in text
+
+
+async def test_the_end_and_a_full_queue_release_every_page() -> None:
+    store, told = Store(), []
+    async with open_publisher(store, WorkerMetrics(), 2) as publisher:
+        pages = [publish(publisher, told.append) for _ in range(3)]
+        assert (pages[2].released, told) == (True, [0]), "the third did not fit"
+        await asyncio.sleep(0)
+    assert all(page.released for page in pages) and not store.taken
