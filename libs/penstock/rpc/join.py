@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import structlog
 
+from penstock.rpc.stay import Connection, stay
+from penstock.runtime.tasks import first_of
 from penstock.v1 import router_pb2, router_pb2_grpc
+
+if TYPE_CHECKING:
+    Call = grpc.aio.StreamStreamCall[router_pb2.JoinRequest, router_pb2.JoinResponse]
 
 _LEAST_PAUSE_S = 0.05
 _MOST_PAUSE_S = 1.0
 _WELCOME_S = 5.0
-_REFUSED_PAUSE_S = 5.0
-_FIRST_BACKOFF_S = 0.05
-_LAST_BACKOFF_S = 2.0
-_FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
-
-Call = Any
-"""grpc.aio.StreamStreamCall[JoinRequest, JoinResponse]"""
 
 
 async def stay_joined(
@@ -31,40 +29,36 @@ async def stay_joined(
     changed: asyncio.Event | None = None,
     draining: asyncio.Event | None = None,
     joined: asyncio.Event | None = None,
-) -> None:
-    """Never returns; cancel it to leave. A lost stream is opened again after a growing pause, a refusal is logged as an
-    error and tried again as well: those whom this worker does not fit may have left by then.
+) -> NoReturn:
+    """Cancel it to leave. A lost stream is opened again as `stay` has it, also after a refusal: the members that this
+    worker does not fit may have left by then.
 
     `load` is sent at once, then when `changed` is set (this clears it; at most every 50 ms), at least once a second.
     Once `draining` is set the router sends nothing new. `joined` is set while the router has this member.
     """
-    log = structlog.get_logger("penstock.join")
-    backoff = _FIRST_BACKOFF_S
-    while True:
-        stay = _Stay(hello, load, changed or asyncio.Event(), draining or asyncio.Event(), joined or asyncio.Event())
-        pause = backoff
-        try:
-            await stay.run(channel)
-            log.info("the router ended the stream", member=hello.member_id)
-        except TimeoutError:
-            log.warning("no welcome from the router", member=hello.member_id)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _FINAL:
-                pause = _REFUSED_PAUSE_S
-                log.error("the router refuses this member", member=hello.member_id, reason=error.details())
-            elif stay.welcomed:
-                log.warning("lost the router", member=hello.member_id, reason=error.details())
-        backoff = _FIRST_BACKOFF_S if stay.welcomed else min(2 * backoff, _LAST_BACKOFF_S)
-        await asyncio.sleep(pause)
+    membership = _Membership(
+        hello,
+        load,
+        changed=changed or asyncio.Event(),
+        draining=draining or asyncio.Event(),
+        joined=joined or asyncio.Event(),
+    )
+    log = structlog.get_logger("penstock.join").bind(member=hello.member_id)
+
+    async def connect(connection: Connection) -> None:
+        await membership.hold(router_pb2_grpc.RouterStub(channel).Join(), connection)
+
+    await stay(connect, peer="router", log=log)
 
 
-class _Stay:
-    """One stream."""
+class _Membership:
+    """What one worker tells its router, over one stream after another."""
 
     def __init__(
         self,
         hello: router_pb2.Hello,
         load: Callable[[], router_pb2.Load],
+        *,
         changed: asyncio.Event,
         draining: asyncio.Event,
         joined: asyncio.Event,
@@ -74,24 +68,23 @@ class _Stay:
         self._changed = changed
         self._draining = draining
         self._joined = joined
-        self.welcomed = False
 
-    async def run(self, channel: grpc.aio.Channel) -> None:
-        """Returns when the router ended the stream, raises AioRpcError when it or the way there failed."""
-        call: Call = router_pb2_grpc.RouterStub(channel).Join()
+    async def hold(self, call: Call, connection: Connection) -> None:
+        """Returns when the router ended the stream; raises TimeoutError when it sends no welcome, and AioRpcError when
+        it or the way there failed."""
         try:
             async with asyncio.timeout(_WELCOME_S):
                 await call.write(router_pb2.JoinRequest(hello=self._hello))
                 answer = await call.read()
             if answer is not grpc.aio.EOF:
-                self.welcomed = True
+                connection.established = True
                 self._joined.set()
-                await self._stay(call)
+                await self._report(call)
         finally:
             self._joined.clear()
             call.cancel()
 
-    async def _stay(self, call: Call) -> None:
+    async def _report(self, call: Call) -> None:
         failure: grpc.aio.AioRpcError | None = None
         async with asyncio.TaskGroup() as tasks:
             pushing = tasks.create_task(self._push(call))
@@ -105,7 +98,7 @@ class _Stay:
             raise failure
 
     async def _push(self, call: Call) -> None:
-        """Load, as often as it should; ends with the stream, whose reader tells why."""
+        """Sends the load as often as it should; ends with the stream, whose reader tells why."""
         drain_told = False
         try:
             while True:
@@ -121,10 +114,9 @@ class _Stay:
     async def _something_new(self, drain_told: bool) -> None:
         """Returns when the load has changed, draining has begun, or the last push is a second old."""
         events = [self._changed] if drain_told else [self._changed, self._draining]
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
         try:
-            await asyncio.wait(waits, timeout=_MOST_PAUSE_S - _LEAST_PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            async with asyncio.timeout(_MOST_PAUSE_S - _LEAST_PAUSE_S):
+                await first_of(*(event.wait() for event in events))
+        except TimeoutError:
+            pass
         self._changed.clear()

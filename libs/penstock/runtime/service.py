@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
@@ -25,7 +25,7 @@ class ServiceConfig(Protocol):
     def metrics_address(self) -> str | None: ...
 
 
-class Served(Protocol):
+class OpenService(Protocol):
     """What every open service has."""
 
     @property
@@ -36,23 +36,30 @@ class Served(Protocol):
 
 
 Config = TypeVar("Config", bound=ServiceConfig)
+Service = TypeVar("Service", bound=OpenService)
+
+
+def its_address(service: OpenService) -> Mapping[str, str]:
+    """What most services tell their supervisor when they are ready."""
+    return {"address": service.address}
 
 
 def service_main(
     name: str,
     what: str,
     config_type: Callable[..., Config],
-    open_service: Callable[[Config], AbstractAsyncContextManager[Served]],
+    open_service: Callable[[Config], AbstractAsyncContextManager[Service]],
+    *,
+    tells: Callable[[Service], Mapping[str, str]] = its_address,
 ) -> App:
-    """The command line of the service `name`; `what` is its help text."""
+    """The command line of the service `name`; `what` is its help text, `tells` what its supervisor hears when it is
+    ready."""
 
     def serve(config: Config) -> None:
         async def main(lifecycle: Lifecycle) -> None:
-            async with open_service(config) as served:
-                gc.freeze()  # else each full collection walks all that imports made: a tenth of a second on the loop
-                with exposed(served.metrics, config.metrics_address):
-                    more = {"grpc_address": served.grpc_address} if hasattr(served, "grpc_address") else {}
-                    lifecycle.ready(address=served.address, **more)
+            async with open_service(config) as service:
+                with exposed(service.metrics, config.metrics_address):
+                    lifecycle.ready(**tells(service))
                     await lifecycle.stopped()
 
         with telemetry(name, config.log_level):

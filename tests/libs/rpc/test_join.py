@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-import structlog
+import pytest
+from structlog.testing import capture_logs
 
 from penstock.errors import Refused
 from penstock.rpc.channels import open_channels
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import serve
+from penstock.rpc.stay import Pauses, stay
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 HELLO = router_pb2.Hello(member_id="w", role=router_pb2.ROLE_BOTH, address="127.0.0.1:1")
@@ -155,27 +158,25 @@ async def test_a_router_that_comes_back_is_joined_again() -> None:
             router.heard = asyncio.Queue()
 
 
-async def test_a_refusal_is_logged_and_tried_again(monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.rpc.join._REFUSED_PAUSE_S", 0.01)
+async def test_a_refusal_is_logged_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.rpc.join.stay", partial(stay, pauses=Pauses(refused=0.01)))
     router = FakeRouter()
     router.refuse = True
-    logged = asyncio.Event()
-    seen: list[dict[str, Any]] = []
+    with capture_logs() as lines:
+        async with serving(router) as address, joined(address):
+            await eventually(lambda: lines)
+            router.refuse = False
+            await router.next("hello")
+    assert lines[0]["event"] == "connection refused"
+    assert lines[0]["log_level"] == "error"
+    assert "block_size is 32 here and 16 there" in lines[0]["reason"]
+    assert lines[0]["member"] == "w"
 
-    class Log:
-        def error(self, event: str, **more: Any) -> None:
-            seen.append({"event": event, **more})
-            logged.set()
 
-        warning = info = lambda self, event, **more: None
-
-    monkeypatch.setattr(structlog, "get_logger", lambda *_: Log())
-    async with serving(router) as address, joined(address):
-        async with asyncio.timeout(5):
-            await logged.wait()
-        router.refuse = False
-        await router.next("hello")
-    assert "block_size is 32 here and 16 there" in seen[0]["reason"]
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 async def test_a_fault_of_the_worker_itself_is_heard() -> None:
