@@ -34,7 +34,7 @@ def parse(line: str) -> dict[str, object] | None:
 
 
 def sentence(event: dict[str, object]) -> str:
-    """`lost the router: reason=...`"""
+    """`connection lost: peer=router reason=...`"""
     details = " ".join(f"{key}={value}" for key, value in event.items() if key not in _PLUMBING and value != "")
     level = str(event.get("level", "info"))
     text = f"{event['event']}: {details}" if details else str(event["event"])

@@ -5,7 +5,6 @@ from penstock.gateway.service import Gateway, open_gateway
 from penstock.runtime.service import service_main
 
 
-
 def _doors(gateway: Gateway) -> dict[str, str]:
     return {"address": gateway.address, "grpc_address": gateway.grpc_address}
 

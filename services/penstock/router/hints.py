@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Hashable
 
+from penstock.errors import PenstockError
 from penstock.v1 import common_pb2, router_pb2
 
 
@@ -18,6 +19,7 @@ class Mailbox:
         self._pending: OrderedDict[Hashable, router_pb2.JoinResponse] = OrderedDict()
         self._wake = asyncio.Event()
         self._ended = False
+        self._reason: PenstockError | None = None
         self.dropped = 0
         """Messages for which there was no room."""
 
@@ -30,19 +32,22 @@ class Mailbox:
             self.dropped += 1
         self._wake.set()
 
-    def end(self) -> None:
-        """Nothing more is wanted."""
-        self._ended = True
+    def end(self, reason: PenstockError | None = None) -> None:
+        """Nothing more is wanted; the first call's `reason` is the member's to hear."""
+        if not self._ended:
+            self._ended, self._reason = True, reason
         self._wake.set()
 
     async def read(self) -> AsyncIterator[router_pb2.JoinResponse]:
-        """Each message as it comes; returns after `end`, whatever still waits."""
+        """Each message as it comes; after `end`, whatever still waits, it returns or raises the reason."""
         while not self._ended:
             while self._pending and not self._ended:
                 yield self._pending.popitem(last=False)[1]
             self._wake.clear()
             if not self._ended:
                 await self._wake.wait()
+        if self._reason is not None:
+            raise self._reason
 
 
 class LiveSessions:

@@ -76,8 +76,6 @@ class Seat:
     member: Member
     joined_at: float
     draining: bool = False
-    replaced: bool = False
-    """A newer stream of the same member has taken over; this one should end."""
     report: Report = field(default_factory=Report)
     reported_at: float = -inf
     heard_at: float = 0.0
@@ -164,8 +162,6 @@ class Registry:
         if old is None and len(self._seats) >= self._max:
             raise Overloaded(f"{self._max} members are joined already", retry_after=5.0)
         self._check_spec(member)
-        if old is not None:
-            old.replaced = True
         seat = self._seats[member.id] = Seat(member, joined_at=now, heard_at=now)
         seat.report = Report(free_kv_tokens=member.kv_capacity_tokens)
         return seat

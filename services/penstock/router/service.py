@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import grpc
 import structlog
 
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Internal, InvalidRequest, PenstockError, Unavailable
 from penstock.kv.bounds import check_keys
 from penstock.router import messages
 from penstock.router.config import RouterConfig
@@ -21,7 +23,14 @@ from penstock.router.planner import PlanAsk, Planned, Planner
 from penstock.router.registry import Seat, Served
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import RouterMetrics
+from penstock.runtime.tasks import being_cancelled, beside, end, start
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
+
+if TYPE_CHECKING:
+    Joining = grpc.aio.ServicerContext[router_pb2.JoinRequest, router_pb2.JoinResponse]
+    Planning = grpc.aio.ServicerContext[router_pb2.PlanRequest, router_pb2.PlanResponse]
+    Hinting = grpc.aio.ServicerContext[common_pb2.HintRequest, common_pb2.HintResponse]
+    Watching = grpc.aio.ServicerContext[router_pb2.WatchRequest, router_pb2.MeshView]
 
 _SERVICE = "penstock.v1.Router"
 _HELLO_S = 5.0
@@ -49,17 +58,15 @@ class Router:
     ) -> AsyncIterator[router_pb2.JoinResponse]:
         """One member's stream."""
         seat, mailbox = self._take_seat(await _hello(requests))
-        reader = asyncio.create_task(self._read(seat, requests, mailbox))  # ends with this stream, see below
+        read = partial(self._read, seat, requests, mailbox)
+        reader = start(read, name="member reader", on_failure="log", failed=self.metrics.task_failed)
         try:
             yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self._id))
             async for message in mailbox.read():
                 yield message
-            if seat.replaced:
-                raise Unavailable("a newer stream of this member has taken over")
-            await reader
         finally:
-            reader.cancel()
             self._leave_seat(seat)
+            await end(reader)
 
     async def hold_plan(
         self, requests: AsyncIterator[router_pb2.PlanRequest]
@@ -139,7 +146,7 @@ class Router:
             self._log.warning("member refused", member=member.id, reason=error.message)
             raise
         if old is not None:
-            self._mailboxes[old].end()
+            self._mailboxes[old].end(Unavailable("a newer stream of this member has taken over"))
         self.planner.index.drop(member.id)
         mailbox = self._mailboxes[seat] = Mailbox()
         self._log.info(
@@ -160,24 +167,36 @@ class Router:
                 self._introduce()
 
     async def _read(self, seat: Seat, requests: AsyncIterator[router_pb2.JoinRequest], mailbox: Mailbox) -> None:
+        """Takes what a member says, until its stream ends; tells the mailbox why."""
         try:
             async for request in requests:
-                match request.WhichOneof("kind"):
-                    case "load":
-                        silent = seat.heard_at
-                        messages.hear(seat, request.load, self._clock())
-                        if seat.heard_at - silent > _TICK_S:
-                            self._refresh()
-                    case "blocks":
-                        self._index(seat, request.blocks)
-                    case "draining":
-                        seat.draining = request.draining
-                        self._log.info("member drains", member=seat.member.id)
-                        self._refresh()
-                    case _:
-                        raise InvalidRequest("after the hello: load, blocks or draining")
+                self._take(seat, request)
+        except PenstockError as error:
+            mailbox.end(error)
+        except asyncio.CancelledError:
+            if being_cancelled():
+                raise  # else the member has gone: that is how grpc says so
+        except Exception:
+            mailbox.end(Internal("internal error"))
+            raise
         finally:
             mailbox.end()
+
+    def _take(self, seat: Seat, request: router_pb2.JoinRequest) -> None:
+        match request.WhichOneof("kind"):
+            case "load":
+                heard_at = seat.heard_at
+                messages.hear(seat, request.load, self._clock())
+                if seat.heard_at - heard_at > _TICK_S:
+                    self._refresh()
+            case "blocks":
+                self._index(seat, request.blocks)
+            case "draining":
+                seat.draining = request.draining
+                self._log.info("member drains", member=seat.member.id)
+                self._refresh()
+            case _:
+                raise InvalidRequest("after the hello: load, blocks or draining")
 
     def _index(self, seat: Seat, events: common_pb2.BlockEvents) -> None:
         if seat.member.role is not None:
@@ -217,17 +236,21 @@ class _Servicer(router_pb2_grpc.RouterServicer):
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def Join(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.JoinResponse]:
+    def Join(
+        self, request_iterator: AsyncIterator[router_pb2.JoinRequest], context: Joining
+    ) -> AsyncIterator[router_pb2.JoinResponse]:
         return self._router.hold_seat(request_iterator)
 
-    def Plan(self, request_iterator: Any, context: Any) -> AsyncIterator[router_pb2.PlanResponse]:
+    def Plan(
+        self, request_iterator: AsyncIterator[router_pb2.PlanRequest], context: Planning
+    ) -> AsyncIterator[router_pb2.PlanResponse]:
         return self._router.hold_plan(request_iterator)
 
-    async def Hint(self, request: common_pb2.HintRequest, context: Any) -> common_pb2.HintResponse:
+    async def Hint(self, request: common_pb2.HintRequest, context: Hinting) -> common_pb2.HintResponse:
         self._router.hint(request.hints)
         return common_pb2.HintResponse()
 
-    def Watch(self, request: router_pb2.WatchRequest, context: Any) -> AsyncIterator[router_pb2.MeshView]:
+    def Watch(self, request: router_pb2.WatchRequest, context: Watching) -> AsyncIterator[router_pb2.MeshView]:
         return self._router.watch()
 
 
@@ -237,16 +260,15 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     router = Router(config)
     calls = config.max_live_plans + 2 * config.max_members + 64
 
-    def register(server: Any) -> None:
+    def register(server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)
 
     async with serve(config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S) as server:
         router.address = config.address.at(server.port)
-        async with asyncio.TaskGroup() as tasks:
-            ticker = tasks.create_task(router.keep_view())
+        failed = router.metrics.task_failed
+        async with beside(router.keep_view, name="router view", on_failure="restart", failed=failed):
             await server.set_serving(True)
             yield router
-            ticker.cancel()
 
 
 async def _hello(requests: AsyncIterator[router_pb2.JoinRequest]) -> router_pb2.Hello:
