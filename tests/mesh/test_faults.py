@@ -15,7 +15,7 @@ import pytest
 
 from penstock.decode.drafting import DraftClient
 from penstock.engine.request import SamplingParams
-from penstock.rpc.convert import spec_to_message
+from penstock.kv.spec import spec_to_message
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc

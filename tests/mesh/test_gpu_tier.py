@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.request import SamplingParams
-from penstock.kv.device.twin import TwinDevice
 from penstock.kvstore import service as store_service
-from penstock.kvstore.gpu.opening import open_gpu
+from penstock.kvstore.tiers.device.opening import open_gpu
 from penstock.testing.mesh import MeshSetup
+from penstock.testing.twin import TwinDevice
 from penstock.worker import worker as worker_module
 
 from .support import BLOCK, ask, prompt, settled, until

@@ -13,11 +13,11 @@ from openai import AsyncOpenAI
 
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import open_gateway
-from penstock.kv.device.twin import TwinDevice
 from penstock.kv.identity import block_keys, root_key
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import open_kvstore
 from penstock.testing.mesh import Mesh, MeshSetup
+from penstock.testing.twin import TwinDevice
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from .support import BLOCK, fast_way, on_host, prompt, until

@@ -36,7 +36,7 @@ from penstock.engine.scheduling.plan import Portion, StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.stats import Counters, EngineStats
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec
 from penstock.runtime.cores import available_cores
 from penstock.runtime.tasks import being_cancelled
 

@@ -1,1 +1,2 @@
-"""KV blocks without tensors: their identity, the page allocator, and the client of the store."""
+"""KV blocks without tensors, for whoever makes, reads or stores them: their identity, their bytes, the client of a
+store, and memory on a device."""

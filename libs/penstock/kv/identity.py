@@ -17,7 +17,9 @@ import hmac
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from penstock.kv.spec import KvSpec
 
 KEY_BYTES = 32
 NAMESPACE_BYTES = 16
@@ -25,30 +27,6 @@ NAMESPACE_BYTES = 16
 MAX_KEYS = 65_536
 """Most keys of one call to a store; more than any context, and far below a message's limit."""
 _ROOT_TAG = b"penstock block chain v1"
-
-
-@dataclass(frozen=True, slots=True)
-class KvSpec:
-    """What must agree before two processes may exchange KV."""
-
-    model: str
-    """sha256 of the weights and the configuration, hex."""
-    tokenizer: str
-    """sha256 of tokenizer.json, hex."""
-    layout: str
-    """How the bytes of one block are ordered."""
-    dtype: str
-    block_size: int
-    """Tokens per block."""
-    block_bytes: int
-
-    def difference(self, other: KvSpec) -> str | None:
-        """The first field in which the two differ, as a sentence, or None when they agree."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine != theirs:
-                return f"{field.name} is {mine!r} here and {theirs!r} there"
-        return None
 
 
 def namespace(server_key: bytes, tenant: str) -> bytes:

@@ -18,7 +18,7 @@ from functools import partial
 import structlog
 
 from penstock.engine.hooks import LoadResult, PageRef, PageWriter, Source
-from penstock.kv.client import NOBODY, BlockPut, Leased, Origin, StoreClient, StoreFault
+from penstock.kv.client.client import NOBODY, BlockPut, Leased, Origin, StoreClient, StoreFault
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import being_cancelled, beside, within

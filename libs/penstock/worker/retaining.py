@@ -9,7 +9,7 @@ from functools import partial
 
 import structlog
 
-from penstock.kv.client import StoreClient, StoreFault
+from penstock.kv.client.client import StoreClient, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import end, start
 from penstock.v1 import common_pb2

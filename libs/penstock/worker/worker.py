@@ -17,10 +17,10 @@ from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, Reques
 from penstock.engine.hooks import Drafter, KvSource
 from penstock.engine.request import Request, Update
 from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
-from penstock.kv.client import Origin, StoreClient, open_store
+from penstock.kv.client.client import Origin, StoreClient, open_store
 from penstock.kv.identity import block_keys
+from penstock.kv.spec import spec_to_message
 from penstock.rpc.channels import Channels, open_channels
-from penstock.rpc.convert import spec_to_message
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError

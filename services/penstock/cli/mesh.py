@@ -14,8 +14,8 @@ from penstock.checkpoint import CheckpointError, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.ports import Ports
 from penstock.engine.config import EngineSettings, kv_token_bytes
-from penstock.kv.room import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.models import NAMES, embedded
+from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.runtime.config import ConfigError, Size, arguments, format_size
 from penstock.runtime.cores import Share, format_cores, host_shares
 

@@ -11,9 +11,8 @@ import grpc
 import structlog
 
 from penstock.errors import Unavailable
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec, spec_from_message
 from penstock.rpc.channels import Channels
-from penstock.rpc.convert import spec_from_message
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)

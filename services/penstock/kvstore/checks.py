@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 
 from penstock.errors import InvalidRequest, Refused
-from penstock.kv.checksum import CHECKSUM_BYTES
-from penstock.kv.identity import KEY_BYTES, MAX_KEYS, NAMESPACE_BYTES, KvSpec
+from penstock.kv.bytes.checksum import CHECKSUM_BYTES
+from penstock.kv.identity import KEY_BYTES, MAX_KEYS, NAMESPACE_BYTES
+from penstock.kv.spec import KvSpec
 
 _MAX_NAME = 256
 _MAX_SOURCES = 16

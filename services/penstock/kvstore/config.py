@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.kv.host import host_id
-from penstock.kv.policies import POLICIES
-from penstock.kv.room import check_host_bytes, check_nvme
-from penstock.kvstore.retention import Retention
-from penstock.kvstore.wire.format import STYLES
+from penstock.kvstore.events.wire.format import STYLES
+from penstock.kvstore.eviction import POLICIES
+from penstock.kvstore.table.promises import Retention
+from penstock.runtime.capacity import check_host_bytes, check_nvme
 from penstock.runtime.config import ConfigError, Size, format_size
 
 _LEAST_GPU_BYTES = 1 << 16

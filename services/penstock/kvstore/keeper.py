@@ -22,21 +22,21 @@ from typing import Protocol
 import structlog
 
 from penstock.errors import NotFound, Overloaded, Refused, Unavailable
-from penstock.kv.arena import Arena, Layout
+from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.hint import ReturnHint
-from penstock.kv.identity import KvSpec
-from penstock.kvstore.blocks import Block, Lease, StoreStats, Tier
-from penstock.kvstore.bringing import Bringer
+from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.disk import Disk
-from penstock.kvstore.events import EventHub
-from penstock.kvstore.policy import EvictionPolicy, make_policy
-from penstock.kvstore.retaining import Retaining
-from penstock.kvstore.retention import Grant
+from penstock.kvstore.events.hub import EventHub
+from penstock.kvstore.events.wire.format import Held
+from penstock.kvstore.eviction import make_policy
+from penstock.kvstore.eviction.promised import KeepPromised
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.kvstore.store import BlockStore, Watcher
-from penstock.kvstore.suppliers import Supplier
-from penstock.kvstore.wire.format import Held
+from penstock.kvstore.table.blocks import Block, BlockPolicy, Lease, StoreStats, Tier
+from penstock.kvstore.table.promises import Grant
+from penstock.kvstore.table.table import BlockStore, Watcher
+from penstock.kvstore.tiers.base import Supplier
+from penstock.kvstore.tiers.bringing import Bringer
+from penstock.kvstore.tiers.disk.opening import Disk
 from penstock.runtime.config import format_size
 
 _AHEAD_BYTES = 32 << 20
@@ -129,9 +129,9 @@ class Keeper:
             self.suppliers.append(self.disk.tier)
             self.watchers.append(self.disk.mover)
 
-    def policy(self) -> EvictionPolicy:
+    def policy(self) -> BlockPolicy:
         """Who goes first, in every tier."""
-        return Retaining(make_policy(self._config.eviction, self.now), self.now)
+        return KeepPromised(make_policy(self._config.eviction, self.now), self.now)
 
     @property
     def store(self) -> BlockStore:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import cast
 
-from penstock.kv.arena import Layout
-from penstock.kvstore.blocks import Block, Lease, Tier, Wanted, Written
+from penstock.kv.bytes.arena import Layout
+from penstock.kv.spec import spec_to_message
 from penstock.kvstore.checks import check_checksum, check_key, check_namespace, check_seconds, check_session
-from penstock.kvstore.events import Change
+from penstock.kvstore.elsewhere.pulling import Puller
+from penstock.kvstore.events.hub import Change
 from penstock.kvstore.keeper import Keeper
-from penstock.kvstore.pulling import Puller
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.rpc.convert import spec_to_message
+from penstock.kvstore.table.blocks import Block, Lease, Tier, Wanted, Written
 from penstock.v1 import common_pb2, kvstore_pb2
 
 

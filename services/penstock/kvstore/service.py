@@ -13,11 +13,10 @@ import grpc
 import structlog
 
 from penstock.errors import InvalidRequest
-from penstock.kv import bulk
+from penstock.kv.bytes import bulk
+from penstock.kv.bytes.pieces import packed
 from penstock.kv.device.cuda import open_cuda
-from penstock.kv.pieces import packed
-from penstock.kv.transport.over_grpc import open_grpc_transport
-from penstock.kvstore.blocks import Reserved, State, StoreStats
+from penstock.kv.spec import spec_from_message
 from penstock.kvstore.checks import (
     check_count,
     check_key,
@@ -32,11 +31,13 @@ from penstock.kvstore.checks import (
     lease_seconds,
 )
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.gpu.messages import DeviceFace
-from penstock.kvstore.gpu.opening import OpenDevice, open_gpu
-from penstock.kvstore.gpu.tier import NO_GPU, GpuTier
+from penstock.kvstore.elsewhere.mooncake import open_pool
+from penstock.kvstore.elsewhere.neighbours import Neighbours
+from penstock.kvstore.elsewhere.pulling import Puller
+from penstock.kvstore.elsewhere.transport.over_grpc import open_grpc_transport
+from penstock.kvstore.events.membership import Member
+from penstock.kvstore.events.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.keeper import Keeper
-from penstock.kvstore.membership import Member
 from penstock.kvstore.messages import (
     events_message,
     hear,
@@ -45,14 +46,13 @@ from penstock.kvstore.messages import (
     wanted_from_message,
     written_from_message,
 )
-from penstock.kvstore.neighbours import Neighbours
-from penstock.kvstore.pool import open_pool
-from penstock.kvstore.pulling import Puller
-from penstock.kvstore.suppliers import Supplier
-from penstock.kvstore.wire.publisher import Publisher, Translator, WireOptions, open_publisher
+from penstock.kvstore.table.blocks import Reserved, State, StoreStats
+from penstock.kvstore.tiers.base import Supplier
+from penstock.kvstore.tiers.device.messages import DeviceFace
+from penstock.kvstore.tiers.device.opening import OpenDevice, open_gpu
+from penstock.kvstore.tiers.device.tier import NO_GPU, GpuTier
 from penstock.kvstore.writer import Writer
 from penstock.rpc.channels import open_channels
-from penstock.rpc.convert import spec_from_message
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import StoreMetrics
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc

@@ -7,8 +7,8 @@ from dataclasses import replace
 import xxhash
 
 from penstock.errors import InvalidRequest
-from penstock.kvstore.blocks import Written
 from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.table.blocks import Written
 
 
 class Writer:

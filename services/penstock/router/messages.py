@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_keys
+from penstock.kv.spec import spec_from_message, spec_to_message
 from penstock.router.planner import PlanAsk, Planned
 from penstock.router.policy import Role
 from penstock.router.registry import Member, Report, Seat, Served
 from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
-from penstock.rpc.convert import spec_from_message, spec_to_message
 from penstock.v1 import common_pb2, router_pb2
 
 _MOST_AVOIDED = 256

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from penstock.errors import Overloaded, Refused
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec
 from penstock.router.policy import Role
 
 _SUSPECT_S = 3.0

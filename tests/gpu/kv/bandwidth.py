@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import Callable
 
-from penstock.kv.arena import Arena, Layout
+from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.device.memory import Device, DeviceArena
-from penstock.kvstore.gpu.copier import Copier, Move
+from penstock.kvstore.tiers.device.copier import Copier, Move
 
 
 def bandwidth(device: Device, *, blocks: int = 256, block_bytes: int = 1 << 20, rounds: int = 5) -> dict[str, float]:
@@ -52,7 +52,7 @@ def _both_ways(
 
 
 def _checksum(size: int) -> bytes:
-    from penstock.kv.checksum import checksum
+    from penstock.kv.bytes.checksum import checksum
 
     return checksum(bytes(size))
 

@@ -12,7 +12,7 @@ from tests.gpu.kv.bandwidth import bandwidth
 from tests.libs.kv.device_contract import *  # noqa: F403
 from tests.libs.kv.device_contract import BLOCK, SIZE, noise
 
-from penstock.kv.arena import Arena, Layout
+from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.cuda import CudaDevice, open_cuda
 from penstock.kv.device.memory import DeviceFault
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from tests.services.kvstore.gpu.helpers import Reader, bench
+from tests.services.kvstore.device.helpers import Reader, bench
 from tests.services.kvstore.helpers import eventually, keys, puts, spec
 
 from penstock.kv.device.cuda import open_cuda

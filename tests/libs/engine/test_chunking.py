@@ -20,7 +20,7 @@ from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec
 
 seconds = st.floats(0, 10)
 
@@ -114,7 +114,9 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
     def load(config, checkpoint):
         pool = PageMemory(checkpoint.config, 256, 16, torch.float32, torch.device("cpu"))
         made.append(_Noting(pool))
-        return made[0], KvSpec("", "", "", "float32", 16, pool.block_bytes)
+        return made[0], KvSpec(
+            model="", tokenizer="", layout="", dtype="float32", block_size=16, block_bytes=pool.block_bytes
+        )
 
     def request(name, length, tokens):
         return Request(name, (1,) * length, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))

@@ -10,8 +10,8 @@ from tests.libs.kv.device_contract import noise
 from penstock.checkpoint import inspect
 from penstock.engine.forward.memory import DeviceMemory, PageMemory
 from penstock.kv.device.memory import Device
-from penstock.kv.device.twin import TwinDevice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.twin import TwinDevice
 
 
 def copies_both_kinds(device: Device, place: str, directory: Path, memory: DeviceMemory | None = None) -> None:

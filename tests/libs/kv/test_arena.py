@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.kv.arena import Arena, ArenaMap, Layout, MapError
+from penstock.kv.bytes.arena import Arena, ArenaMap, Layout, MapError
 
 SIZE = 1 << 20
 

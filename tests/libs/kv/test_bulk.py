@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kv.bulk import decode, encode
+from penstock.kv.bytes.bulk import decode, encode
 from penstock.v1.kvstore_pb2 import BlockBytes
 
 positions = st.integers(0, 2**64 - 1)

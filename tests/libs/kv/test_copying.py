@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.kv import copying
-from penstock.kv.checksum import checksum
-from penstock.kv.copying import copy_and_sum, copy_bytes, sum_and_copy
+from penstock.kv.bytes import copying
+from penstock.kv.bytes.checksum import checksum
+from penstock.kv.bytes.copying import copy_and_sum, copy_bytes, sum_and_copy
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1 << 15, (1 << 20) + 7])

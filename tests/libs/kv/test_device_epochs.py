@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.kv.arena import MapError
+from penstock.kv.bytes.arena import MapError
 from penstock.kv.device.epochs import EpochMap, EpochTable
 
 

@@ -9,15 +9,25 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from penstock.kv import identity
-from penstock.kv.identity import KvSpec, block_keys, extend_keys, namespace, root_key
+from penstock.kv.identity import block_keys, extend_keys, namespace, root_key
+from penstock.kv.spec import KvSpec
 
-SPEC = KvSpec("a" * 64, "b" * 64, "v1:layers,kv,heads,tokens,dim", "float32", 4, 1024)
+SPEC = KvSpec(
+    model="a" * 64,
+    tokenizer="b" * 64,
+    layout="v1:layers,kv,heads,tokens,dim",
+    dtype="float32",
+    block_size=4,
+    block_bytes=1024,
+)
 SPACE = namespace(b"server key", "tenant")
 ROOT = root_key(SPEC, SPACE)
 
 PRINT_KEYS = """
-from penstock.kv.identity import KvSpec, block_keys, namespace, root_key
-spec = KvSpec("a" * 64, "b" * 64, "v1:layers,kv,heads,tokens,dim", "float32", 4, 1024)
+from penstock.kv.spec import KvSpec
+from penstock.kv.identity import block_keys, namespace, root_key
+names = {"model": "a" * 64, "tokenizer": "b" * 64, "layout": "v1:layers,kv,heads,tokens,dim", "dtype": "float32"}
+spec = KvSpec(**names, block_size=4, block_bytes=1024)
 print(*(key.hex() for key in block_keys(root_key(spec, namespace(b"server key", "tenant")), range(9), 4)))
 """
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kv.pieces import MESSAGE_BYTES, Assembly, packed, split
+from penstock.kv.bytes.pieces import MESSAGE_BYTES, Assembly, packed, split
 
 
 @given(st.integers(0, 40), st.integers(1, 3 * MESSAGE_BYTES))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kv.reading import Leased
+from penstock.kv.client.reading import Leased
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.blocks import Fetcher
 

@@ -6,7 +6,7 @@ import asyncio
 from contextvars import copy_context
 from dataclasses import dataclass, field
 
-from penstock.kv.client import NOBODY, BlockPut, Origin, StoreFault
+from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.blocks import open_publisher
 

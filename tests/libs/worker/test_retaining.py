@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kv.client import StoreFault
+from penstock.kv.client.client import StoreFault
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.retaining import Kept, Mark, Retainer, merge
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.kv.identity import KvSpec
-from penstock.rpc.convert import spec_to_message
+from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.server import serve
 from penstock.v1 import (
     common_pb2,
@@ -299,7 +298,10 @@ def _digest(file: Path) -> str:
 async def open_mesh(script: Script, tokenizer_file: Path) -> AsyncIterator[FakeMesh]:
     """Serves the fakes for the length of the block."""
     digest = _digest(tokenizer_file)
-    mesh = FakeMesh(script, KvSpec("m" * 64, digest, "test", "float32", BLOCK, 1024))
+    mesh = FakeMesh(
+        script,
+        KvSpec(model="m" * 64, tokenizer=digest, layout="test", dtype="float32", block_size=BLOCK, block_bytes=1024),
+    )
     async with AsyncExitStack() as stack:
 
         def both(worker):

@@ -18,13 +18,12 @@ from typing import Any
 
 import grpc
 
-from penstock.kv.arena import ArenaMap, Layout
-from penstock.kv.checksum import checksum
-from penstock.kv.client import BlockPut, StoreClient, open_store
-from penstock.kv.identity import KvSpec
+from penstock.kv.bytes.arena import ArenaMap, Layout
+from penstock.kv.bytes.checksum import checksum
+from penstock.kv.client.client import BlockPut, StoreClient, open_store
+from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.kvstore.config import KvStoreConfig
 from penstock.rpc.channels import open_channels
-from penstock.rpc.convert import spec_to_message
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.kvstore.blocks import State, Wanted
-from penstock.kvstore.retention import Grant
+from penstock.kvstore.table.blocks import State, Wanted
+from penstock.kvstore.table.promises import Grant
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from penstock.kv import client as client_module
+from penstock.kv.client import client as client_module
 from penstock.kvstore import service as service_module
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 

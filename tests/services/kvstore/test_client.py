@@ -25,10 +25,10 @@ from tests.services.kvstore.helpers import (
     spec,
 )
 
-from penstock.kv import writing
-from penstock.kv.arena import Arena
-from penstock.kv.client import BlockPut, StoreClient, StoreFault, open_store
-from penstock.kv.copying import sum_and_copy
+from penstock.kv.bytes.arena import Arena
+from penstock.kv.bytes.copying import sum_and_copy
+from penstock.kv.client import writing
+from penstock.kv.client.client import BlockPut, StoreClient, StoreFault, open_store
 from penstock.kvstore.service import open_kvstore
 
 BIG = (5 << 19) + 64

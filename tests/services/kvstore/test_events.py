@@ -11,9 +11,9 @@ import grpc
 import pytest
 from tests.services.kvstore.helpers import HOST, ROOT, eventually, keys, puts, raw, settings, spec
 
-from penstock.kvstore.blocks import Tier
-from penstock.kvstore.events import Change, EventHub, Subscriber
+from penstock.kvstore.events.hub import Change, EventHub, Subscriber
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.table.blocks import Tier
 from penstock.rpc.server import serve
 from penstock.v1 import common_pb2, kvstore_pb2, router_pb2, router_pb2_grpc
 

@@ -6,11 +6,11 @@ import grpc
 import pytest
 from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settings
 
-from penstock.kv.client import Origin
+from penstock.kv.client.client import Origin
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.sessions import SessionPhase
-from penstock.kvstore.store import BlockStore
+from penstock.kvstore.table.table import BlockStore
 from penstock.v1 import common_pb2
 
 ACTIVE, TOOL = common_pb2.SESSION_STATE_ACTIVE, common_pb2.SESSION_STATE_TOOL

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from tests.services.kvstore.helpers import keys
 
-from penstock.kvstore.homes import Directory, by_home, home
-from penstock.kvstore.neighbours import Shunned
+from penstock.kvstore.elsewhere.homes import Directory, by_home, home
+from penstock.kvstore.elsewhere.neighbours import Shunned
 
 STORES = [f"10.0.0.{number}:7000" for number in range(1, 8)]
 MANY = keys(4000)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.services.kvstore.netns import command, impossible
 
-from penstock.kv.transport import over_mooncake
-from penstock.kv.transport.over_mooncake import MooncakeOptions, listening_everywhere
 from penstock.kvstore import service as service_module
+from penstock.kvstore.elsewhere.transport import over_mooncake
+from penstock.kvstore.elsewhere.transport.over_mooncake import MooncakeOptions, listening_everywhere
 from penstock.runtime.config import ConfigError
 
 LIBS = [str(Path(module.__file__ or "").parents[parts]) for module, parts in ((over_mooncake, 3), (service_module, 2))]
@@ -38,14 +38,14 @@ import asyncio, os, random, socket, subprocess, sys, time
 from contextlib import asynccontextmanager
 from pathlib import Path
 import mooncake, psutil
-from penstock.kv.checksum import checksum
-from penstock.kv.identity import KvSpec
-from penstock.kv.transport.base import Offered, TransportFault
-from penstock.kv.transport.over_mooncake import MooncakeOptions, open_mooncake_transport
+from penstock.kv.bytes.checksum import checksum
+from penstock.kv.spec import KvSpec
+from penstock.kvstore.elsewhere.transport.base import Offered, TransportFault
+from penstock.kvstore.elsewhere.transport.over_mooncake import MooncakeOptions, open_mooncake_transport
 from penstock.runtime.config import ConfigError
 
 SIZE = 64 << 10
-SPEC = KvSpec("m", "t", "v1", "float32", 16, SIZE)
+SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=SIZE)
 KEYS = [bytes([n]) * 32 for n in range(1, 41)]
 
 def free():
@@ -129,7 +129,7 @@ async def main():
             else:
                 raise AssertionError("it passed")
             assert broken.landed_keys == KEYS[:1]
-            other = KvSpec("m", "t", "v1", "float32", 16, SIZE * 2)
+            other = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=SIZE * 2)
             try:
                 await two.fetch("", other, KEYS, Landing(), soon())
             except TransportFault as fault:
@@ -148,7 +148,7 @@ asyncio.run(main())
 STORES = (
     COMMON
     + """
-from penstock.kv.client import BlockPut, open_store
+from penstock.kv.client.client import BlockPut, open_store
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import open_kvstore
 from penstock.rpc.channels import open_channels

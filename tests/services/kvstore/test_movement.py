@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.services.kvstore.helpers import ROOT, keys
 
-from penstock.kvstore.blocks import Block
-from penstock.kvstore.movement import THRESHOLD, Candidates, Reuse, Worth, worth
-from penstock.kvstore.nvme.budget import DAY_S, WriteBudget
-from penstock.kvstore.nvme.health import Health
 from penstock.kvstore.sessions import KnownSession, SessionPhase
+from penstock.kvstore.table.blocks import Block
+from penstock.kvstore.tiers.disk.budget import DAY_S, WriteBudget
+from penstock.kvstore.tiers.disk.health import Health
+from penstock.kvstore.tiers.disk.movement import THRESHOLD, Candidates, Reuse, Worth, worth
 
 NOW = 100.0
 

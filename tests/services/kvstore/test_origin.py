@@ -10,12 +10,12 @@ import pytest
 from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settings
 from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
 
-from penstock.kv.client import Origin
-from penstock.kv.policies import POLICIES, SEVERAL
-from penstock.kvstore.blocks import Wanted, Written
+from penstock.kv.client.client import Origin
+from penstock.kvstore.eviction import POLICIES, SEVERAL
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.sessions import SessionPhase
-from penstock.kvstore.store import BlockStore
+from penstock.kvstore.table.blocks import Wanted, Written
+from penstock.kvstore.table.table import BlockStore
 from penstock.runtime.config import ConfigError
 from penstock.v1 import kvstore_pb2
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.services.kvstore.helpers import client_of, eventually, puts, settings
 
-from penstock.kv.transport.base import Offered
-from penstock.kvstore.pool import Pool
+from penstock.kvstore.elsewhere.mooncake import Pool
+from penstock.kvstore.elsewhere.transport.base import Offered
 from penstock.kvstore.service import open_kvstore
 
 

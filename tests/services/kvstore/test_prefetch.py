@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, settings
 
-from penstock.kv.client import Origin
-from penstock.kvstore.blocks import SEVERAL, Block
-from penstock.kvstore.movement import Ends
+from penstock.kv.client.client import Origin
+from penstock.kvstore.eviction.base import SEVERAL
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.table.blocks import Block
+from penstock.kvstore.tiers.disk.movement import Ends
 from penstock.v1 import common_pb2
 
 TALK = Origin("talk", b"a" * 16)

@@ -26,21 +26,21 @@ from tests.services.kvstore.helpers import (
     read,
 )
 
-from penstock.kv import client as client_module
-from penstock.kv.client import StoreClient, StoreFault
+from penstock.kv.client import client as client_module
+from penstock.kv.client.client import StoreClient, StoreFault
 from penstock.kvstore import service as service_module
 
 pytestmark = pytest.mark.mesh
 
 HOLD = """
 import asyncio, sys
-from penstock.kv.client import open_store, BlockPut
-from penstock.kv.identity import KvSpec
+from penstock.kv.client.client import open_store, BlockPut
+from penstock.kv.spec import KvSpec
 from penstock.rpc.channels import open_channels
 from penstock.v1 import kvstore_pb2
 
 async def main(address, host, stored):
-    spec = KvSpec("ab" * 32, "cd" * 32, "v1", "float32", 16, 4096)
+    spec = KvSpec(model="ab" * 32, tokenizer="cd" * 32, layout="v1", dtype="float32", block_size=16, block_bytes=4096)
     async with open_channels() as channels, open_store(channels.to(address), "doomed", spec, host) as store:
         async with store.lease([bytes.fromhex(stored)]) as leased:
             assert len(leased.blocks) == 1

@@ -14,14 +14,14 @@ import pytest
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, settings, spec
 from tests.services.kvstore.relay import Relay, relay_to
 
-from penstock.kv.checksum import checksum
-from penstock.kv.client import Origin, StoreClient
-from penstock.kv.transport.base import Landing, Offered, TransportStats
-from penstock.kvstore.homes import home
-from penstock.kvstore.neighbours import Neighbours
+from penstock.kv.bytes.checksum import checksum
+from penstock.kv.client.client import Origin, StoreClient
+from penstock.kv.spec import spec_to_message
+from penstock.kvstore.elsewhere.homes import home
+from penstock.kvstore.elsewhere.neighbours import Neighbours
+from penstock.kvstore.elsewhere.transport.base import Landing, Offered, TransportStats
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.rpc.channels import Channels
-from penstock.rpc.convert import spec_to_message
 from penstock.v1 import common_pb2, kvstore_pb2
 
 MIB = 1 << 20

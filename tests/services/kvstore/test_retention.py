@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, read, refusal, settings
 from tests.services.kvstore.naive import NaiveRetention
 
-from penstock.kv.client import Origin
-from penstock.kvstore.blocks import Block, Wanted, Written
-from penstock.kvstore.policy import Lru
-from penstock.kvstore.retaining import Retaining
-from penstock.kvstore.retention import Grant, Retention
+from penstock.kv.client.client import Origin
+from penstock.kvstore.eviction.lru import Lru
+from penstock.kvstore.eviction.promised import KeepPromised
 from penstock.kvstore.service import open_kvstore
-from penstock.kvstore.store import BlockStore
+from penstock.kvstore.table.blocks import Block, Wanted, Written
+from penstock.kvstore.table.promises import Grant, Retention
+from penstock.kvstore.table.table import BlockStore
 from penstock.v1 import kvstore_pb2
 
 MOST, TENANT_MOST, LONGEST = 9, 4, 20.0
@@ -68,7 +68,7 @@ TestRetention = RetentionMachine.TestCase
 
 
 class PolicyMachine(RuleBasedStateMachine):
-    """Retaining(Lru) against a sort: unpromised blocks by use, then promised ones by the end of their promise."""
+    """KeepPromised(Lru) against a sort: unpromised blocks by use, then promised ones by the end of their promise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.tick = 0
         self.blocks = [Block(key, b"", 0, at, at + 1, "s") for at, key in enumerate(NAMES)]
         self.offered: list[Block] = []
-        self.policy = Retaining(Lru(), lambda: self.now)
+        self.policy = KeepPromised(Lru(), lambda: self.now)
 
     @rule(seconds=st.sampled_from([1.0, 4.0]))
     def wait(self, seconds: float) -> None:
@@ -127,7 +127,7 @@ class Table:
     def __init__(self, slots: int, retention: Retention | None) -> None:
         self.now = 0.0
         self.store = BlockStore(
-            slots, 64, Quiet(), policy=lambda: Retaining(Lru(), lambda: self.now), retention=retention
+            slots, 64, Quiet(), policy=lambda: KeepPromised(Lru(), lambda: self.now), retention=retention
         )
         self.store.attach("s", "test")
         self.count = 0

@@ -19,7 +19,7 @@ from tests.services.kvstore.helpers import (
     spec,
 )
 
-from penstock.kv.checksum import checksum
+from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.service import open_kvstore
 from penstock.rpc.errors import from_rpc

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tests.services.kvstore.naive import NaiveRetention, NaiveStore
 
-from penstock.kv.policies import make_policy
-from penstock.kvstore.blocks import Block, Wanted, Written
-from penstock.kvstore.retaining import Retaining
-from penstock.kvstore.retention import Retention
-from penstock.kvstore.store import BlockStore
+from penstock.kvstore.eviction import make_policy
+from penstock.kvstore.eviction.promised import KeepPromised
+from penstock.kvstore.table.blocks import Block, Wanted, Written
+from penstock.kvstore.table.promises import Retention
+from penstock.kvstore.table.table import BlockStore
 
 SLOTS = 5
 BLOCK_BYTES = 64
@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.owners = Owners()
         self.now = 0.0
-        self.policy = Retaining(make_policy(self.policy_name, lambda: self.now), lambda: self.now)
+        self.policy = KeepPromised(make_policy(self.policy_name, lambda: self.now), lambda: self.now)
         self.store = BlockStore(
             *(SLOTS, BLOCK_BYTES, self.owners),
             policy=lambda: self.policy,

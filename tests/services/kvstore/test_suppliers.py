@@ -21,10 +21,10 @@ from tests.services.kvstore.helpers import (
     spec,
 )
 
-from penstock.kv.checksum import checksum
-from penstock.kvstore.blocks import Block, State, Tier, Wanted
+from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.service import KvStore, open_kvstore
-from penstock.kvstore.suppliers import Room
+from penstock.kvstore.table.blocks import Block, State, Tier, Wanted
+from penstock.kvstore.tiers.base import Room
 from penstock.v1 import common_pb2, kvstore_pb2
 
 HOST, NVME = common_pb2.TIER_HOST, common_pb2.TIER_NVME

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from tests.services.kvstore.helpers import ROOT, client_of, keys, puts, settings, spec
 
-from penstock.kvstore.blocks import Block, Tier
-from penstock.kvstore.events import Change
+from penstock.kvstore.events.hub import Change
+from penstock.kvstore.events.wire.format import Held, payload, removed, stored
+from penstock.kvstore.events.wire.publisher import Publisher, Replay, Translator
 from penstock.kvstore.service import KvStore, open_kvstore
-from penstock.kvstore.suppliers import Room
-from penstock.kvstore.wire.format import Held, payload, removed, stored
-from penstock.kvstore.wire.publisher import Publisher, Replay, Translator
+from penstock.kvstore.table.blocks import Block, Tier
+from penstock.kvstore.tiers.base import Room
 from penstock.runtime.config import ConfigError
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed: pip install penstock[events]")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import NotFound, Overloaded, Refused, Unavailable
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec
 from penstock.router.config import RouterConfig
 from penstock.router.planner import PlanAsk, Planned, Planner
 from penstock.router.policy import Role
 from penstock.router.registry import Member, Report, Seat
 
-SPEC = KvSpec("m", "t", "v1", "float32", 16, 4096)
+SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=4096)
 
 
 class Desk:
@@ -243,7 +243,9 @@ def test_members_are_bounded_and_must_fit() -> None:
     desk = Desk(max_members=2)
     first = desk.join("a")
     with pytest.raises(Refused, match="dtype is 'bfloat16' here and 'float32' there"):
-        desk.join("b", spec=KvSpec("m", "t", "v1", "bfloat16", 16, 2048))
+        desk.join(
+            "b", spec=KvSpec(model="m", tokenizer="t", layout="v1", dtype="bfloat16", block_size=16, block_bytes=2048)
+        )
     desk.join("b")
     with pytest.raises(Overloaded):
         desk.join("c")
@@ -251,7 +253,9 @@ def test_members_are_bounded_and_must_fit() -> None:
     for seat in (first, desk.planner.registry.get("b")):
         assert seat is not None
         desk.planner.registry.leave(seat)
-    desk.join("d", spec=KvSpec("m", "t", "v1", "bfloat16", 16, 2048))  # nobody is left to differ from
+    desk.join(
+        "d", spec=KvSpec(model="m", tokenizer="t", layout="v1", dtype="bfloat16", block_size=16, block_bytes=2048)
+    )  # nobody is left to differ from
 
 
 def test_thousands_of_refused_requests_change_nothing(desk: Desk) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec
 from penstock.router.config import RouterConfig
 from penstock.router.planner import PlanAsk, Planner
 from penstock.router.policy import Role
@@ -30,7 +30,7 @@ REPLICAS = 8
 BLOCKS_EACH = 50_000 // REPLICAS
 RATE = 5117.0
 """Tokens per second of each worker: together just enough for the trace without any cache."""
-SPEC = KvSpec("m", "t", "v1", "bfloat16", BLOCK, 6 << 20)
+SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="bfloat16", block_size=BLOCK, block_bytes=6 << 20)
 
 pytestmark = pytest.mark.skipif(not TRACE.exists(), reason="the traces are not part of the repository")
 

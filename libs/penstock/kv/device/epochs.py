@@ -1,7 +1,7 @@
 """Who holds which slot of a device arena, for clients to see without asking.
 
 The table lies in host memory that the clients map: a memfd of its own, beside the arena of the host. Its meaning is
-that of the table in `penstock.kv.arena`: entry i is the epoch of slot i's holder, 0 while it is nobody's, and it
+that of the table in `penstock.kv.bytes.arena`: entry i is the epoch of slot i's holder, 0 while it is nobody's, and it
 changes before anybody else gets the slot.
 """
 
@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 
-from penstock.kv.arena import MapError
+from penstock.kv.bytes.arena import MapError
 
 ID_BYTES = 16
 _EPOCH_BYTES = 8

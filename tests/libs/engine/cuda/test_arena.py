@@ -14,7 +14,7 @@ import torch
 from penstock.engine.kernels.cuda.arena import PoolArena
 from penstock.kv.device.leased import LeasedPool, PoolLease
 from penstock.kv.device.memory import Device, DeviceFault
-from penstock.kv.device.twin import TwinDevice
+from penstock.testing.twin import TwinDevice
 
 PROGRAM = (
     "import sys, json, hashlib\n"
@@ -49,7 +49,7 @@ def test_another_process_reads_a_page():
     seen = seen_elsewhere(
         lease,
         3,
-        "import numpy\nfrom penstock.kv.device.twin import TwinDevice",
+        "import numpy\nfrom penstock.testing.twin import TwinDevice",
         "TwinDevice()",
         "numpy.from_dlpack(pool.page({page}))",
     )

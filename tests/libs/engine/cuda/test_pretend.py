@@ -17,8 +17,8 @@ from penstock.engine.kernels.cuda import copies, setup, streams
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.sampler import Choice, Sampler
-from penstock.kv.device.twin import TwinDevice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
+from penstock.testing.twin import TwinDevice
 
 EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 20}
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, see tests/gpu")

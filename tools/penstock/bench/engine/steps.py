@@ -23,7 +23,7 @@ from penstock.engine.forward.batch import Run
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.sampler import Chosen
-from penstock.kv.identity import KvSpec
+from penstock.kv.spec import KvSpec
 
 _ROUNDS = 9
 
@@ -82,7 +82,14 @@ async def _engine(model: Path, batch: int, busy_s: float) -> AsyncIterator[tuple
         pages = -(-config.kv_pool_tokens // config.block_size)
         memory = PageMemory(checkpoint.config, pages, config.block_size, torch.float32, torch.device("cpu"))
         made.append(_Stand(memory, busy_s))
-        return made[0], KvSpec("", "", memory.layout, config.dtype, config.block_size, memory.block_bytes)
+        return made[0], KvSpec(
+            model="",
+            tokenizer="",
+            layout=memory.layout,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            block_bytes=memory.block_bytes,
+        )
 
     config = EngineConfig(model, max_running=batch, max_batch_tokens=max(512, batch))
     async with Engine.open(config, load=load) as engine:

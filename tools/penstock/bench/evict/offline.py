@@ -20,8 +20,8 @@ from typing import Literal
 
 from penstock.bench.evict.traces import Trace
 from penstock.kv.hint import ReturnHint
-from penstock.kv.policies.cost import PrefillCost
-from penstock.kvstore.blocks import Block
+from penstock.kvstore.eviction.cost import PrefillCost
+from penstock.kvstore.table.blocks import Block
 
 Rule = Literal["farthest", "seconds"]
 _SLACK = 64

@@ -22,17 +22,16 @@ from dataclasses import dataclass, field
 
 from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace
 from penstock.kv.hint import ReturnHint
-from penstock.kv.policies.cost import PrefillCost
 from penstock.kvstore import sessions
-from penstock.kvstore.blocks import Block, State, Wanted, Written
-from penstock.kvstore.policy import EvictionPolicy
-from penstock.kvstore.store import BlockStore
+from penstock.kvstore.eviction.cost import PrefillCost
+from penstock.kvstore.table.blocks import Block, BlockPolicy, State, Wanted, Written
+from penstock.kvstore.table.table import BlockStore
 
 _SESSION = "replay"
 _CHECKSUM = b"\1" * 16
 _LEAST_RUN_S = 1e-3
 
-MakePolicy = Callable[[], EvictionPolicy]
+MakePolicy = Callable[[], BlockPolicy]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.bench.kv.processes import HOST
-from penstock.kv.client import BlockPut, StoreClient, open_store
-from penstock.kv.identity import KvSpec
+from penstock.kv.client.client import BlockPut, StoreClient, open_store
+from penstock.kv.spec import KvSpec
 from penstock.rpc.channels import open_channels
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
@@ -19,7 +19,9 @@ _TIMEOUT_S = 60.0
 
 def spec(block_bytes: int) -> KvSpec:
     """Of no model that exists."""
-    return KvSpec("00" * 32, "00" * 32, "bench", "float32", 16, block_bytes)
+    return KvSpec(
+        model="00" * 32, tokenizer="00" * 32, layout="bench", dtype="float32", block_size=16, block_bytes=block_bytes
+    )
 
 
 def names(count: int, chain: str) -> list[bytes]:

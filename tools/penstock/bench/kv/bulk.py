@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from penstock.bench.kv.blocks import client_of, names, puts
 from penstock.bench.kv.memory import Region
 from penstock.bench.kv.processes import store_process
-from penstock.kv.client import StoreClient
+from penstock.kv.client.client import StoreClient
 
 _WARM_UP = 3
 """Rounds until every slot was used: a first touch of memory costs ten copies, once in a store's life."""

@@ -15,8 +15,8 @@ from penstock.bench.kv.blocks import client_of, names, puts, stats_of
 from penstock.bench.kv.files import PlainFile
 from penstock.bench.kv.memory import Region
 from penstock.bench.kv.processes import store_process
-from penstock.kv.client import Leased, StoreClient
-from penstock.kv.copying import copy_bytes
+from penstock.kv.bytes.copying import copy_bytes
+from penstock.kv.client.client import Leased, StoreClient
 from penstock.v1 import kvstore_pb2
 
 _MIB = 1 << 20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from penstock.bench.kv.blocks import client_of, names, puts
 from penstock.bench.kv.memory import Region
 from penstock.bench.kv.processes import private_bytes, store_process
-from penstock.kv.arena import Layout
-from penstock.kv.client import StoreClient
+from penstock.kv.bytes.arena import Layout
+from penstock.kv.client.client import StoreClient
 
 FEW, MANY = 1_000, 1_000_000
 _BLOCK_BYTES = 64

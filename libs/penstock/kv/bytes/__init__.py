@@ -1,0 +1,1 @@
+"""Bytes of blocks, in shared memory and in messages."""

@@ -1,0 +1,1 @@
+"""The client of a store: what a worker holds of it."""

@@ -1,0 +1,134 @@
+"""The client of a KV store: what the workers use. See `open_store`.
+
+The store is an optimisation, never an authority. Whatever goes wrong is a `StoreFault` or a shorter answer, within
+the time limit; a store that is away costs a caller microseconds, and is found again in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import grpc
+
+from penstock.kv.client.link import ClientStats, Link, StoreFault
+from penstock.kv.client.loans import Loans
+from penstock.kv.client.origin import NOBODY, Origin
+from penstock.kv.client.reading import Leased, Reading
+from penstock.kv.client.writing import BlockPut, Writing
+from penstock.kv.device.memory import Device
+from penstock.kv.identity import MAX_KEYS
+from penstock.kv.spec import KvSpec
+from penstock.v1 import kvstore_pb2
+
+__all__ = ["NOBODY", "BlockPut", "ClientStats", "Leased", "Origin", "StoreClient", "StoreFault", "open_store"]
+
+_THREADS = 2
+"""So that a read is not behind a large put."""
+
+
+class StoreClient:
+    """One client of one store. Made by `open_store`; used from its event loop.
+
+    Every method raises StoreFault, at the latest after the time limit, when the store can't help.
+    """
+
+    def __init__(self, link: Link, loans: Loans) -> None:
+        self._link = link
+        self._reading = Reading(link, loans)
+        self._writing = Writing(link, loans)
+
+    @property
+    def stats(self) -> ClientStats:
+        return self._link.stats
+
+    @property
+    def connected(self) -> bool:
+        """Whether a call would reach the store, as far as is known."""
+        return self._link.attachment is not None
+
+    @property
+    def reason(self) -> str:
+        """Why the store is not connected, for people."""
+        return self._link.reason
+
+    async def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys are stored."""
+        attachment = self._link.need()
+        if not keys:
+            return 0
+        request = kvstore_pb2.LookupRequest(keys=keys[:MAX_KEYS])
+        found: int = (await self._link.call(attachment, self._link.rpc.Lookup, request)).found
+        return found
+
+    def lease(
+        self, keys: Sequence[bytes], origin: Origin = NOBODY, *, checked: bool = True, on_device: bool = False
+    ) -> AbstractAsyncContextManager[Leased]:
+        """Pins and checks the leading stored blocks, in one round trip. A block that fails its check ends the prefix.
+
+        Leaving the block gives the pins back without waiting. Without `checked` the reader checks each copy that it
+        makes with `Leased.check`, which is faster: the bytes are read once. With `on_device` the leading blocks are
+        left on the client's device as far as they are there, see `Leased.on_device`; the others follow in `blocks`.
+        """
+        return self._reading.lease(keys, origin, checked, on_device)
+
+    async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin = NOBODY) -> list[str]:
+        """Copies the leading stored blocks to `into`, a buffer for each key, and checks the copies.
+
+        Returns where each block was: "gpu", "host", "nvme" or "remote"; as many as were copied and are right. The
+        content of the other buffers is undefined. Cancelling is safe: when it returns, nothing writes to `into`.
+        """
+        return await self._reading.fetch(keys, into, origin)
+
+    async def put(self, blocks: Sequence[BlockPut], origin: Origin = NOBODY) -> int:
+        """Stores blocks that are not stored yet; returns how many were. Parents come before their children.
+
+        The time limit holds for each 64 MiB. Cancelling is safe: when it returns, nothing reads `data` any more.
+        """
+        return await self._writing.put(blocks, origin)
+
+    async def quarantine(self, key: bytes, epoch: int) -> bool:
+        """Has a block taken out of service; False: it was not, or no longer, that block."""
+        return await self._reading.quarantine(self._link.need(), key, epoch)
+
+    async def retain(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> tuple[float, int]:
+        """Has blocks kept, stored or still to come: for how long, and how many of the leading ones; zeros: none."""
+        attachment = self._link.need()
+        request = kvstore_pb2.RetainRequest(
+            attachment_id=attachment.attachment_id, keys=keys[:MAX_KEYS], ttl_s=seconds, namespace=namespace
+        )
+        granted = await self._link.call(attachment, self._link.rpc.Retain, request)
+        return granted.granted_s, granted.blocks
+
+
+@asynccontextmanager
+async def open_store(
+    channel: grpc.aio.Channel | None,
+    client: str,
+    spec: KvSpec,
+    host_id: str,
+    *,
+    timeout_s: float = 2.0,
+    device: Device | None = None,
+) -> AsyncIterator[StoreClient]:
+    """A client of the store behind `channel`, for blocks of `spec`; without a channel it is never connected.
+
+    `client` is a name for the store's log. When the store has the same `host_id` its memory is mapped, else bytes
+    are streamed. No call takes longer than `timeout_s`. Opens also when there is no store yet: it is looked for in
+    the background, and again after it was lost. With a `device`, blocks of a store on the same one are read there.
+    """
+    with ThreadPoolExecutor(_THREADS, "penstock-kv") as threads:
+        link = Link(channel, client, spec, host_id, timeout_s, threads, device)
+        loans = Loans(link)
+        tasks = [asyncio.create_task(link.stay_attached()), asyncio.create_task(loans.tidy())]  # awaited below
+        try:
+            await link.first_attempt()
+            yield StoreClient(link, loans)
+        finally:
+            loans.close()
+            link.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)

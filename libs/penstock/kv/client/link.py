@@ -1,0 +1,299 @@
+"""The connection of a client to its store: attached while the store is there, looked for when it is not.
+
+A store that does not answer costs one caller the time limit and the following ones microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+
+from penstock.errors import Unavailable
+from penstock.kv.bytes import bulk
+from penstock.kv.bytes.arena import ArenaMap, Layout, MapError
+from penstock.kv.device.mapped import DeviceMap
+from penstock.kv.device.memory import Device, DeviceFault
+from penstock.kv.spec import KvSpec, spec_to_message
+from penstock.rpc.context import outgoing
+from penstock.rpc.errors import from_rpc
+from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+_INLINE_BYTES = 1 << 20
+"""Copying and checking less than this is done on the event loop; it takes well under a millisecond."""
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_GONE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.CANCELLED,
+)
+
+Result = TypeVar("Result")
+
+
+class StoreFault(Unavailable):
+    """The store can't help now: compute instead."""
+
+
+@dataclass(slots=True)
+class ClientStats:
+    """Counters since the start; blocks unless named otherwise."""
+
+    fetched: int = 0
+    put: int = 0
+    bytes_in: int = 0
+    """Read from the store."""
+    bytes_out: int = 0
+    """Written to the store."""
+    mismatches: int = 0
+    """Blocks whose bytes did not match their checksum."""
+    late_commits: int = 0
+    """Written, but the reservation was over."""
+    lapsed: int = 0
+    """Leases that ended before their reader did."""
+    faults: int = 0
+    """Calls that ended in a StoreFault, fast ones while disconnected included."""
+    attached: int = 0
+    """Attachments opened."""
+    mapped: int = 0
+    """Attachments with the store's memory mapped."""
+    on_device: int = 0
+    """Blocks read on the device."""
+
+
+@dataclass(slots=True, eq=False)
+class AttachStream:
+    """One Attach stream."""
+
+    attachment_id: str
+    memory: ArenaMap | None
+    call: Any
+    over: bool = False
+    users: int = 0
+    on_device: DeviceMap | None = None
+    """The store's memory on the client's device."""
+
+    def end(self) -> None:
+        """Cancels the stream. The memory is unmapped when nobody uses it any more."""
+        if not self.over:
+            self.over = True
+            self.call.cancel()
+            self._unmap()
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Keeps the memory mapped for the length of the block."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            self._unmap()
+
+    def _unmap(self) -> None:
+        if not self.over or self.users:
+            return
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+        if self.on_device is not None:
+            self.on_device.close()
+            self.on_device = None
+
+
+class Link:
+    """Owns the attachment, and makes every call. Run `stay_attached` beside its users; `close` at the end."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel | None,
+        client: str,
+        spec: KvSpec,
+        host_id: str,
+        timeout_s: float,
+        threads: ThreadPoolExecutor,
+        device: Device | None = None,
+    ) -> None:
+        self.stats = ClientStats()
+        self.reason = "no store is configured" if channel is None else "not attached yet"
+        """Why the store is not connected, for people."""
+        self.spec = spec
+        self.attachment: AttachStream | None = None
+        self.log = structlog.get_logger("penstock.kv").bind(client=client)
+        self._channel = channel
+        self._stub = kvstore_pb2_grpc.KvStoreStub(channel) if channel is not None else None
+        self._read = bulk.read_method(channel) if channel is not None else None
+        self._client = client
+        self._host_id = host_id
+        self._device = device
+        self._timeout_s = timeout_s
+        self._threads = threads
+        self._attempted = asyncio.Event()
+
+    # -- calls
+
+    @property
+    def rpc(self) -> Any:
+        """The store's methods."""
+        return self._stub
+
+    def need(self) -> AttachStream:
+        """The attachment. Raises StoreFault when there is none."""
+        if self.attachment is None:
+            raise self.fault(f"the store is not connected: {self.reason}")
+        return self.attachment
+
+    async def call(self, attachment: AttachStream, method: Any, request: Any) -> Any:
+        """One answer. Raises StoreFault."""
+        try:
+            return await method(request, timeout=self._timeout_s, metadata=outgoing())
+        except grpc.aio.AioRpcError as error:
+            raise self.failed(attachment, error) from error
+
+    def read(self, request: kvstore_pb2.ReadRequest, until: float) -> Any:
+        """A `Read` that ends well before `until`; to be cancelled by the caller."""
+        assert self._read is not None
+        return self._read(request, timeout=max(0.001, (until - time.monotonic()) * 0.9), metadata=outgoing())
+
+    @asynccontextmanager
+    async def limit(self, attachment: AttachStream) -> AsyncIterator[float]:
+        """Ends the block after the time limit; the value is the time of that."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                yield time.monotonic() + self._timeout_s
+        except TimeoutError as error:
+            self.lost(attachment, "the store does not answer")
+            raise self.fault("the store did not answer in time") from error
+
+    async def work(self, size: int, job: Callable[[threading.Event], Result]) -> Result:
+        """Runs a job over `size` bytes, in a thread when it would hold up the event loop.
+
+        When cancelled it returns only after the thread has stopped touching memory, which takes one block.
+        """
+        stop = threading.Event()
+        if size <= _INLINE_BYTES:
+            return job(stop)
+        submitted = self._threads.submit(job, stop)
+        running = asyncio.wrap_future(submitted)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.set()
+            while not submitted.cancel() and not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            raise
+
+    # -- faults
+
+    def fault(self, message: str) -> StoreFault:
+        """A counted fault, to be raised."""
+        self.stats.faults += 1
+        return StoreFault(message)
+
+    def failed(self, attachment: AttachStream, error: grpc.aio.AioRpcError) -> StoreFault:
+        """Also ends the attachment when the store seems to be gone, so that the next caller does not wait as long."""
+        if error.code() in _GONE and from_rpc(error).field != "lease_id":
+            self.lost(attachment, error.details() or error.code().name)
+        return self.fault(f"the store failed: {error.details()}")
+
+    def lost(self, attachment: AttachStream, reason: str) -> None:
+        """Ends the attachment."""
+        if self.attachment is attachment:
+            self.attachment = None
+            self.reason = reason
+            self.log.info("store lost", reason=reason)
+        attachment.end()
+
+    # -- attaching
+
+    async def first_attempt(self) -> None:
+        """Returns when the first attempt to attach has succeeded or failed, at the latest after the time limit."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._attempted.wait()
+
+    async def stay_attached(self) -> None:
+        """Attaches, and attaches again whenever the attachment ends, with growing pauses, until cancelled."""
+        pause = _FIRST_PAUSE_S
+        while self._stub is not None:
+            reason, attached = await self._one_attachment()
+            if not attached and reason != self.reason:
+                self.log.info("store not connected", reason=reason)
+            self.reason = reason
+            self._attempted.set()
+            pause = _FIRST_PAUSE_S if attached else min(_LONGEST_PAUSE_S, pause * 2)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        self._attempted.set()
+
+    async def _one_attachment(self) -> tuple[str, bool]:
+        """Returns why the attachment ended, and whether there was one."""
+        device = self._device.info.uuid if self._device is not None else ""
+        request = kvstore_pb2.AttachRequest(client=self._client, spec=spec_to_message(self.spec), device=device)
+        call = self.rpc.Attach(request)
+        attachment: AttachStream | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                first = await call.read()
+            if first is grpc.aio.EOF:
+                return "the store ended the attachment", False
+            attachment = self.attachment = self._begin(first, call)
+            self.reason = ""
+            self._attempted.set()
+            await call.read()
+            return "the store ended the attachment", True
+        except TimeoutError:
+            return "the store does not answer", False
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name, attachment is not None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if attachment is None or not attachment.over or (task is not None and task.cancelling()):
+                raise
+            return self.reason, True  # the call was cancelled, not this task: see `lost`
+        finally:
+            call.cancel()
+            if attachment is not None:
+                self.lost(attachment, "the store ended the attachment")
+
+    def _begin(self, first: kvstore_pb2.AttachResponse, call: Any) -> AttachStream:
+        memory = self._map(first)
+        self.stats.attached += 1
+        self.stats.mapped += memory is not None
+        self.log.info("attached to the store", mapped=memory is not None)
+        return AttachStream(first.attachment_id, memory, call, on_device=self._map_device(first))
+
+    def _map(self, first: kvstore_pb2.AttachResponse) -> ArenaMap | None:
+        if first.host_id != self._host_id or not first.arena_path:
+            return None
+        layout = Layout(first.slots, first.slots_at, first.slot_stride, first.epochs_at)
+        try:
+            return ArenaMap(first.arena_path, first.arena_bytes, first.arena_id, layout)
+        except MapError as error:
+            self.log.warning("streaming from the store of this host", reason=str(error))
+            return None
+
+    def _map_device(self, first: kvstore_pb2.AttachResponse) -> DeviceMap | None:
+        if self._device is None or first.host_id != self._host_id or not first.HasField("device"):
+            return None
+        try:
+            return DeviceMap(self._device, first.device, self.spec.block_bytes)
+        except (DeviceFault, MapError, ValueError) as error:
+            self.log.warning("not reading on the device of the store", reason=str(error))
+            return None
+
+    def close(self) -> None:
+        """Ends the attachment; the store takes back what is left."""
+        if self.attachment is not None:
+            self.lost(self.attachment, "closed")

@@ -1,0 +1,305 @@
+"""Reading blocks: pin, copy, check the copy, give the pin back.
+
+What is checked is the copy: whatever happens to the store's memory meanwhile (a pin that lapses, a writer that comes
+far too late), bytes that are not those that were stored never pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc
+
+from penstock.kv.bytes import bulk
+from penstock.kv.bytes.arena import ArenaMap
+from penstock.kv.bytes.checksum import CHECKSUM_BYTES, checksum
+from penstock.kv.bytes.copying import copy_and_sum
+from penstock.kv.bytes.pieces import Assembly, split
+from penstock.kv.client.link import AttachStream, Link, StoreFault
+from penstock.kv.client.loans import Loans
+from penstock.kv.client.origin import Origin
+from penstock.kv.device.mapped import OnDevice
+from penstock.kv.identity import MAX_KEYS
+from penstock.v1 import common_pb2, kvstore_pb2
+
+_TIERS = {
+    common_pb2.TIER_GPU: "gpu",
+    common_pb2.TIER_HOST: "host",
+    common_pb2.TIER_NVME: "nvme",
+    common_pb2.TIER_REMOTE: "remote",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Refs:
+    """The stored prefix of some keys: an entry of each list per block."""
+
+    lease_id: int = 0
+    offsets: Sequence[int] = ()
+    epochs: Sequence[int] = ()
+    tiers: Sequence[str] = ()
+    checksums: Sequence[bytes] = ()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(slots=True, eq=False)
+class Leased:
+    """The leading stored blocks, pinned until the `lease` block is left.
+
+    The views are read-only; they lie in the store's memory, or in buffers of this object when it could not be
+    mapped. Copy, then ask `still_valid`, or `check` each copy. Do not keep the views.
+    """
+
+    blocks: list[memoryview] = field(default_factory=list)
+    tiers: list[str] = field(default_factory=list)
+    """Where each of `blocks` was: "gpu", "host", "nvme" or "remote"."""
+    _refs: _Refs = field(default_factory=_Refs)
+    _memory: ArenaMap | None = None
+    _good: int = 0
+    """Leading blocks that passed."""
+    _bad: int | None = None
+    """The first that did not."""
+    more: bool = False
+    """The time ended while more was on its way to the store: asking again for the rest brings it."""
+    on_device: OnDevice = field(default_factory=OnDevice)
+    """The blocks before `blocks`, when they are read on the device. `check` is for the others only."""
+
+    def still_valid(self) -> bool:
+        """False: a pin has lapsed and a slot changed hands, discard what was copied.
+
+        Exact, not a guess by the clock: the slots' epochs lie in the mapped memory. Received buffers stay valid.
+        """
+        memory, refs = self._memory, self._refs
+        if not self.on_device.still_valid():
+            return False
+        return memory is None or all(map(memory.holds, refs.offsets[: len(self.blocks)], refs.epochs))
+
+    def check(self, index: int, copy: bytes | bytearray | memoryview) -> bool:
+        """Whether `copy` is what was stored as block `index`. Needs no `still_valid`. From any thread, in order.
+
+        A block that fails is taken out of service when the lease ends.
+        """
+        if self._memory is not None and checksum(copy) != self._refs.checksums[index]:
+            self._bad = index
+            return False
+        self._good = max(self._good, index + 1)
+        return True
+
+
+class Reading:
+    """The reading half of a client."""
+
+    def __init__(self, link: Link, loans: Loans) -> None:
+        self._link = link
+        self._loans = loans
+
+    @asynccontextmanager
+    async def lease(
+        self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False
+    ) -> AsyncIterator[Leased]:
+        """See StoreClient.lease."""
+        attachment = self._link.need()
+        if not keys:
+            yield Leased()
+            return
+        with attachment.using():
+            leased, response = Leased(), kvstore_pb2.LeaseResponse()
+            try:
+                async with self._link.limit(attachment) as until:
+                    response = await self._pin(attachment, keys, origin, on_device and attachment.on_device is not None)
+                    there = self._on_device(attachment, keys, response)
+                    keys = keys[len(there.views) :]
+                    refs = self._refs(keys, response)
+                    leased = await self._load(attachment, keys, refs, until)
+                    leased.on_device, leased.more = there, response.more
+                    if checked and leased.blocks:
+                        await self._check_all(attachment, keys, leased)
+                yield leased
+                if leased._bad is not None:
+                    await self._bad_block(attachment, keys, leased._refs, leased._bad)
+            finally:
+                self._count(leased._good)
+                self._link.stats.on_device += len(leased.on_device.views)
+                leased.on_device.views.clear()
+                for view in leased.blocks:
+                    with suppress(BufferError):  # somebody kept a view of it
+                        view.release()
+                self._loans.end_lease(attachment, response)
+
+    async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin) -> list[str]:
+        """See StoreClient.fetch."""
+        attachment, size = self._link.need(), self._link.spec.block_bytes
+        for buffer in into:
+            if buffer.nbytes != size or buffer.format != "B" or buffer.readonly:
+                raise ValueError(f"a buffer has {buffer.nbytes} bytes; {size} writable ones of format B are needed")
+        keys = keys[: len(into)]
+        if not keys:
+            return []
+        with attachment.using():
+            response = kvstore_pb2.LeaseResponse()
+            try:
+                async with self._link.limit(attachment) as until:
+                    response = await self._pin(attachment, keys, origin)
+                    refs = self._refs(keys, response)
+                    good = await self._copy(attachment, keys, refs, into, until)
+            finally:
+                self._loans.end_lease(attachment, response)
+        self._count(good)
+        return list(refs.tiers[:good])
+
+    def _count(self, good: int) -> None:
+        self._link.stats.fetched += good
+        self._link.stats.bytes_in += good * self._link.spec.block_bytes
+
+    async def _pin(
+        self, attachment: AttachStream, keys: Sequence[bytes], origin: Origin, on_device: bool = False
+    ) -> kvstore_pb2.LeaseResponse:
+        request = kvstore_pb2.LeaseRequest(
+            attachment_id=attachment.attachment_id,
+            keys=keys[:MAX_KEYS],
+            session=origin.session,
+            sources=origin.sources,
+            on_device=on_device,
+        )
+        response: kvstore_pb2.LeaseResponse = await self._loans.gain(
+            attachment, self._link.rpc.Lease, request, self._loans.end_lease
+        )
+        return response
+
+    def _on_device(
+        self, attachment: AttachStream, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse
+    ) -> OnDevice:
+        try:
+            return OnDevice.of(attachment.on_device, response.device, len(keys))
+        except ValueError as error:
+            raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
+
+    def _refs(self, keys: Sequence[bytes], response: kvstore_pb2.LeaseResponse) -> _Refs:
+        if not response.lease_id:
+            return _Refs()
+        refs = _Refs(
+            response.lease_id,
+            list(response.offsets),
+            list(response.epochs),
+            [_TIERS.get(tier, "host") for tier in response.tiers],
+            split(response.checksums, CHECKSUM_BYTES) if len(response.checksums) % CHECKSUM_BYTES == 0 else (),
+        )
+        counts = {len(refs.offsets), len(refs.epochs), len(refs.tiers), len(refs.checksums)}
+        if len(counts) != 1 or len(refs) > len(keys) or response.length != self._link.spec.block_bytes:
+            raise self._link.fault("the store's answer does not fit the question")
+        return refs
+
+    # -- into views
+
+    async def _load(self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, until: float) -> Leased:
+        memory = attachment.memory
+        if memory is None:
+            size = self._link.spec.block_bytes
+            buffers = await self._receive(
+                attachment, keys, refs, (memoryview(bytearray(size)) for _ in range(len(refs))), until
+            )
+            views = [buffer.toreadonly() for buffer in buffers]
+        else:
+            views = [view.toreadonly() for view in self._views(memory, refs)]
+        return Leased(views, list(refs.tiers[: len(views)]), refs, memory)
+
+    def _views(self, memory: ArenaMap, refs: _Refs) -> list[memoryview]:
+        size = self._link.spec.block_bytes
+        try:
+            return [memory.block(offset, size) for offset in refs.offsets]
+        except ValueError as error:
+            raise self._link.fault(f"the store's answer does not fit its memory: {error}") from error
+
+    async def _check_all(self, attachment: AttachStream, keys: Sequence[bytes], leased: Leased) -> None:
+        size = len(leased.blocks) * self._link.spec.block_bytes
+        await self._link.work(size, partial(_check_views, leased))
+        if leased._bad is not None:
+            await self._bad_block(attachment, keys, leased._refs, leased._bad)
+            leased._bad = None
+        del leased.blocks[leased._good :], leased.tiers[leased._good :]
+
+    # -- into buffers of the caller
+
+    async def _copy(
+        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Sequence[memoryview], until: float
+    ) -> int:
+        memory = attachment.memory
+        if memory is None:
+            return len(await self._receive(attachment, keys, refs, into, until))
+        views = self._views(memory, refs)
+        good = await self._link.work(
+            len(views) * self._link.spec.block_bytes,
+            lambda stop: _copy_views(views, refs.checksums, into, stop),
+        )
+        if good < len(views):
+            await self._bad_block(attachment, keys, refs, good)
+        return good
+
+    async def _receive(
+        self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, into: Iterable[memoryview], until: float
+    ) -> list[memoryview]:
+        """Streams the blocks; returns the buffers of those that arrive whole and right, well before the time limit."""
+        if not refs:
+            return []
+        assembly, good = Assembly(into, self._link.spec.block_bytes), 0
+        call = self._link.read(
+            kvstore_pb2.ReadRequest(
+                attachment_id=attachment.attachment_id, lease_id=refs.lease_id, indices=range(len(refs))
+            ),
+            until,
+        )
+        try:
+            async for message in call:
+                for buffer in assembly.add(*bulk.decode(message)):
+                    if checksum(buffer) != refs.checksums[good]:
+                        await self._bad_block(attachment, keys, refs, good)
+                        return assembly.whole[:good]
+                    good += 1
+        except ValueError as error:
+            raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
+        except grpc.aio.AioRpcError as error:
+            if not good:
+                raise self._link.failed(attachment, error) from error
+        finally:
+            call.cancel()
+        return assembly.whole
+
+    # -- when the bytes are wrong
+
+    async def _bad_block(self, attachment: AttachStream, keys: Sequence[bytes], refs: _Refs, index: int) -> None:
+        memory, epoch = attachment.memory, refs.epochs[index]
+        if memory is not None and not memory.holds(refs.offsets[index], epoch):
+            self._link.stats.lapsed += 1
+            return
+        self._link.stats.mismatches += 1
+        self._link.log.warning("a block did not match its checksum", key=keys[index].hex()[:16], index=index)
+        with suppress(StoreFault):
+            await self.quarantine(attachment, keys[index], epoch)
+
+    async def quarantine(self, attachment: AttachStream, key: bytes, epoch: int) -> bool:
+        """See StoreClient.quarantine."""
+        request = kvstore_pb2.QuarantineRequest(attachment_id=attachment.attachment_id, key=key, epoch=epoch)
+        removed: bool = (await self._link.call(attachment, self._link.rpc.Quarantine, request)).removed
+        return removed
+
+
+def _check_views(leased: Leased, stop: threading.Event) -> None:
+    for index, view in enumerate(leased.blocks):
+        if stop.is_set() or not leased.check(index, view):
+            return
+
+
+def _copy_views(
+    views: Sequence[memoryview], checksums: Sequence[bytes], into: Sequence[memoryview], stop: threading.Event
+) -> int:
+    """Copies block by block; returns how many leading copies match their checksums."""
+    for index, (view, expected, target) in enumerate(zip(views, checksums, into, strict=False)):
+        if stop.is_set() or copy_and_sum(target, view) != expected:
+            return index
+    return len(views)

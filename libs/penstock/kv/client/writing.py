@@ -1,0 +1,205 @@
+"""Storing blocks: reserve, write, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.kv.bytes.arena import ArenaMap
+from penstock.kv.bytes.checksum import checksum
+from penstock.kv.bytes.copying import sum_and_copy
+from penstock.kv.bytes.pieces import packed
+from penstock.kv.client.link import AttachStream, Link
+from penstock.kv.client.loans import Loans
+from penstock.kv.client.origin import Origin
+from penstock.v1 import kvstore_pb2
+
+_BATCH_BLOCKS = 4096
+_BATCH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPut:
+    """A block to store. `data` has the spec's block_bytes and stays unchanged until `put` returns."""
+
+    key: bytes
+    parent: bytes
+    first_token: int
+    data: memoryview
+    seconds: float = 0.0
+    """What computing it took; 0: unknown."""
+
+
+Mine = list[tuple[BlockPut, kvstore_pb2.Reservation]]
+"""Blocks with the room that they got."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Blocks that are reserved, and not yet committed."""
+
+    keys: list[bytes]
+    rooms: Sequence[kvstore_pb2.Reservation]
+    mine: Mine
+
+    @property
+    def full(self) -> bool:
+        """There was no room for all: what comes after would be without its parents."""
+        return any(room.state == kvstore_pb2.Reservation.STATE_FULL for room in self.rooms)
+
+
+class Writing:
+    """The writing half of a client."""
+
+    def __init__(self, link: Link, loans: Loans) -> None:
+        self._link = link
+        self._loans = loans
+
+    async def put(self, blocks: Sequence[BlockPut], origin: Origin) -> int:
+        """See StoreClient.put."""
+        attachment, size = self._link.need(), self._link.spec.block_bytes
+        for block in blocks:
+            if block.data.nbytes != size:
+                raise ValueError(f"a block has {block.data.nbytes} bytes, the spec says {size}")
+        batch = max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // size))
+        batches = [blocks[start : start + batch] for start in range(0, len(blocks), batch)]
+        with attachment.using():
+            return await self._put(attachment, batches, origin) if batches else 0
+
+    async def _put(self, attachment: AttachStream, batches: list[Sequence[BlockPut]], origin: Origin) -> int:
+        """While one batch is written, the next is reserved and the one before is committed."""
+        unfinished: list[_Batch] = []
+        rest = iter(batches)
+        reserving = asyncio.ensure_future(self._reserve(attachment, next(rest), origin, unfinished))
+        committing: asyncio.Future[int] | None = None
+        stored = 0
+        try:
+            more = True
+            while more:
+                async with self._link.limit(attachment):
+                    batch = await reserving
+                    upcoming = None if batch.full else next(rest, None)
+                    more = upcoming is not None
+                    if upcoming is not None:
+                        reserving = asyncio.ensure_future(self._reserve(attachment, upcoming, origin, unfinished))
+                    commit = await self._fill(attachment, batch.mine)
+                    stored += await committing if committing is not None else 0
+                    committing = asyncio.ensure_future(self._commit(attachment, batch, commit, unfinished))
+            async with self._link.limit(attachment):
+                stored += await committing if committing is not None else 0
+            return stored
+        except BaseException:
+            calls: list[asyncio.Future[Any]] = [reserving]
+            if committing is not None:
+                calls.append(committing)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            for batch in unfinished:
+                self._loans.end_reservations(attachment, batch.keys, batch.rooms)
+            raise
+
+    async def _reserve(
+        self, attachment: AttachStream, blocks: Sequence[BlockPut], origin: Origin, unfinished: list[_Batch]
+    ) -> _Batch:
+        link = self._link
+        request = kvstore_pb2.ReserveRequest(
+            attachment_id=attachment.attachment_id,
+            length=link.spec.block_bytes,
+            blocks=[
+                kvstore_pb2.ReserveBlock(
+                    key=block.key, parent=block.parent, first_token=block.first_token, seconds=block.seconds
+                )
+                for block in blocks
+            ],
+            session=origin.session,
+            namespace=origin.namespace,
+        )
+        keys = [block.key for block in blocks]
+        response = await self._loans.gain(
+            attachment,
+            link.rpc.Reserve,
+            request,
+            lambda attachment, rooms: self._loans.end_reservations(attachment, keys, rooms.blocks),
+        )
+        if len(response.blocks) != len(blocks):
+            raise link.fault("the store's answer does not fit the question")
+        mine = [
+            (block, room)
+            for block, room in zip(blocks, response.blocks, strict=True)
+            if room.state == kvstore_pb2.Reservation.STATE_WRITE
+        ]
+        batch = _Batch(keys, response.blocks, mine)
+        unfinished.append(batch)
+        return batch
+
+    async def _commit(
+        self, attachment: AttachStream, batch: _Batch, commit: Callable[[], Awaitable[int]], unfinished: list[_Batch]
+    ) -> int:
+        committed = await commit() if batch.mine else 0
+        unfinished.remove(batch)
+        stats = self._link.stats
+        stats.put += committed
+        stats.late_commits += len(batch.mine) - committed
+        stats.bytes_out += committed * self._link.spec.block_bytes
+        return committed
+
+    async def _fill(self, attachment: AttachStream, mine: Mine) -> Callable[[], Awaitable[int]]:
+        """Writes blocks, or gets them ready to be sent; returns what makes them findable."""
+        link, memory = self._link, attachment.memory
+        size = len(mine) * link.spec.block_bytes
+        if memory is None:
+            written = await link.work(size, lambda stop: _checksums(mine, stop))
+            return lambda: self._send(attachment, mine, written)
+        try:
+            written = await link.work(size, lambda stop: _copy(memory, mine, stop))
+        except ValueError as error:
+            raise link.fault(f"the store's answer does not fit its memory: {error}") from error
+        return lambda: self._finish(attachment, written)
+
+    async def _finish(self, attachment: AttachStream, written: list[kvstore_pb2.CommitBlock]) -> int:
+        request = kvstore_pb2.CommitRequest(attachment_id=attachment.attachment_id, blocks=written)
+        return sum((await self._link.call(attachment, self._link.rpc.Commit, request)).committed)
+
+    async def _send(self, attachment: AttachStream, mine: Mine, written: list[kvstore_pb2.CommitBlock]) -> int:
+        async def messages() -> AsyncIterator[kvstore_pb2.BlockChunks]:
+            for pieces in packed(range(len(mine)), self._link.spec.block_bytes):
+                message = kvstore_pb2.BlockChunks()
+                for index, at, length in pieces:
+                    data = _as_bytes(mine[index][0].data)[at : at + length]
+                    chunk = message.chunks.add(at=at, data=bytes(data))
+                    if at == 0:
+                        chunk.attachment_id = attachment.attachment_id
+                        chunk.block.CopyFrom(written[index])
+                yield message
+
+        return sum((await self._link.call(attachment, self._link.rpc.Write, messages())).committed)
+
+
+def _as_bytes(data: memoryview) -> memoryview:
+    return data if data.format == "B" and data.ndim == 1 else data.cast("B")
+
+
+def _copy(memory: ArenaMap, mine: Mine, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
+    """Copies blocks into their slots. A slot that is no longer ours is left alone; its commit will be refused."""
+    written = []
+    for block, room in mine:
+        data = _as_bytes(block.data)
+        if stop.is_set():
+            break
+        slot = memory.block(room.offset, len(data))
+        digest = sum_and_copy(slot, data) if memory.holds(room.offset, room.epoch) else checksum(data)
+        written.append(kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=digest))
+    return written
+
+
+def _checksums(mine: Mine, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
+    """What to commit when the bytes are sent."""
+    return [
+        kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(_as_bytes(block.data)))
+        for block, room in mine
+        if not stop.is_set()
+    ]

@@ -1,0 +1,103 @@
+"""A Mooncake pool beside the store: what clients store here is put there as well, for the stores of other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.elsewhere.transport.base import Offered
+from penstock.kvstore.elsewhere.transport.over_mooncake import (
+    MooncakeOptions,
+    MooncakeTransport,
+    open_mooncake_transport,
+)
+from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.table.blocks import Block
+
+_WAITING = 4096
+"""Blocks that wait to be put into the pool; more are left out."""
+_PUT_S = 5.0
+
+
+class Pool:
+    """Watches the host tier and copies what clients store. Made by `open_pool`; `run` it."""
+
+    def __init__(self, keeper: Keeper, transport: MooncakeTransport) -> None:
+        self.transport = transport
+        self.published = 0
+        """Blocks put into the pool."""
+        self.left_out = 0
+        """Blocks for which there was no time or no room."""
+        self._keeper = keeper
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
+        self._log = structlog.get_logger("penstock.kvstore")
+
+    def stored(self, block: Block) -> None:
+        """See Watcher. What the store itself brought is there already, or on a disk that is quicker."""
+        if not block.owner:
+            return
+        try:
+            self._waiting.put_nowait(block.key)
+        except asyncio.QueueFull:
+            self.left_out += 1
+
+    def removed(self, block: Block) -> None:
+        """See Watcher. The pool has an eviction of its own."""
+
+    def holder(self, slot: int, epoch: int) -> None:
+        """See Watcher."""
+
+    async def run(self) -> None:
+        """Puts blocks into the pool, one after the other, until cancelled."""
+        while True:
+            await self._publish(await self._waiting.get())
+
+    async def _publish(self, key: bytes) -> None:
+        store = self._keeper.store
+        block = store.hold(key)
+        if block is None:
+            return
+        offered = Offered(block.key, block.parent, block.first_token, block.checksum, block.seconds, block.namespace)
+        view = self._keeper.arena.block(block.slot, store.block_bytes)
+        try:
+            if await self.transport.publish(offered, view, time.monotonic() + _PUT_S):
+                self.published += 1
+            else:
+                self.left_out += 1
+        except Exception as error:  # whatever Mooncake raises: the next block may fare better
+            self.left_out += 1
+            self._log.warning("a block was not put into the pool", reason=repr(error))
+        finally:
+            view.release()
+            store.drop(block, self._keeper.now())
+
+
+@asynccontextmanager
+async def open_pool(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pool | None]:
+    """The pool of `config`, kept filled; None when none is wanted. Raises ConfigError."""
+    if not config.mooncake_master:
+        yield None
+        return
+    options = MooncakeOptions(
+        master=config.mooncake_master,
+        host=config.mooncake_host,
+        lend_bytes=config.mooncake_lend_bytes,
+        any_interface=config.mooncake_any_interface,
+    )
+    async with open_mooncake_transport(options) as transport:
+        pool = Pool(keeper, transport)
+        keeper.watchers.append(pool)
+        running = asyncio.create_task(pool.run())  # awaited below
+        try:
+            yield pool
+        finally:
+            keeper.watchers.remove(pool)
+            running.cancel()
+            await asyncio.wait([running])
+            if not running.cancelled() and (error := running.exception()) is not None:
+                raise error

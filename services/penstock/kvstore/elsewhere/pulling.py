@@ -1,0 +1,186 @@
+"""Blocks from other stores of the mesh, for one lease."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.kv.identity import KEY_BYTES, NAMESPACE_BYTES
+from penstock.kv.spec import KvSpec
+from penstock.kvstore.elsewhere.mooncake import Pool
+from penstock.kvstore.elsewhere.neighbours import Neighbours
+from penstock.kvstore.elsewhere.transport.base import Offered, Transport, TransportFault
+from penstock.kvstore.table.blocks import Block, State, Tier, Wanted
+from penstock.kvstore.tiers.base import Room
+
+_MOST_SOURCES = 4
+"""Asked for one lease."""
+
+
+@dataclass
+class PullStats:
+    """Counters since the start, beside those of the transport."""
+
+    refused_sources: int = 0
+    """Addresses in a request that are no stores of this mesh."""
+    homes_asked: int = 0
+    homes_knew: int = 0
+    """Times that a home named somebody."""
+
+
+class Puller:
+    """Makes the suppliers of single leases. One per store."""
+
+    def __init__(self, neighbours: Neighbours, transport: Transport, pool: Pool | None = None) -> None:
+        """`pool` is asked for what no neighbour has."""
+        self.neighbours = neighbours
+        self.transport = transport
+        self.pool = pool
+        self.stats = PullStats()
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether there is anybody to ask."""
+        return bool(self.neighbours.others) or self.pool is not None
+
+    def supplier(self, spec: KvSpec, sources: Sequence[str], session: str = "") -> RemoteBlocks:
+        """For a lease whose rest is said to be at `sources`. Addresses that are no stores of this mesh are not used."""
+        self.stats.refused_sources += sum(one not in self.neighbours.others for one in sources)
+        return RemoteBlocks(self, spec, self.neighbours.usable(sources)[:_MOST_SOURCES], not sources, session)
+
+    def figures(self) -> dict[str, Any]:
+        """Numbers for metrics and the wire, by the names of PullStats there."""
+        moved = self.transport.stats
+        return {
+            "pulled_blocks": moved.blocks,
+            "pulled_bytes": moved.bytes_in,
+            "resumed_bytes": moved.bytes_resumed,
+            "pull_seconds": moved.seconds,
+            "resumptions": moved.resumptions,
+            **asdict(self.stats),
+            "pool_blocks": self.pool.transport.stats.blocks if self.pool else 0,
+            "pool_published": self.pool.published if self.pool else 0,
+            "pool_left_out": self.pool.left_out if self.pool else 0,
+        }
+
+    @property
+    def faults(self) -> Counter[str]:
+        """Fetches that ended early, by reason."""
+        return self.transport.stats.faults + (self.pool.transport.stats.faults if self.pool else Counter())
+
+
+@dataclass(eq=False)
+class RemoteBlocks:
+    """Supplier: what other stores hold. Asks each source once, and the home of a key when nobody was named."""
+
+    puller: Puller
+    spec: KvSpec
+    sources: list[str]
+    ask_home: bool
+    session: str
+    tier: Tier = Tier.REMOTE
+    _dry: set[bytes] = field(default_factory=set)
+    """Nobody has brought these."""
+
+    def has(self, keys: Sequence[bytes]) -> int:
+        """See Supplier; a guess."""
+        if not keys or keys[0] in self._dry:
+            return 0
+        neighbours = self.puller.neighbours
+        named = neighbours.usable(self.sources)
+        asked = self.ask_home and neighbours.might_know(keys[0])
+        return len(keys) if named or asked or self.puller.pool else 0
+
+    def all_keys(self) -> Iterable[bytes]:
+        """See Supplier."""
+        return ()
+
+    def find(self, key: bytes) -> Block | None:
+        """See Supplier."""
+        return None
+
+    async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+        """See Supplier."""
+        sources = self.puller.neighbours.usable(self.sources)
+        if not sources and self.ask_home and self.puller.neighbours.might_know(keys[0]):
+            self.puller.stats.homes_asked += 1
+            sources = await self.puller.neighbours.who_has(keys[0], until)
+            self.puller.stats.homes_knew += bool(sources)
+        at = 0
+        for source in sources[:_MOST_SOURCES]:
+            at += await self._from(self.puller.transport, source, keys[at:], room, until)
+            if at == len(keys):
+                return at
+        if self.puller.pool is not None:
+            at += await self._from(self.puller.pool.transport, "", keys[at:], room, until)
+            if at == len(keys):
+                return at
+        self._dry.add(keys[at])
+        return at
+
+    async def _from(self, transport: Transport, source: str, keys: Sequence[bytes], room: Room, until: float) -> int:
+        landing = _Landing(room, self.session)
+        try:
+            await transport.fetch(source, self.spec, keys, landing, until)
+        except TransportFault as fault:
+            if source and fault.reason != "late":
+                self.puller.neighbours.shunned.add(source)
+        finally:
+            landing.close()
+        return landing.leading
+
+
+def _sound(one: Offered) -> bool:
+    """Whether what another host says of a block can be: it is kept as it is, and passed on."""
+    named = len(one.parent) == KEY_BYTES and one.parent != one.key and len(one.namespace) in (0, NAMESPACE_BYTES)
+    return named and 0 <= one.seconds < math.inf
+
+
+class _Landing:
+    """Slots of the host tier for the blocks of one fetch."""
+
+    def __init__(self, room: Room, session: str) -> None:
+        self.leading = 0
+        """Blocks from the first on that are stored now."""
+        self._room = room
+        self._session = session
+        self._order: list[bytes] = []
+        self._open: dict[bytes, Block] = {}
+        self._last = b""
+
+    def room(self, offered: Sequence[Offered]) -> list[memoryview | None]:
+        """See Landing."""
+        views: list[memoryview | None] = []
+        for one in offered:
+            if self._last not in (b"", one.parent) or not _sound(one):
+                break  # not the chain that was asked for
+            answer = self._room.reserve(
+                Wanted(one.key, one.parent, one.first_token, one.seconds, self._session, one.namespace)
+            )
+            if answer.state is State.FULL:
+                break
+            self._last = one.key
+            self._order.append(one.key)
+            if answer.block is not None:
+                self._open[one.key] = answer.block
+            views.append(self._room.view(answer.block) if answer.block is not None else None)
+        self._count()
+        return views
+
+    def landed(self, offered: Offered) -> None:
+        """See Landing."""
+        self._room.commit(self._open.pop(offered.key), offered.checksum)
+        self._count()
+
+    def close(self) -> None:
+        """Gives back the slots of those that did not come."""
+        for block in self._open.values():
+            self._room.give_back(block)
+        self._open.clear()
+
+    def _count(self) -> None:
+        while self.leading < len(self._order) and self._order[self.leading] not in self._open:
+            self.leading += 1

@@ -1,0 +1,149 @@
+"""Who hears which blocks came and went. Bounded for every subscriber, however slow it reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+
+from penstock.kvstore.table.blocks import Tier
+
+PIECE = 16_384
+"""Keys in one message: about half a MiB."""
+PENDING = 65_536
+"""Changes that wait for one subscriber before it is sent a new snapshot instead."""
+
+
+Places = Callable[[], Iterable[tuple[bytes, Tier]]]
+"""All that can be found now, and where. It is read piece by piece, while blocks come and go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Keys that are now in `tier`, and keys that went. `snapshot`: forget everything before, this is the first part."""
+
+    tier: Tier = Tier.HOST
+    stored: list[bytes] = field(default_factory=list)
+    removed: list[bytes] = field(default_factory=list)
+    snapshot: bool = False
+
+
+class Subscriber:
+    """One reader. Made by `EventHub.subscribe`."""
+
+    def __init__(self, keys: Places, pending: int, piece: int) -> None:
+        self._keys = keys
+        self._limit = pending
+        self._piece = piece
+        self._pending: dict[bytes, Tier | None] = {}
+        self._restart = True
+        self._snapshot: Iterator[tuple[bytes, Tier]] = iter(())
+        self._ahead: tuple[bytes, Tier] | None = None
+        """The snapshot's next."""
+        self._wake = asyncio.Event()
+        self._closed = False
+        self.resynchronised = 0
+
+    def note(self, key: bytes, tier: Tier | None) -> None:
+        """A block is in `tier` now, or in none. Of a key's changes only the last is kept: the reader needs no more."""
+        if self._restart:
+            return  # the snapshot to come will show it
+        self._pending.pop(key, None)
+        self._pending[key] = tier
+        if len(self._pending) > self._limit:
+            self.resynchronised += 1
+            self.restart()
+        self._wake.set()
+
+    def restart(self) -> None:
+        """Sends a new snapshot instead of what is pending."""
+        self._pending.clear()
+        self._snapshot, self._ahead = iter(()), None
+        self._restart = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends the reader's loop."""
+        self._closed = True
+        self._wake.set()
+
+    async def next(self) -> Change | None:
+        """The next message; waits until there is one. None at the end."""
+        while not self._closed:
+            if self._restart:
+                self._restart = False
+                self._snapshot = iter(self._keys())
+                self._ahead = next(self._snapshot, None)
+                return self._part(snapshot=True)
+            if self._ahead is not None:
+                return self._part()
+            if self._pending:
+                return self._take()
+            self._wake.clear()
+            await self._wake.wait()
+        return None
+
+    def _part(self, *, snapshot: bool = False) -> Change:
+        """The next keys of the snapshot that are in one tier."""
+        change = Change(self._ahead[1] if self._ahead is not None else Tier.HOST, snapshot=snapshot)
+        while self._ahead is not None and len(change.stored) < self._piece and self._ahead[1] is change.tier:
+            change.stored.append(self._ahead[0])
+            self._ahead = next(self._snapshot, None)
+        return change
+
+    def _take(self) -> Change:
+        """The next changes, in order, up to the one that is of another tier."""
+        first = next((tier for tier in self._pending.values() if tier is not None), Tier.HOST)
+        change = Change(first)
+        for key, tier in list(islice(self._pending.items(), self._piece)):
+            if tier not in (None, first):
+                break
+            del self._pending[key]
+            (change.removed if tier is None else change.stored).append(key)
+        return change
+
+
+class EventHub:
+    """All subscribers of one store. `keys` gives what can be found now."""
+
+    def __init__(self, keys: Places, *, pending: int = PENDING, piece: int = PIECE) -> None:
+        self._keys, self._pending, self._piece = keys, pending, piece
+        self._subscribers: set[Subscriber] = set()
+        self._resynchronised = 0
+        self._closed = False
+
+    @property
+    def resynchronised(self) -> int:
+        """How often a reader was too slow."""
+        return self._resynchronised + sum(one.resynchronised for one in self._subscribers)
+
+    @contextmanager
+    def subscribe(self) -> Iterator[Subscriber]:
+        """A subscriber for the length of the block: first a snapshot, then every change."""
+        subscriber = Subscriber(self._keys, self._pending, self._piece)
+        self._subscribers.add(subscriber)
+        if self._closed:
+            subscriber.close()
+        try:
+            yield subscriber
+        finally:
+            self._subscribers.discard(subscriber)
+            self._resynchronised += subscriber.resynchronised
+
+    def note(self, key: bytes, tier: Tier | None) -> None:
+        """A block is in `tier` now, or in none. Tells everybody. Never blocks."""
+        for subscriber in self._subscribers:
+            subscriber.note(key, tier)
+
+    def restart(self) -> None:
+        """Everything changed: everybody gets a new snapshot."""
+        for subscriber in self._subscribers:
+            subscriber.restart()
+
+    def close(self) -> None:
+        """Ends all subscribers."""
+        self._closed = True
+        for subscriber in self._subscribers:
+            subscriber.close()

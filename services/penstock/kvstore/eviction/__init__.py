@@ -1,0 +1,29 @@
+"""Which block goes when room is needed: a protocol, our policy, and the references beside it.
+
+Pure Python, no dependency, no I/O: usable with any table whose blocks have the attributes of `Candidate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.kvstore.eviction.base import SEVERAL, Candidate, EvictionPolicy
+from penstock.kvstore.eviction.lru import Lru
+from penstock.kvstore.eviction.s3fifo import S3Fifo
+from penstock.kvstore.eviction.worth import Worth
+
+POLICIES = ("worth", "s3-fifo", "lru")
+
+__all__ = ["POLICIES", "SEVERAL", "Candidate", "EvictionPolicy", "Lru", "S3Fifo", "Worth", "make_policy"]
+
+
+def make_policy(name: str, clock: Callable[[], float]) -> EvictionPolicy[Any]:
+    """A policy by its name, one of POLICIES. Raises ValueError on another name."""
+    if name == "worth":
+        return Worth(clock)
+    if name == "s3-fifo":
+        return S3Fifo()
+    if name == "lru":
+        return Lru()
+    raise ValueError(f"eviction policy {name!r} is unknown: one of {', '.join(POLICIES)}")

@@ -1,0 +1,76 @@
+"""What a policy sees of a block, and what it must do."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from penstock.kv.hint import ReturnHint
+
+SEVERAL = "*"
+"""Stands for the sessions of a block that more than one session uses."""
+
+
+class Candidate(Protocol):
+    """A block, as far as policies read it. All blocks of one table have the same number of bytes and tokens."""
+
+    key: bytes
+    first_token: int
+    """Position of its first token in the prompt."""
+    used: int
+    """Tick of the last use: larger is later."""
+    uses: int
+    """Separate uses since it was stored; a policy may add those that it remembers from before an eviction."""
+    used_at: float
+    """When it was last used, in seconds of the clock."""
+    turn: int
+    """Turns of a session before the one that stored it, as far as its ancestors show."""
+    seconds: float
+    """What computing it took; 0: unknown."""
+    session: str
+    """Whose it is; empty: unknown; or SEVERAL."""
+    note: Any
+    """The policy's own mark; nobody else touches it."""
+
+
+class Keepable(Candidate, Protocol):
+    """A block that may have been promised to somebody."""
+
+    retained_until: float
+    """The end of the promise, in seconds of the clock; 0: there is none."""
+
+
+BlockT = TypeVar("BlockT", bound=Candidate)
+KeepableT = TypeVar("KeepableT", bound=Keepable)
+
+
+class EvictionPolicy(Protocol[BlockT]):
+    """An order over the blocks that may be evicted.
+
+    Only blocks that may go are offered: stored, not leased, and without a stored child. So no child is ever kept
+    without its parent, whatever the policy chooses: the order inside a chain is by position, from its end.
+    """
+
+    def stored(self, block: BlockT) -> None:
+        """`block` is new in the table. It may have been there before: see `Candidate.uses`."""
+
+    def removed(self, block: BlockT) -> None:
+        """`block` left the table, as a victim or otherwise; it is not on offer any more."""
+
+    def used(self, block: BlockT) -> None:
+        """A stored block was used again; `used_at` says when, `uses` whether it counts as separate."""
+
+    def offer(self, block: BlockT) -> None:
+        """`block` may go from now on, or was used while it might."""
+
+    def withdraw(self, block: BlockT) -> None:
+        """`block` may not go, or is gone. Unknown blocks are ignored."""
+
+    def victim(self) -> BlockT | None:
+        """Takes out the block that should go first; None when none may."""
+
+    def expect(self, session: str, outlook: ReturnHint) -> None:
+        """What is known of a session's return, until its next use."""
+
+    def __len__(self) -> int:
+        """Blocks that may go."""
+        ...

@@ -1,0 +1,173 @@
+"""Leases of blocks that are not in host memory yet.
+
+A flight brings the missing blocks of one lease; another lease that misses one of them waits for the same flight.
+A block is pinned, for every lease that waits for it, in the same step in which it becomes findable, so that nothing
+can evict it in between. A flight ends when nobody waits for it any more: because their clients hung up, or, a moment
+after the waiters' time limit, because none of them has come back for the rest. What has landed by then stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from penstock.kv.bytes.arena import Arena
+from penstock.kvstore.table.blocks import Lease, Tier
+from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.tiers.base import Room, Supplier
+
+_LINGER_S = 0.25
+"""A flight that has brought something waits this long for its waiters to ask for the rest: ending it throws away what
+is on its way, and on a slow link that is much."""
+_LONGEST_S = 60.0
+"""Of a flight, however many leases wait for it one after the other."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One bringing under way, and the leases that wait for it, each with all the keys it asked for."""
+
+    keys: Sequence[bytes]
+    until: float
+    tier: Tier = Tier.HOST
+    waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
+    kept: bool = False
+    """Goes on when nobody waits."""
+    useful: bool = False
+    """Something has landed."""
+    task: asyncio.Task[None] | None = None
+
+
+class Bringer:
+    """Has the suppliers bring what leases miss. `close` it when no lease can come any more."""
+
+    def __init__(self, store: BlockStore, arena: Arena, now: Callable[[], float]) -> None:
+        self._store = store
+        self._arena = arena
+        self._now = now
+        self._flights: dict[bytes, _Flight] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._log = structlog.get_logger("penstock.kvstore")
+
+    @property
+    def flights(self) -> int:
+        """Bringings under way."""
+        return len(self._tasks)
+
+    async def idle(self) -> None:
+        """Returns when nothing is being brought."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def fill(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
+        """Extends `lease` towards all of `keys`. Returns when it is complete, no more can come, or at `until`."""
+        begin = len(lease.blocks)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - self._now()):
+                while await self._step(lease, keys, suppliers, until):
+                    pass
+        except TimeoutError:
+            lease.more = begin < len(lease.blocks) < len(keys)
+
+    async def prefetch(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
+        """Brings blocks that nobody waits for yet. Cancelling it ends that, but for those who wait by then."""
+        flight = self._start(keys, suppliers, until)
+        if flight is None or flight.task is None:
+            return
+        flight.kept = True
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - self._now()):
+                await asyncio.wait([flight.task])
+        except TimeoutError:
+            pass
+        finally:
+            flight.kept = False
+            self._leave(flight)
+
+    async def _step(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> bool:
+        """Waits for one flight; whether it helped and more is missing."""
+        at = len(lease.blocks)
+        if at == len(keys):
+            return False
+        flight = self._flights.get(keys[at]) or self._start(keys[at:], suppliers, until)
+        if flight is None:
+            return False
+        await self._wait(flight, lease, keys, until)
+        self._store.extend(lease, keys, Tier.HOST, self._now())
+        return len(lease.blocks) > at
+
+    async def _wait(self, flight: _Flight, lease: Lease, keys: Sequence[bytes], until: float) -> None:
+        assert flight.task is not None
+        flight.waiting[lease.lease_id] = lease, keys
+        try:
+            await asyncio.wait([flight.task])
+        finally:
+            del flight.waiting[lease.lease_id]
+            if flight.useful and self._now() >= until and not self._closed:
+                asyncio.get_running_loop().call_later(_LINGER_S, self._leave, flight)
+            else:
+                self._leave(flight)
+
+    def _leave(self, flight: _Flight) -> None:
+        """Ends a flight that nobody waits for."""
+        if not flight.waiting and not flight.kept and flight.task is not None:
+            self._forget(flight)
+            flight.task.cancel()
+
+    def _start(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> _Flight | None:
+        if self._closed or not any(supplier.has(keys[:1]) for supplier in suppliers):
+            return None
+        flight = _Flight(keys, until + _LONGEST_S)
+        flight.task = asyncio.create_task(self._fly(flight, suppliers))  # ended by its last waiter, and by `close`
+        self._flights.update((key, flight) for key in keys if key not in self._flights)
+        self._tasks.add(flight.task)
+        flight.task.add_done_callback(lambda task: self._over(flight, task))
+        return flight
+
+    async def _fly(self, flight: _Flight, suppliers: Sequence[Supplier]) -> None:
+        room, at = Room(self._store, self._arena, self._now, lambda: self._landed(flight)), 0
+        try:
+            while got := self._store.lookup(flight.keys[at:]) or await self._some(flight, at, room, suppliers):
+                at += got
+        finally:
+            room.close()
+
+    async def _some(self, flight: _Flight, at: int, room: Room, suppliers: Sequence[Supplier]) -> int:
+        """The next blocks from the first supplier that brings any."""
+        for supplier in suppliers:
+            rest = flight.keys[at:]
+            count = supplier.has(rest)
+            if not count:
+                continue
+            flight.tier = supplier.tier
+            if got := await supplier.bring(rest[:count], room, flight.until):
+                return got
+        return 0
+
+    def _landed(self, flight: _Flight) -> None:
+        flight.useful = True
+        for lease, keys in flight.waiting.values():
+            self._store.extend(lease, keys, flight.tier, self._now())
+
+    def _over(self, flight: _Flight, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._forget(flight)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("a bringing failed", reason=repr(error))
+
+    def _forget(self, flight: _Flight) -> None:
+        for key in flight.keys:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+    async def close(self) -> None:
+        """Cancels what is under way, and returns when it has ended; nothing is brought afterwards."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

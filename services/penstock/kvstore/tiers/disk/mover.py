@@ -1,0 +1,218 @@
+"""Carries out what `movement` chooses: copies blocks to the disk behind the writers' backs, and brings blocks into
+memory before their session comes back.
+
+One small piece at a time, with as long a pause after it as it took, and none while a lease waits for the disk; a
+block is pinned while it is copied. Cancelling it at any point gives everything back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from penstock.kv.bytes.arena import Arena
+from penstock.kvstore.sessions import SessionTable
+from penstock.kvstore.table.blocks import Block, Lease
+from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.tiers.bringing import Bringer
+from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Reuse, Worth, worth
+from penstock.kvstore.tiers.disk.space import Damaged
+from penstock.kvstore.tiers.disk.tier import NvmeTier
+
+_AHEAD_S = 2.0
+"""How long before a session is expected its blocks are brought."""
+_BRING_S = 10.0
+_BEHIND_S = 0.5
+"""How long a piece stands back behind leases that wait."""
+_LONGEST_WAIT_S = 5.0
+_NO_PLACE_S = 1.0
+_PART = 16
+_MOST_USES = 256
+"""Leases that the disk tier was not told of yet; of more the oldest are forgotten."""
+
+
+class Mover:
+    """Between the host table and the disk tier. `use` a table, then `run`; `flush` after that, at the end."""
+
+    def __init__(self, tier: NvmeTier, arena: Arena, sessions: SessionTable, now: Callable[[], float]) -> None:
+        self.prefetched = 0
+        """Bringings for sessions that were expected."""
+        self._tier = tier
+        self._arena = arena
+        self._sessions = sessions
+        self._now = now
+        self._reuse = Reuse()
+        self._ends = Ends()
+        self._candidates = Candidates(self._judge)
+        self._used: deque[tuple[str, list[bytes]]] = deque(maxlen=_MOST_USES)
+        self._store: BlockStore | None = None
+        self._bringer: Bringer | None = None
+        self._wake = asyncio.Event()
+        self._log = structlog.get_logger("penstock.kvstore.mover")
+        sessions.changed.append(lambda _: self._wake.set())
+
+    @property
+    def pending(self) -> int:
+        """Blocks that are to be written."""
+        return len(self._candidates)
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that have not earned the disk yet."""
+        return self._candidates.waiting
+
+    # -- what it is told
+
+    def use(self, store: BlockStore, bringer: Bringer) -> None:
+        """Another host table, with nothing in it."""
+        self._store, self._bringer = store, bringer
+        self._candidates = Candidates(self._judge)
+
+    def ready(self) -> None:
+        """The disk tier has opened what it is to use."""
+        self._wake.set()
+
+    def stored(self, block: Block) -> None:
+        """A block came into the host tier."""
+        self._ends.at(block.session, block.key)
+        if not self._tier.holds(block.key):
+            self._candidates.add(block)
+            self._wake.set()
+
+    def removed(self, block: Block) -> None:
+        """A block left the host tier."""
+        self._candidates.discard(block.key)
+        if not self._tier.holds(block.key):
+            self._reuse.learn(block.uses > 0)
+            self._ends.gone(block)
+
+    def holder(self, slot: int, epoch: int) -> None:
+        """What changes hands is pinned when it matters here."""
+
+    def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """Blocks were used."""
+        if lease.blocks:
+            self._ends.at(lease.session, lease.blocks[-1].key)
+        self._used.append((lease.session, [block.key for block in lease.blocks]))
+        for _ in lease.brought:
+            self._reuse.learn(True)
+        if self._candidates.waiting:
+            for block in lease.blocks:
+                self._candidates.again(block)
+        self._wake.set()
+
+    def promised(self, keys: Sequence[bytes]) -> None:
+        """Somebody was promised that blocks are kept: those in memory go to the disk first."""
+        assert self._store is not None
+        for block in map(self._store.find, keys):
+            if block is not None:
+                self._candidates.again(block)
+        self._wake.set()
+
+    def _judge(self, block: Block) -> Worth:
+        outlook = self._sessions.outlook(block.session) if block.session else None
+        if self._tier.promised(block.key):
+            return Worth.PROMISED
+        return worth(block, outlook, self._reuse.share, self._now())
+
+    # -- what it does
+
+    async def run(self) -> None:
+        """Moves blocks until cancelled."""
+        while True:
+            await self._wait()
+            await self._tell_uses()
+            for session in self._sessions.due(self._now(), _AHEAD_S):
+                await self._prefetch(self._ends.chain(session, self._find))
+            if self._candidates and self._tier.spec is not None:
+                await self._write_some()
+
+    async def _wait(self) -> None:
+        """Returns when there may be something to do."""
+        pause = self._sessions.next_due() - _AHEAD_S - self._now()
+        if self._candidates:
+            size = self._tier.slot_bytes * self._tier.run_blocks
+            pause = min(pause, self._tier.writes_wait_s(size) if self._tier.spec is not None else _LONGEST_WAIT_S)
+        if pause <= 0 or self._used:
+            return
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if pause == math.inf else min(pause, _LONGEST_WAIT_S)):
+                await self._wake.wait()
+
+    async def _tell_uses(self) -> None:
+        """What is used in memory stays on the disk, too. Behind the leases' backs: they don't wait for it."""
+        while self._used:
+            session, keys = self._used.popleft()
+            self._tier.touch(keys, session)
+            await asyncio.sleep(0)
+
+    async def _write_some(self) -> None:
+        """One piece, then a pause as long as the piece took; after those who wait for the disk."""
+        if self._bringer is not None:
+            with suppress(TimeoutError):  # there may always be one
+                async with asyncio.timeout(_BEHIND_S):
+                    await self._bringer.idle()
+        if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
+            return
+        begin = self._now()
+        written = await self._write(self._candidates.take(self._piece()))
+        await asyncio.sleep(self._now() - begin if written else _NO_PLACE_S)
+
+    def _piece(self) -> int:
+        """Blocks to copy at once: they are pinned meanwhile, and a small memory needs its slots."""
+        assert self._store is not None
+        return max(1, min(self._tier.run_blocks, self._store.stats().slots // _PART))
+
+    async def _write(self, blocks: Sequence[Block]) -> int:
+        """Writes what is still there of `blocks`; returns how many were written."""
+        store = self._store
+        assert store is not None
+        held = [block for block in (store.hold(block.key) for block in blocks) if block is not None]
+        views = [self._arena.block(block.slot, store.block_bytes) for block in held]
+        try:
+            return await self._tier.write(list(zip(held, views, strict=True)))
+        except Damaged as damaged:
+            for block in damaged.blocks:
+                self._log.warning("a block changed after it was stored", key=block.key.hex()[:16])
+                store.condemn(block.key, block.epoch, self._now())
+            return 0
+        finally:
+            for block, view in zip(held, views, strict=True):
+                view.release()
+                store.drop(block, self._now())
+                if block.key in store and not self._tier.holds(block.key):
+                    self._candidates.add(block)
+
+    def _find(self, key: bytes) -> Block | None:
+        return (self._store.find(key) if self._store is not None else None) or self._tier.find(key)
+
+    async def _prefetch(self, keys: Sequence[bytes]) -> None:
+        store, bringer = self._store, self._bringer
+        if store is None or bringer is None or not keys:
+            return
+        rest = keys[store.lookup(keys) :][: store.stats().slots // 4]
+        if self._tier.has(rest):
+            self.prefetched += 1
+            await bringer.prefetch(rest, [self._tier], self._now() + _BRING_S)
+
+    async def flush(self, seconds: float) -> None:
+        """Writes all that has earned it, for at most `seconds`, and has the disk keep it. When `run` has ended."""
+        size, before, until = self._tier.slot_bytes, len(self._candidates), self._now() + seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._tier.spec is not None and (blocks := self._candidates.take(self._tier.run_blocks)):
+                    pause = self._tier.writes_wait_s(size * len(blocks))
+                    if self._now() + pause > until:  # nothing more can be written in time
+                        break
+                    await asyncio.sleep(pause)
+                    if not await self._write(blocks):
+                        break
+        await self._tier.sync()
+        if before:
+            self._log.info("flushed", blocks=before - len(self._candidates), left=len(self._candidates))

@@ -1,0 +1,159 @@
+"""The way from the disk into memory: some runs ahead, each read in a thread, verified, and made findable in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.kvstore.table.blocks import Block, State, Wanted
+from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.tiers.base import Room
+from penstock.kvstore.tiers.disk.format import Drop, Header
+from penstock.kvstore.tiers.disk.slabs import Slabs
+from penstock.kvstore.tiers.disk.stats import Traffic
+from penstock.kvstore.tiers.disk.threads import finished
+
+_AT_ONCE = 4
+"""Runs that are read at the same time, one per thread."""
+
+
+Result = Header | Drop | None
+"""What a slot was; None: it was not read, because the disk failed before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A block on its way from the disk into a slot of memory."""
+
+    source: Block
+    target: Block
+    view: memoryview
+
+
+class Reader:
+    """Reads blocks of one table and its slabs. Closed by its owner when nothing is under way."""
+
+    def __init__(
+        self, table: BlockStore, slabs: Slabs, writer: ThreadPoolExecutor, now: Callable[[], float], traffic: Traffic
+    ) -> None:
+        """What has to be erased is erased by `writer`, behind its other jobs."""
+        self._table = table
+        self._slabs = slabs
+        self._writer = writer
+        self._now = now
+        self._traffic = traffic
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-read")
+
+    async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+        """See Supplier. What can't be read is counted in the traffic."""
+        flying: deque[tuple[Future[list[Result]], list[_Move]]] = deque()
+        at = done = 0
+        try:
+            while True:
+                while at < len(keys) and len(flying) < _AT_ONCE and self._now() < until:
+                    moves, passed, more = self._take(keys[at : at + self._slabs.shape.run_slots], room)
+                    at = at + passed if more else len(keys)
+                    done += passed - len(moves)
+                    if moves:
+                        flying.append((self._threads.submit(self._read, moves), moves))
+                if not flying:
+                    return done
+                results = await asyncio.shield(asyncio.wrap_future(flying[0][0]))
+                landed = self._land(results, flying.popleft()[1], room)
+                done += landed
+                if landed < len(results):
+                    return done
+        finally:
+            await self._end(flying, room)
+
+    def _take(self, keys: Sequence[bytes], room: Room) -> tuple[list[_Move], int, bool]:
+        """Moves for the leading keys, how many keys that is with those that need none, and whether to go on."""
+        moves: list[_Move] = []
+        for passed, key in enumerate(keys):
+            source = self._table.hold(key)
+            if source is None:
+                return moves, passed, False
+            answer = room.reserve(
+                Wanted(key, source.parent, source.first_token, source.seconds, namespace=source.namespace)
+            )
+            if answer.block is not None:
+                answer.block.uses, answer.block.turn = source.uses, source.turn
+                moves.append(_Move(source, answer.block, room.view(answer.block)))
+                continue
+            self._table.drop(source, self._now())
+            if answer.state is State.FULL:
+                return moves, passed, False
+        return moves, len(keys), True
+
+    def _read(self, moves: Sequence[_Move]) -> list[Result]:
+        slots = [move.source.slot for move in moves]
+        found: list[Result] = []
+        for run in self._slabs.shape.runs(slots):
+            try:
+                found += self._slabs.read([slots[index] for index in run], [moves[index].view for index in run])
+            except OSError:
+                found += self._read_singly([moves[index] for index in run])
+            if Drop.UNREADABLE in found:
+                break
+        return found + [None] * (len(moves) - len(found))
+
+    def _read_singly(self, moves: Sequence[_Move]) -> list[Result]:
+        """Finds out which block it is that the disk can't read; ends with it."""
+        found: list[Result] = []
+        for move in moves:
+            try:
+                found += self._slabs.read([move.source.slot], [move.view])
+            except OSError:
+                return [*found, Drop.UNREADABLE]
+        return found
+
+    def _land(self, results: Sequence[Result], moves: Sequence[_Move], room: Room) -> int:
+        """Makes the leading good blocks findable; gives the others back. Returns how many were good."""
+        good = 0
+        for index, (result, move) in enumerate(zip(results, moves, strict=True)):
+            move.view.release()
+            if isinstance(result, Drop) or (result is not None and result.key != move.source.key):
+                room.give_back(move.target)
+                self._condemn(move.source, result if isinstance(result, Drop) else Drop.CORRUPT)
+                continue
+            if result is not None and good == index:
+                room.commit(move.target, result.checksum)
+                good += 1
+            else:  # not read, or whole but behind one that is not
+                room.give_back(move.target)
+            self._table.drop(move.source, self._now())
+        self._traffic.blocks_read += good
+        self._traffic.bytes_read += good * self._slabs.shape.slot_bytes
+        return good
+
+    def _condemn(self, block: Block, reason: Drop) -> None:
+        """Never serves a held block again, also not after a restart; its slot is free when it is empty."""
+        if not self._table.condemn(block.key, block.epoch, self._now()):
+            self._table.drop(block, self._now())
+            return
+        self._traffic.dropped[reason] += 1
+        erasing = asyncio.wrap_future(self._writer.submit(self._erase, block.slot))
+        erasing.add_done_callback(lambda _: self._table.drop(block, self._now()))
+
+    def _erase(self, slot: int) -> None:
+        with suppress(OSError):
+            self._slabs.erase(slot)
+
+    async def _end(self, flying: deque[tuple[Future[list[Result]], list[_Move]]], room: Room) -> None:
+        """Waits until no thread writes into memory any more, whatever happens, and gives everything back."""
+        interrupted = [await finished(future) for future, _ in flying]
+        for _, moves in flying:
+            for move in moves:
+                move.view.release()
+                room.give_back(move.target)
+                self._table.drop(move.source, self._now())
+        if any(interrupted):
+            raise asyncio.CancelledError
+
+    async def close(self) -> None:
+        """Waits for the threads."""
+        await asyncio.to_thread(self._threads.shutdown)

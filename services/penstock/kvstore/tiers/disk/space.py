@@ -1,0 +1,175 @@
+"""The blocks of one spec on the disk: the slabs, the table of what they hold, and the way in.
+
+The table is a BlockStore like that of the host tier, with slots of the disk instead of slots of memory: the same
+two-phase put, pins, tree and eviction. Its epochs are the sequence numbers in the slots' headers. Everything here
+runs on the event loop but the calls of `Slabs`, which run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from penstock.kv.bytes.checksum import checksum
+from penstock.kvstore.table.blocks import Block, BlockPolicy, Wanted, Written
+from penstock.kvstore.table.promises import Retention
+from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.tiers.disk.format import Header
+from penstock.kvstore.tiers.disk.reader import Reader
+from penstock.kvstore.tiers.disk.scan import Found
+from penstock.kvstore.tiers.disk.slabs import Slabs
+from penstock.kvstore.tiers.disk.stats import Traffic
+from penstock.kvstore.tiers.disk.threads import finished
+
+
+@dataclass(frozen=True, slots=True)
+class _Watcher:
+    moved: Callable[[bytes], None]
+
+    def stored(self, block: Block) -> None:
+        self.moved(block.key)
+
+    def removed(self, block: Block) -> None:
+        self.moved(block.key)
+
+    def holder(self, slot: int, epoch: int) -> None:
+        """Nobody maps the disk."""
+
+
+class Damaged(Exception):
+    """Blocks of the host tier whose bytes changed after they were stored."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        super().__init__(f"{len(blocks)} blocks do not match their checksums")
+        self.blocks = blocks
+
+
+class Space:
+    """One spec's blocks. Closed by its owner when nothing is under way."""
+
+    def __init__(
+        self,
+        slabs: Slabs,
+        slots: int,
+        found: Found,
+        policy: Callable[[], BlockPolicy],
+        retention: Retention,
+        moved: Callable[[bytes], None],
+        now: Callable[[], float],
+        traffic: Traffic,
+        *,
+        tokens: int,
+        grow: Callable[[int], object],
+    ) -> None:
+        """`moved` hears of every key that comes or goes; `grow` opens a slab that is not there yet, in a thread.
+
+        A block has `tokens` tokens.
+        """
+        self.slabs = slabs
+        self._tokens = tokens
+        self._grow = grow
+        self._now = now
+        self._traffic = traffic
+        sequences = itertools.count(found.sequence + 1)
+        self.table = BlockStore(
+            *(slots, slabs.shape.slot_bytes, _Watcher(moved)),
+            policy=policy,
+            epochs=sequences,
+            cooling_s=0.0,
+            retention=retention,
+        )
+        self._restore(found.blocks)
+        self._writer = ThreadPoolExecutor(1, "penstock-nvme-write")
+        self.reader = Reader(self.table, slabs, self._writer, now, traffic)
+
+    def _restore(self, blocks: Sequence[Block]) -> None:
+        """What was stored before a restart; what was promised of it, for the seconds that are left."""
+        wall, promises = time.time(), []
+        for block in blocks:
+            if block.retained_until > wall and block.namespace:
+                promises.append((block, block.retained_until - wall))
+            block.retained_until = 0.0
+        self.table.restore(blocks, self._now())
+        for block, left in promises:
+            self.table.promise([block.key], left, block.namespace, self._now())
+
+    def room(self, block: Block) -> Block | None:
+        """A slot of the disk for a block of the host tier; None: it is there already, or nothing may go for it."""
+        wanted = Wanted(*(block.key, block.parent, block.first_token, block.seconds, block.session, block.namespace))
+        slot = self.table.reserve_own(wanted, self._now()).block
+        if slot is not None:
+            slot.uses, slot.turn = block.uses, block.turn
+            slot.retained_until = self.table.promised_until(block.key)
+        return slot
+
+    async def write(self, pairs: Sequence[tuple[Block, Block, memoryview]]) -> None:
+        """Writes blocks of the host tier (first) into slots from `room` (second), and makes them findable there.
+
+        When it fails, or is cancelled, what is not written is given back. Raises OSError, Damaged.
+        """
+        pairs = sorted(pairs, key=lambda pair: pair[1].slot)
+        slots = [slot.slot for _, slot, _ in pairs]
+        left = list(pairs)
+        try:
+            for run in self.slabs.shape.runs(slots):
+                part = [pairs[index] for index in run]
+                writing = self._writer.submit(self._write, part)
+                interrupted = await finished(writing)
+                if not writing.cancelled() and writing.exception() is None:
+                    self._commit(part)
+                    left = left[len(part) :]
+                if interrupted:
+                    raise asyncio.CancelledError
+                writing.result()
+        finally:
+            for _, slot, _ in left:
+                self.table.commit_own(Written(slot.key, slot.epoch, b""), self._now())
+
+    def _write(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
+        bad = [block for block, _, view in part if checksum(view) != block.checksum]
+        if bad:
+            raise Damaged(bad)
+        if not self.slabs.is_open(part[0][1].slot):
+            self._grow(part[0][1].slot // self.slabs.shape.slab_slots)
+        headers = [
+            Header(
+                key=block.key,
+                parent=block.parent,
+                checksum=block.checksum,
+                namespace=block.namespace,
+                first_token=block.first_token,
+                tokens=self._tokens,
+                length=self.slabs.shape.block_bytes,
+                sequence=slot.epoch,
+                seconds=block.seconds,
+                uses=block.uses,
+                retained_until=_wall(slot.retained_until, self._now()),
+            )
+            for block, slot, _ in part
+        ]
+        self.slabs.write([slot.slot for _, slot, _ in part], headers, [view for _, _, view in part])
+
+    def _commit(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
+        for block, slot, _ in part:
+            self.table.commit_own(Written(slot.key, slot.epoch, block.checksum), self._now())
+        self._traffic.blocks_written += len(part)
+        self._traffic.bytes_written += len(part) * self.slabs.shape.slot_bytes
+
+    async def in_writer(self, job: Callable[[], object]) -> None:
+        """Runs a job of the files behind all writes. Raises what it raises."""
+        await asyncio.wrap_future(self._writer.submit(job))
+
+    async def close(self) -> None:
+        """Waits for the threads, and closes the files."""
+        await self.reader.close()
+        await asyncio.to_thread(self._writer.shutdown)
+        self.slabs.close()
+
+
+def _wall(until: float, now: float) -> float:
+    """A time of the table's clock in seconds since 1970; 0, and what is past, is 0."""
+    return time.time() + until - now if until > now else 0.0

@@ -1,0 +1,51 @@
+"""What the disk tier counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from penstock.kvstore.tiers.disk.format import Drop
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went in and out, over all spaces of a tier."""
+
+    blocks_read: int = 0
+    bytes_read: int = 0
+    blocks_written: int = 0
+    bytes_written: int = 0
+    dropped: Counter[Drop] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class NvmeStats:
+    """Counted by the tier itself; metrics, tests and the wire read the same numbers. Zeros when there is no tier."""
+
+    slots: int = 0
+    blocks: int = 0
+    used_bytes: int = 0
+    read_blocks: int = 0
+    read_bytes: int = 0
+    written_blocks: int = 0
+    written_bytes: int = 0
+    evictions: int = 0
+    torn: int = 0
+    """Slots without a whole header, or without a whole file."""
+    corrupt: int = 0
+    stale: int = 0
+    foreign: int = 0
+    unreadable: int = 0
+    read_failures: int = 0
+    """How often the tier stopped reading for a while."""
+    write_failures: int = 0
+    reading: int = 0
+    """1: reads are tried, 0: the disk is left alone for now."""
+    writing: int = 0
+    direct: int = 0
+    """1: the page cache is left out."""
+    written_today: int = 0
+    """Bytes, of the day's allowance."""
+    refused: int = 0
+    """Blocks not written because there was no place that could be freed."""
