@@ -6,7 +6,7 @@ PYTHON ?= python3
 CPP = $(shell find libs services -name '*.cpp' -o -name '*.h')
 EXTRAS := gateway,engine,demo,train,events,dev
 
-.PHONY: setup demo up test fmt check bench proto lock
+.PHONY: setup demo up test fmt check bench house proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -43,6 +43,9 @@ check: setup
 
 bench: setup
 	$(BIN)/penstock bench all
+
+house: setup
+	$(BIN)/penstock bench house
 
 proto: setup
 	proto/generate

@@ -73,6 +73,20 @@ def evict(*, trace: list[Path] | None = None, json: bool = False, quick: bool = 
     _run(lambda quick: measure(trace or default_traces(), quick), json, quick)
 
 
+@app.command
+def house(*, root: Path = Path(), json: bool = False) -> None:
+    """The source itself: sizes, signatures, docstrings, floors and arrows.
+
+    Parameters
+    ----------
+    root:
+        The checkout to read.
+    """
+    from penstock.bench.house.measure import measure
+
+    show(measure(root), json)
+
+
 @app.command(name="all")
 def everything(*, json: bool = False, quick: bool = False) -> None:
     """Every bench, one after the other."""

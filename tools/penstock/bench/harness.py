@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress
@@ -114,7 +114,15 @@ async def interleave(
     return samples
 
 
-def show(report: BenchReport, as_json: bool) -> None:
+class Showable(Protocol):
+    """What can be printed in two ways."""
+
+    def json(self) -> str: ...
+
+    def shown(self) -> RenderableType: ...
+
+
+def show(report: Showable, as_json: bool) -> None:
     """Prints the report to standard output."""
     if as_json:
         print(report.json())

@@ -1,0 +1,1 @@
+"""`make house`: figures of the source itself: sizes, signatures, docstrings, floors and arrows."""
