@@ -161,6 +161,7 @@ class Engine:
             total_pages=scheduler.pool.total,
             prefill_tokens_per_s=counters.prefill_tokens_per_s,
             decode_step_s=counters.decode_step_s,
+            in_step_s=counters.in_step_s,
             steps=counters.steps,
             computed_tokens=counters.computed_tokens,
             generated_tokens=counters.generated_tokens,
@@ -341,6 +342,7 @@ class Engine:
             rows += run.tokens
             prefill += run.tokens if row.known > 1 else 0
             runs.append(run)
+        self._counters.step_began = started
         try:
             answers = await self._lane.call(self._runner.step, runs, begun=self._hand_out)
         except Exception as error:
@@ -350,6 +352,8 @@ class Engine:
                 self._fail(live, EngineError(f"the step failed: {error}"))
                 self._scheduler.settle(live)
             return
+        finally:
+            self._counters.step_began = None
         now = time.monotonic()
         self._counters.step(now - started, prefill, rows)
         for (live, _), answer in zip(step, answers, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 _WEIGHT = 0.2
@@ -21,6 +22,8 @@ class EngineStats:
     """Moving average; 0 until measured."""
     decode_step_s: float
     """Moving average over steps without prefill; 0 until measured."""
+    in_step_s: float
+    """How long the step in progress has been computed; 0 between steps."""
     steps: int
     computed_tokens: int
     """Rows that went through the model, drafts included."""
@@ -57,6 +60,13 @@ class Counters:
     load_failures: int = 0
     sink_failures: int = 0
     failed_steps: int = 0
+    step_began: float | None = None
+    """On the monotonic clock; None between steps."""
+
+    @property
+    def in_step_s(self) -> float:
+        """See EngineStats."""
+        return 0.0 if self.step_began is None else time.monotonic() - self.step_began
 
     def step(self, seconds: float, prefill_rows: int, rows: int) -> None:
         """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts."""
