@@ -18,6 +18,7 @@ from penstock.engine.hooks import Drafter, KvSource
 from penstock.engine.request import Request, Update
 from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.kv.client.client import Origin, StoreClient, open_store
+from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import block_keys
 from penstock.kv.spec import spec_to_message
 from penstock.rpc.channels import Channels, open_channels
@@ -29,7 +30,6 @@ from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2, router_pb2
 from penstock.worker.blocks import BlockSink, Fetcher, Publisher, StoredPrefix, open_publisher
 from penstock.worker.config import WorkerConfig
-from penstock.worker.cost import PrefillCost
 from penstock.worker.device import check_device, device_of
 from penstock.worker.links import Links
 from penstock.worker.retaining import Mark, Retainer
@@ -77,7 +77,6 @@ class Worker:
         self.publisher = publisher
         self.channels = channels
         self.metrics = metrics
-        self._cost = PrefillCost(engine.spec.block_size, engine.checkpoint.config.hidden_size)
         self.links = Links()
         self.changed = asyncio.Event()
         """Set when the load has changed."""
@@ -95,7 +94,12 @@ class Worker:
         return Work(fetcher, (len(tokens) - 1) // size, sink, retainer)
 
     def _block_seconds(self, first_token: int) -> float:
-        return self._cost.seconds(first_token, self.engine.stats().prefill_tokens_per_s)
+        """To compute the block that begins with this token; 0 while no rate is known."""
+        rate = self.engine.stats().prefill_tokens_per_s
+        if rate <= 0:
+            return 0.0
+        cost = PrefillCost.of_model(self.engine.checkpoint.config.hidden_size, rate)
+        return cost.seconds(first_token, self.engine.spec.block_size)
 
     async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
         """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""

@@ -22,9 +22,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic
 
+from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore.eviction.base import SEVERAL, BlockT, Candidate
-from penstock.kvstore.eviction.cost import PrefillCost
 from penstock.kvstore.eviction.reuse import BUCKETS, EDGES, ReuseTimes, bucket
 
 _MOST_USES = 5

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.services.kvstore.eviction.helpers import Item, key
 
+from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore.eviction import POLICIES, SEVERAL, EvictionPolicy, Lru, S3Fifo, Worth, make_policy, worth
-from penstock.kvstore.eviction.cost import PrefillCost
 from penstock.kvstore.eviction.reuse import BUCKETS, EDGES, bucket
 
 NUMBERS = st.integers(0, 9)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from penstock.bench.evict.traces import Trace
+from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.cost import PrefillCost
 from penstock.kvstore.table.blocks import Block
 
 Rule = Literal["farthest", "seconds"]

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace
+from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore import sessions
-from penstock.kvstore.eviction.cost import PrefillCost
 from penstock.kvstore.table.blocks import Block, BlockPolicy, State, Wanted, Written
 from penstock.kvstore.table.table import BlockStore
 
