@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/router.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\xdc\x01\n\x05Hello\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.penstock.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x12\n\nmodel_name\x18\x05 \x01(\t\x12!\n\x04spec\x18\x06 \x01(\x0b\x32\x13.penstock.v1.KvSpec\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x13\n\x0bmax_running\x18\x08 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\t \x01(\x04\"\xcb\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x16\n\x0e\x66ree_kv_tokens\x18\x04 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x19\n\x11\x66\x65tch_bytes_per_s\x18\x07 \x01(\x01\x12\x1a\n\x12remote_bytes_per_s\x18\x08 \x01(\x01\"\x9d\x01\n\x0bJoinRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12!\n\x04load\x18\x02 \x01(\x0b\x32\x11.penstock.v1.LoadH\x00\x12*\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x18.penstock.v1.BlockEventsH\x00\x12\x12\n\x08\x64raining\x18\x04 \x01(\x08H\x00\x42\x06\n\x04kind\"\xa9\x01\n\x0cJoinResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.penstock.v1.WelcomeH\x00\x12\x0f\n\x05\x64rain\x18\x02 \x01(\x08H\x00\x12%\n\x06stores\x18\x03 \x01(\x0b\x32\x13.penstock.v1.StoresH\x00\x12\x30\n\x0csession_hint\x18\x04 \x01(\x0b\x32\x18.penstock.v1.SessionHintH\x00\x42\x06\n\x04kind\"\x1b\n\x06Stores\x12\x11\n\taddresses\x18\x01 \x03(\t\"\x1c\n\x07Welcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\xb7\x01\n\x07PlanAsk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0f\n\x07session\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nblock_keys\x18\x07 \x03(\x0c\x12\r\n\x05\x61void\x18\x08 \x03(\t\x12\x15\n\routput_tokens\x18\t \x01(\r\"7\n\x0cPlanProgress\x12\x14\n\x0cprefill_done\x18\x01 \x01(\x08\x12\x11\n\tgenerated\x18\x02 \x01(\r\"\x93\x01\n\x0bPlanRequest\x12#\n\x03\x61sk\x18\x01 \x01(\x0b\x32\x14.penstock.v1.PlanAskH\x00\x12-\n\x08progress\x18\x02 \x01(\x0b\x32\x19.penstock.v1.PlanProgressH\x00\x12(\n\x04hint\x18\x03 \x01(\x0b\x32\x18.penstock.v1.SessionHintH\x00\x42\x06\n\x04kind\"@\n\tPlacement\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07sources\x18\x03 \x03(\t\"\xab\x01\n\x0cPlanResponse\x12,\n\x07prefill\x18\x01 \x01(\x0b\x32\x16.penstock.v1.PlacementH\x00\x88\x01\x01\x12&\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x16.penstock.v1.Placement\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\x12\r\n\x05\x65poch\x18\x05 \x01(\rB\n\n\x08_prefill\"\x0e\n\x0cWatchRequest\"\x95\x01\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.penstock.v1.KvSpec\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x17\n\x0fprefill_workers\x18\x05 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x06 \x01(\r\"4\n\x08MeshView\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ServedModel*`\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\r\n\tROLE_BOTH\x10\x03\x12\x10\n\x0cROLE_KVSTORE\x10\x04\x32\x84\x02\n\x06Router\x12?\n\x04Join\x12\x18.penstock.v1.JoinRequest\x1a\x19.penstock.v1.JoinResponse(\x01\x30\x01\x12?\n\x04Plan\x12\x18.penstock.v1.PlanRequest\x1a\x19.penstock.v1.PlanResponse(\x01\x30\x01\x12;\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x15.penstock.v1.MeshView0\x01\x12;\n\x04Hint\x12\x18.penstock.v1.HintRequest\x1a\x19.penstock.v1.HintResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/router.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\xdc\x01\n\x05Hello\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.penstock.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x12\n\nmodel_name\x18\x05 \x01(\t\x12!\n\x04spec\x18\x06 \x01(\x0b\x32\x13.penstock.v1.KvSpec\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x13\n\x0bmax_running\x18\x08 \x01(\r\x12\x1a\n\x12kv_capacity_tokens\x18\t \x01(\x04\"\xcb\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\x04\x12\x16\n\x0e\x66ree_kv_tokens\x18\x04 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x19\n\x11\x66\x65tch_bytes_per_s\x18\x07 \x01(\x01\x12\x1a\n\x12remote_bytes_per_s\x18\x08 \x01(\x01\"\x9d\x01\n\x0bJoinRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.penstock.v1.HelloH\x00\x12!\n\x04load\x18\x02 \x01(\x0b\x32\x11.penstock.v1.LoadH\x00\x12*\n\x06\x62locks\x18\x03 \x01(\x0b\x32\x18.penstock.v1.BlockEventsH\x00\x12\x12\n\x08\x64raining\x18\x04 \x01(\x08H\x00\x42\x06\n\x04kind\"\x98\x01\n\x0cJoinResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.penstock.v1.WelcomeH\x00\x12%\n\x06stores\x18\x02 \x01(\x0b\x32\x13.penstock.v1.StoresH\x00\x12\x30\n\x0csession_hint\x18\x03 \x01(\x0b\x32\x18.penstock.v1.SessionHintH\x00\x42\x06\n\x04kind\"\x1b\n\x06Stores\x12\x11\n\taddresses\x18\x01 \x03(\t\"\x1c\n\x07Welcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\xa3\x01\n\x07PlanAsk\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nblock_keys\x18\x06 \x03(\x0c\x12\r\n\x05\x61void\x18\x07 \x03(\t\x12\x15\n\routput_tokens\x18\x08 \x01(\r\"7\n\x0cPlanProgress\x12\x14\n\x0cprefill_done\x18\x01 \x01(\x08\x12\x11\n\tgenerated\x18\x02 \x01(\r\"\x93\x01\n\x0bPlanRequest\x12#\n\x03\x61sk\x18\x01 \x01(\x0b\x32\x14.penstock.v1.PlanAskH\x00\x12-\n\x08progress\x18\x02 \x01(\x0b\x32\x19.penstock.v1.PlanProgressH\x00\x12(\n\x04hint\x18\x03 \x01(\x0b\x32\x18.penstock.v1.SessionHintH\x00\x42\x06\n\x04kind\"@\n\tPlacement\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07sources\x18\x03 \x03(\t\"\x7f\n\x0cPlanResponse\x12,\n\x07prefill\x18\x01 \x01(\x0b\x32\x16.penstock.v1.PlacementH\x00\x88\x01\x01\x12&\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x16.penstock.v1.Placement\x12\r\n\x05\x65poch\x18\x03 \x01(\rB\n\n\x08_prefill\"\x0e\n\x0cWatchRequest\"\x95\x01\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x04spec\x18\x02 \x01(\x0b\x32\x13.penstock.v1.KvSpec\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x17\n\x0fprefill_workers\x18\x05 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x06 \x01(\r\"D\n\x08MeshView\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ServedModel\x12\x0e\n\x06silent\x18\x02 \x03(\t*`\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\r\n\tROLE_BOTH\x10\x03\x12\x10\n\x0cROLE_KVSTORE\x10\x04\x32\x84\x02\n\x06Router\x12?\n\x04Join\x12\x18.penstock.v1.JoinRequest\x1a\x19.penstock.v1.JoinResponse(\x01\x30\x01\x12?\n\x04Plan\x12\x18.penstock.v1.PlanRequest\x1a\x19.penstock.v1.PlanResponse(\x01\x30\x01\x12;\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x15.penstock.v1.MeshView0\x01\x12;\n\x04Hint\x12\x18.penstock.v1.HintRequest\x1a\x19.penstock.v1.HintResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1742
-  _globals['_ROLE']._serialized_end=1838
+  _globals['_ROLE']._serialized_start=1676
+  _globals['_ROLE']._serialized_end=1772
   _globals['_HELLO']._serialized_start=68
   _globals['_HELLO']._serialized_end=288
   _globals['_LOAD']._serialized_start=291
@@ -41,27 +41,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_start=497
   _globals['_JOINREQUEST']._serialized_end=654
   _globals['_JOINRESPONSE']._serialized_start=657
-  _globals['_JOINRESPONSE']._serialized_end=826
-  _globals['_STORES']._serialized_start=828
-  _globals['_STORES']._serialized_end=855
-  _globals['_WELCOME']._serialized_start=857
-  _globals['_WELCOME']._serialized_end=885
-  _globals['_PLANASK']._serialized_start=888
-  _globals['_PLANASK']._serialized_end=1071
-  _globals['_PLANPROGRESS']._serialized_start=1073
-  _globals['_PLANPROGRESS']._serialized_end=1128
-  _globals['_PLANREQUEST']._serialized_start=1131
-  _globals['_PLANREQUEST']._serialized_end=1278
-  _globals['_PLACEMENT']._serialized_start=1280
-  _globals['_PLACEMENT']._serialized_end=1344
-  _globals['_PLANRESPONSE']._serialized_start=1347
-  _globals['_PLANRESPONSE']._serialized_end=1518
-  _globals['_WATCHREQUEST']._serialized_start=1520
-  _globals['_WATCHREQUEST']._serialized_end=1534
-  _globals['_SERVEDMODEL']._serialized_start=1537
-  _globals['_SERVEDMODEL']._serialized_end=1686
-  _globals['_MESHVIEW']._serialized_start=1688
-  _globals['_MESHVIEW']._serialized_end=1740
-  _globals['_ROUTER']._serialized_start=1841
-  _globals['_ROUTER']._serialized_end=2101
+  _globals['_JOINRESPONSE']._serialized_end=809
+  _globals['_STORES']._serialized_start=811
+  _globals['_STORES']._serialized_end=838
+  _globals['_WELCOME']._serialized_start=840
+  _globals['_WELCOME']._serialized_end=868
+  _globals['_PLANASK']._serialized_start=871
+  _globals['_PLANASK']._serialized_end=1034
+  _globals['_PLANPROGRESS']._serialized_start=1036
+  _globals['_PLANPROGRESS']._serialized_end=1091
+  _globals['_PLANREQUEST']._serialized_start=1094
+  _globals['_PLANREQUEST']._serialized_end=1241
+  _globals['_PLACEMENT']._serialized_start=1243
+  _globals['_PLACEMENT']._serialized_end=1307
+  _globals['_PLANRESPONSE']._serialized_start=1309
+  _globals['_PLANRESPONSE']._serialized_end=1436
+  _globals['_WATCHREQUEST']._serialized_start=1438
+  _globals['_WATCHREQUEST']._serialized_end=1452
+  _globals['_SERVEDMODEL']._serialized_start=1455
+  _globals['_SERVEDMODEL']._serialized_end=1604
+  _globals['_MESHVIEW']._serialized_start=1606
+  _globals['_MESHVIEW']._serialized_end=1674
+  _globals['_ROUTER']._serialized_start=1775
+  _globals['_ROUTER']._serialized_end=2035
 # @@protoc_insertion_point(module_scope)

@@ -183,10 +183,8 @@ class JoinResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
-    DRAIN_FIELD_NUMBER: _builtins.int
     STORES_FIELD_NUMBER: _builtins.int
     SESSION_HINT_FIELD_NUMBER: _builtins.int
-    drain: _builtins.bool
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -201,15 +199,14 @@ class JoinResponse(_message.Message):
         self,
         *,
         welcome: Global___Welcome | None = ...,
-        drain: _builtins.bool = ...,
         stores: Global___Stores | None = ...,
         session_hint: _common_pb2.SessionHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "drain", "stores", "session_hint"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -260,7 +257,6 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 class PlanAsk(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
@@ -269,7 +265,6 @@ class PlanAsk(_message.Message):
     BLOCK_KEYS_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
     model_name: _builtins.str
     tenant: _builtins.str
     session: _builtins.str
@@ -291,7 +286,6 @@ class PlanAsk(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
         model_name: _builtins.str = ...,
         tenant: _builtins.str = ...,
         session: _builtins.str = ...,
@@ -303,7 +297,7 @@ class PlanAsk(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "block_keys", b"block_keys", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "session", b"session", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "block_keys", b"block_keys", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,13 +394,7 @@ class PlanResponse(_message.Message):
 
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    PREDICTED_S_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    cached_tokens: _builtins.int
-    """longest prefix that the index knows to be stored"""
-    predicted_s: _builtins.float
-    """to the first token"""
     epoch: _builtins.int
     """1 for the first plan of the stream, then 2, ..."""
     @_builtins.property
@@ -420,13 +408,11 @@ class PlanResponse(_message.Message):
         *,
         prefill: Global___Placement | None = ...,
         decode: Global___Placement | None = ...,
-        cached_tokens: _builtins.int = ...,
-        predicted_s: _builtins.float = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "cached_tokens", b"cached_tokens", "decode", b"decode", "epoch", b"epoch", "predicted_s", b"predicted_s", "prefill", b"prefill"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "prefill", b"prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
     _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
@@ -492,16 +478,22 @@ class MeshView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]: ...
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """joined workers that have sent no load for too long: calls to them may never end"""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ServedModel] | None = ...,
+        silent: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,7 +77,8 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The served models and whether a request would succeed; the first message comes at once, then one per change.
+        """The served models, whether a request would succeed, and who is silent; the first message comes at once, then one
+        per change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,9 @@ class RouterStub:
     whatever reason, they are released. A further `ask` on the same stream replaces the earlier plan.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_router_pb2.WatchRequest, _router_pb2.MeshView]
-    """The served models and whether a request would succeed; the first message comes at once, then one per change."""
+    """The served models, whether a request would succeed, and who is silent; the first message comes at once, then one
+    per change.
+    """
     Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
     """Session hints without a request; passed on to every store, as are those of Plan."""
 
@@ -57,7 +59,9 @@ class RouterAsyncStub(RouterStub):
     whatever reason, they are released. A further `ask` on the same stream replaces the earlier plan.
     """
     Watch: _aio.UnaryStreamMultiCallable[_router_pb2.WatchRequest, _router_pb2.MeshView]  # type: ignore[assignment]
-    """The served models and whether a request would succeed; the first message comes at once, then one per change."""
+    """The served models, whether a request would succeed, and who is silent; the first message comes at once, then one
+    per change.
+    """
     Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
     """Session hints without a request; passed on to every store, as are those of Plan."""
 
@@ -88,7 +92,9 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.MeshView], _abc.AsyncIterator[_router_pb2.MeshView]]:
-        """The served models and whether a request would succeed; the first message comes at once, then one per change."""
+        """The served models, whether a request would succeed, and who is silent; the first message comes at once, then one
+        per change.
+        """
 
     @_abc_1.abstractmethod
     def Hint(

@@ -268,7 +268,6 @@ class Completer:
 
     def _plan_ask(self, request: common_pb2.Request, tenant: str, prepared: Prepared) -> router_pb2.PlanAsk:
         return router_pb2.PlanAsk(
-            request_id=request.request_id,
             model_name=self.config.served_name,
             tenant=tenant,
             session=request.session,

@@ -10,7 +10,7 @@ from penstock.kv.bounds import check_keys
 from penstock.kv.spec import spec_from_message, spec_to_message
 from penstock.router.planner import PlanAsk, Planned
 from penstock.router.policy import Role
-from penstock.router.registry import Member, Report, Seat, Served
+from penstock.router.registry import Member, RegistryView, Report, Seat
 from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
 from penstock.v1 import common_pb2, router_pb2
 
@@ -103,8 +103,6 @@ def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
     """The answer."""
     response = router_pb2.PlanResponse(
         decode=_placement(planned.decode, planned.decode_sources),
-        cached_tokens=planned.cached_tokens,
-        predicted_s=planned.first_token_s,
         epoch=epoch,
     )
     if planned.prefill is not None:
@@ -112,7 +110,7 @@ def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
     return response
 
 
-def view(served: list[Served]) -> router_pb2.MeshView:
+def view(seen: RegistryView) -> router_pb2.MeshView:
     """What gateways watch."""
     return router_pb2.MeshView(
         models=[
@@ -124,8 +122,9 @@ def view(served: list[Served]) -> router_pb2.MeshView:
                 prefill_workers=model.prefill_workers,
                 decode_workers=model.decode_workers,
             )
-            for model in served
-        ]
+            for model in seen.models
+        ],
+        silent=seen.silent,
     )
 
 

@@ -45,7 +45,6 @@ class Planned:
     decode: Member
     cached_tokens: int
     uncached_tokens: int
-    first_token_s: float
     prefill_sources: Sequence[str] = ()
     """Addresses of other hosts' stores that hold what the prefill worker's store lacks, the deepest first."""
     decode_sources: Sequence[str] = ()
@@ -249,7 +248,6 @@ class Planner:
             decode,
             decision.cached_tokens,
             decision.uncached_tokens,
-            decision.first_token_s,
             prefill_sources=computing if prefill else (),
             decode_sources=self._handing_over(prefill, decode, holdings) if prefill else computing,
         )

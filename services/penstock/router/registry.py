@@ -123,7 +123,7 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """One model as the gateways see it."""
 
     model: str
@@ -136,6 +136,16 @@ class Served:
     def ready(self) -> bool:
         """Whether a request would find workers."""
         return self.decode_workers > 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryView:
+    """What gateways see of the registry."""
+
+    models: tuple[ServedModel, ...] = ()
+    """All with a worker joined, by name."""
+    silent: tuple[str, ...] = ()
+    """Workers that have joined but not been heard of for too long, by id."""
 
 
 class Registry:
@@ -185,13 +195,16 @@ class Registry:
         """The joined stores."""
         return [seat.member for seat in self._seats.values() if seat.member.role is None]
 
-    def served(self, now: float) -> list[Served]:
-        """All models with a worker joined, by name."""
+    def view(self, now: float) -> RegistryView:
+        """What gateways see."""
+        workers = [seat for seat in self._seats.values() if seat.member.role is not None]
         models: dict[str, list[Seat]] = {}
-        for seat in self._seats.values():
-            if seat.member.role is not None:
-                models.setdefault(seat.member.model, []).append(seat)
-        return [self._serve(model, seats, now) for model, seats in sorted(models.items())]
+        for seat in workers:
+            models.setdefault(seat.member.model, []).append(seat)
+        return RegistryView(
+            tuple(self._serve(model, seats, now) for model, seats in sorted(models.items())),
+            tuple(sorted(seat.member.id for seat in workers if self._silent(seat, now))),
+        )
 
     def count(self) -> dict[str, int]:
         """Members by role."""
@@ -201,15 +214,18 @@ class Registry:
         return counts
 
     def _available(self, seat: Seat, now: float) -> bool:
-        return not seat.draining and now - seat.heard_at <= self._silent_s
+        return not seat.draining and not self._silent(seat, now)
 
-    def _serve(self, model: str, seats: list[Seat], now: float) -> Served:
+    def _silent(self, seat: Seat, now: float) -> bool:
+        return now - seat.heard_at > self._silent_s
+
+    def _serve(self, model: str, seats: list[Seat], now: float) -> ServedModel:
         spec = seats[0].member.spec
         assert spec is not None, "a worker's spec is checked when it joins"
         roles = [seat.member.role for seat in seats if self._available(seat, now)]
         prefill = roles.count(Role.PREFILL)
         longest = min(seat.member.max_model_len for seat in seats)
-        return Served(model, spec, longest, prefill, len(roles) - prefill)
+        return ServedModel(model, spec, longest, prefill, len(roles) - prefill)
 
     def _check_spec(self, member: Member) -> None:
         if member.spec is None:

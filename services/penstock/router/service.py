@@ -20,7 +20,7 @@ from penstock.router.config import RouterConfig
 from penstock.router.hints import LiveSessions, Mailbox
 from penstock.router.latest import Latest
 from penstock.router.planner import PlanAsk, Planned, Planner
-from penstock.router.registry import Seat, Served
+from penstock.router.registry import RegistryView, Seat
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import RouterMetrics
 from penstock.runtime.tasks import being_cancelled, beside, end, start
@@ -46,7 +46,7 @@ class Router:
         self.address = ""
         self.metrics = RouterMetrics()
         self.planner = Planner(config, clock)
-        self.view: Latest[list[Served]] = Latest([])
+        self.view: Latest[RegistryView] = Latest(RegistryView())
         self._clock = clock
         self._id = uuid4().hex
         self._mailboxes: dict[Seat, Mailbox] = {}
@@ -127,12 +127,12 @@ class Router:
                 mailbox.put("stores", message)
 
     async def watch(self) -> AsyncIterator[router_pb2.MeshView]:
-        """The served models, at once and after each change."""
-        async for served in self.view.follow():
-            yield messages.view(served)
+        """The served models and the silent members, at once and after each change."""
+        async for seen in self.view.follow():
+            yield messages.view(seen)
 
     async def keep_view(self) -> None:
-        """Notices silence: nobody sends a message when a worker falls silent."""
+        """Notices silence, which no message announces."""
         while True:
             await asyncio.sleep(_TICK_S)
             self._refresh()
@@ -226,7 +226,7 @@ class Router:
         self.planner.generated(planned.number, progress.generated)
 
     def _refresh(self) -> None:
-        self.view.set(self.planner.registry.served(self._clock()))
+        self.view.set(self.planner.registry.view(self._clock()))
         for role, count in self.planner.registry.count().items():
             self.metrics.members.labels(role).set(count)
         self.metrics.indexed.set(len(self.planner.index))
@@ -266,7 +266,7 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     async with serve(config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S) as server:
         router.address = config.address.at(server.port)
         failed = router.metrics.task_failed
-        async with beside(router.keep_view, name="router view", on_failure="restart", failed=failed):
+        async with beside(router.keep_view, name="mesh view", on_failure="restart", failed=failed):
             await server.set_serving(True)
             yield router
 

@@ -72,7 +72,7 @@ def test_a_silent_worker_gets_nothing_until_it_speaks() -> None:
     quiet.hear(Report(free_kv_tokens=200_000), desk.now)
     assert set(desk.spread()) == {"quiet", "other"}
     desk.now += 6
-    assert [served.ready for served in desk.planner.registry.served(desk.now)] == [False]
+    assert [model.ready for model in desk.planner.registry.view(desk.now).models] == [False]
     with pytest.raises(Unavailable):
         desk.plan()
 

@@ -39,6 +39,36 @@ async def test_watch_tells_at_once_and_on_change(mesh: Harness) -> None:
     assert [model.ready for model in (await watch.read()).models] == [False]
 
 
+async def test_a_silent_worker_is_named_until_it_speaks(start: Callable[..., Awaitable[Harness]]) -> None:
+    mesh = await start(silent_s=0.1)
+    member = await mesh.join("d", "decode")
+    await mesh.join("s", "kvstore")
+    watch = mesh.stub.Watch(router_pb2.WatchRequest())
+    mesh.calls.append(watch)
+
+    async def view(silent: list[str]) -> router_pb2.MeshView:
+        async with asyncio.timeout(10):
+            while list((seen := await watch.read()).silent) != silent:
+                pass
+        return seen
+
+    assert [model.ready for model in (await view(["d"])).models] == [False]
+    speaking = asyncio.create_task(speak(member))
+    assert [model.ready for model in (await view([])).models] == [True]
+    speaking.cancel()
+    await asyncio.wait([speaking])
+    await view(["d"])
+    await mesh.gone(member)
+    await view([])
+
+
+async def speak(member: Any) -> None:
+    """Load, over and over."""
+    while True:
+        await member.write(router_pb2.JoinRequest(load=router_pb2.Load()))
+        await asyncio.sleep(0.02)
+
+
 async def test_end_of_stream_is_out_of_rotation(mesh: Harness) -> None:
     first, second = await mesh.join("a"), await mesh.join("b")
     await mesh.gone(first)
@@ -175,18 +205,16 @@ async def test_stored_blocks_are_known_until_their_store_leaves(mesh: Harness) -
     index = mesh.router.planner.index
     await mesh.store(store, stored=keys(6), snapshot=True)
     await eventually(lambda: len(index) == 6)
-    prompt = {"tokens": 20 * BLOCK, "block_keys": keys(20)}
+    prompt: dict[str, Any] = {"tokens": 20 * BLOCK, "block_keys": keys(20)}
+    assert index.match(prompt["block_keys"]) == {"s": 6}
     _, plan = await mesh.plan(**prompt)
-    assert plan.cached_tokens == 6 * BLOCK
     assert plan.prefill.member_id == "p"
     await mesh.store(store, removed=keys(6)[2:3])
     await eventually(lambda: len(index) == 5)
-    _, plan = await mesh.plan(**prompt)
-    assert plan.cached_tokens == 2 * BLOCK
+    assert index.match(prompt["block_keys"]) == {"s": 2}
     await mesh.gone(store)
     await eventually(lambda: not mesh.router.planner.registry.stores())
-    _, plan = await mesh.plan(**prompt)
-    assert plan.cached_tokens == 0
+    assert index.match(prompt["block_keys"]) == {}
 
 
 async def test_a_snapshot_forgets_what_was_before(mesh: Harness) -> None:
@@ -195,8 +223,7 @@ async def test_a_snapshot_forgets_what_was_before(mesh: Harness) -> None:
     await mesh.store(store, stored=keys(3), snapshot=True)
     await mesh.store(store, stored=keys(1), snapshot=True)
     await eventually(lambda: len(mesh.router.planner.index) == 1)
-    _, plan = await mesh.plan(tokens=3 * BLOCK, block_keys=keys(3))
-    assert plan.cached_tokens == BLOCK
+    assert mesh.router.planner.index.match(keys(3)) == {"s": 1}
 
 
 async def test_a_short_tail_is_left_to_decode(mesh: Harness) -> None:
