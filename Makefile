@@ -6,7 +6,7 @@ PYTHON ?= python3
 CPP = $(shell find libs services -name '*.cpp' -o -name '*.h')
 EXTRAS := gateway,engine,demo,train,events,dev
 
-.PHONY: setup demo up test fmt check bench house proto lock
+.PHONY: setup demo up test fmt check bench house measured proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -46,6 +46,9 @@ bench: setup
 
 house: setup
 	$(BIN)/penstock bench house
+
+measured: setup
+	$(BIN)/penstock bench measured
 
 proto: setup
 	proto/generate

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.evict.measure import Comparison, default_traces, measure
+from penstock.bench.evict.comparisons import Comparison
+from penstock.bench.evict.measure import default_traces, measure
 from penstock.runtime.config import ConfigError
 
 

@@ -5,36 +5,52 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from penstock.bench.harness import BenchReport, show
 
 app = App(name="bench", help="Measure, beside a peer or a limit in the same run.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How a bench runs and what it prints."""
+
+    json: bool = False
+    """Print one JSON object and nothing else."""
+    markdown: bool = False
+    """Print the section that docs/measured.md would have of this run."""
+    quick: bool = False
+    """Fewer and shorter rounds."""
+
+
+Options = Annotated[Output | None, Parameter(name="*")]
+
+
 def _run(
     bench: Callable[[bool], Coroutine[Any, Any, BenchReport]],
-    json: bool,
-    quick: bool,
+    options: Output | None,
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
+    options = options or Output()
     with asyncio.Runner(loop_factory=loop) as runner:
-        show(runner.run(bench(quick)), json)
+        show(runner.run(bench(options.quick)), as_json=options.json, as_markdown=options.markdown)
 
 
 @app.command
-def overhead(*, json: bool = False, quick: bool = False) -> None:
+def overhead(options: Options = None) -> None:
     """The whole mesh beside the same engine driven in one process: TTFT and tokens/s, 1 and 8 streams."""
     from penstock.bench.overhead import measure
 
-    _run(measure, json, quick)
+    _run(measure, options)
 
 
 @app.command
-def engine(*, json: bool = False, quick: bool = False) -> None:
+def engine(options: Options = None) -> None:
     """The bare engine beside other engines, memory and torch: two shapes with random weights, and the embedded model.
 
     Peers are those that `python -m loadtest.peers.install` has put under $PENSTOCK_PEERS, else runs/peers.
@@ -43,11 +59,11 @@ def engine(*, json: bool = False, quick: bool = False) -> None:
 
     from penstock.bench.engine.measure import measure
 
-    _run(measure, json, quick, uvloop.new_event_loop)
+    _run(measure, options, uvloop.new_event_loop)
 
 
 @app.command
-def kv(*, json: bool = False, quick: bool = False) -> None:
+def kv(options: Options = None) -> None:
     """The KV store beside memcpy, TCP, a grpc stream, the file system and an empty call."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it tells of every process that is started
     import uvloop  # what the services run on
@@ -56,11 +72,11 @@ def kv(*, json: bool = False, quick: bool = False) -> None:
     from penstock.runtime.telemetry import telemetry
 
     with telemetry("bench", "error"):
-        _run(measure, json, quick, uvloop.new_event_loop)
+        _run(measure, options, uvloop.new_event_loop)
 
 
 @app.command
-def evict(*, trace: list[Path] | None = None, json: bool = False, quick: bool = False) -> None:
+def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
     """Eviction policies on recorded requests, beside LRU and the offline optimum.
 
     Parameters
@@ -70,11 +86,11 @@ def evict(*, trace: list[Path] | None = None, json: bool = False, quick: bool = 
     """
     from penstock.bench.evict.measure import default_traces, measure
 
-    _run(lambda quick: measure(trace or default_traces(), quick), json, quick)
+    _run(lambda quick: measure(trace or default_traces(), quick), options)
 
 
 @app.command
-def house(*, root: Path = Path(), json: bool = False) -> None:
+def house(*, root: Path = Path(), json: bool = False, markdown: bool = False) -> None:
     """The source itself: sizes, signatures, docstrings, floors and arrows.
 
     Parameters
@@ -84,12 +100,28 @@ def house(*, root: Path = Path(), json: bool = False) -> None:
     """
     from penstock.bench.house.measure import measure
 
-    show(measure(root), json)
+    show(measure(root), as_json=json, as_markdown=markdown)
+
+
+@app.command
+def measured(*, results: Path = Path("loadtest/results"), output: Path = Path("docs/measured.md")) -> None:
+    """Writes docs/measured.md from the results of all benches.
+
+    Parameters
+    ----------
+    results:
+        Where `penstock bench NAME --json > NAME.json` was kept.
+    output:
+        The file to write.
+    """
+    from penstock.bench.measured.document import document
+
+    output.write_text(document(results), encoding="utf-8")
 
 
 @app.command(name="all")
-def everything(*, json: bool = False, quick: bool = False) -> None:
-    """Every bench, one after the other."""
-    engine(json=json, quick=quick)
-    overhead(json=json, quick=quick)
-    kv(json=json, quick=quick)
+def everything(options: Options = None) -> None:
+    """Every bench that needs no recordings, one after the other."""
+    engine(options)
+    overhead(options)
+    kv(options)

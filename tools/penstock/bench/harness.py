@@ -122,10 +122,14 @@ class Showable(Protocol):
     def shown(self) -> RenderableType: ...
 
 
-def show(report: Showable, as_json: bool) -> None:
+def show(report: Showable, *, as_json: bool, as_markdown: bool = False) -> None:
     """Prints the report to standard output."""
     if as_json:
         print(report.json())
+    elif as_markdown:
+        from penstock.bench.measured.document import section
+
+        print(section(report.json()))
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(report.shown())
 

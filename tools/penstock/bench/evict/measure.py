@@ -20,45 +20,14 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from penstock.bench.evict.comparisons import HINTED, Comparison, Row, comparisons
 from penstock.bench.harness import BenchReport, Figure
 from penstock.runtime.config import ConfigError
 
 TRACES = Path("../shared/traces")
 _DERIVED = "_hash16"
-_IN_RANGE = (0.3, 0.9)
 _NOISE = 0.98
 """Outside of the range a ratio of this or more is as good as 1."""
-
-_LEAST_S = 1e-9
-_HINTED = "worth, hints"
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The seconds that each policy saved, on one trace with the same room."""
-
-    trace: str
-    overlay: bool
-    """Whether sessions were moved so that they run at the same time."""
-    capacities: tuple[int, ...]
-    rows: dict[str, Row]
-
-    def ratio(self, policy: str, to: str) -> float:
-        """Seconds saved under one policy, of those under another."""
-        ours, other = (max(_LEAST_S, float(self.rows[name]["seconds_saved"])) for name in (policy, to))
-        return ours / other
-
-    @property
-    def reach(self) -> float:
-        """How much LRU saves of what can be saved."""
-        return self.ratio("lru", "offline")
-
-    @property
-    def counts(self) -> bool:
-        """LRU is neither hopeless here nor good enough."""
-        return _IN_RANGE[0] <= self.reach <= _IN_RANGE[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +63,7 @@ async def measure(traces: Sequence[Path], quick: bool) -> EvictReport:
         except* ConfigError as errors:
             raise errors.exceptions[0] from None
     heads = sorted(replays.heads, key=lambda head: -head["requests"])
-    places = _places(heads, replays.rows)
+    places = comparisons(heads, replays.rows)
     return EvictReport("evict", _figures(places), heads, places)
 
 
@@ -163,22 +132,12 @@ class _Replays:
                 self._bar.advance(task)
 
 
-def _places(heads: Sequence[Row], rows: Iterable[Row]) -> list[Comparison]:
-    about = {head["trace"]: (at, head["overlay"]) for at, head in enumerate(heads)}
-    places: dict[tuple[str, tuple[int, ...]], Comparison] = {}
-    for row in rows:
-        name, capacities = row["trace"], tuple(row["capacities"])
-        place = places.setdefault((name, capacities), Comparison(name, about[name][1], capacities, {}))
-        place.rows[row["policy"]] = row
-    return sorted(places.values(), key=lambda one: (about[one.trace], len(one.capacities), one.capacities))
-
-
 def _figures(places: Sequence[Comparison]) -> list[Figure]:
     recorded = [place for place in places if not place.overlay]
     inside = [place for place in recorded if place.counts]
     outside = [place for place in recorded if not place.counts]
     overlaid = [place for place in places if place.overlay and place.counts]
-    hinted = [place for place in overlaid if _HINTED in place.rows]
+    hinted = [place for place in overlaid if HINTED in place.rows]
     lru = "LRU where it saves 30 to 90% of the best offline schedule"
     overlay = "LRU, sessions overlaid"
     figures = [
@@ -189,10 +148,8 @@ def _figures(places: Sequence[Comparison]) -> list[Figure]:
         _figure("seconds_saved_vs_best_median", _ratios(inside, "worth", "offline"), _median, "offline, same places"),
         _figure("lru_seconds_saved_vs_best_median", _ratios(inside, "lru", "offline"), _median, "offline, same places"),
         _figure("overlaid_seconds_saved_vs_lru_min", _ratios(overlaid, "worth", "lru"), min, "LRU, sessions overlaid"),
-        _figure("overlaid_hints_seconds_saved_vs_lru_min", _ratios(hinted, _HINTED, "lru"), min, overlay),
-        _figure(
-            "overlaid_hints_seconds_saved_vs_lru_median", _ratios(hinted, _HINTED, "lru"), _median, "LRU, overlaid"
-        ),
+        _figure("overlaid_hints_seconds_saved_vs_lru_min", _ratios(hinted, HINTED, "lru"), min, overlay),
+        _figure("overlaid_hints_seconds_saved_vs_lru_median", _ratios(hinted, HINTED, "lru"), _median, "LRU, overlaid"),
     ]
     return [figure for figure in figures if figure is not None]
 
@@ -236,7 +193,7 @@ def _cells(place: Comparison) -> list[str]:
     tokens = [f"{100 * rows[policy]['token_hit']:.1f}%" for policy in ("lru", "worth", "offline")]
     ratios = [
         f"{place.ratio(policy, 'lru'):.3f}" if policy in rows else ""
-        for policy in ("s3-fifo", "worth", _HINTED, "offline")
+        for policy in ("s3-fifo", "worth", HINTED, "offline")
     ]
     room = " + ".join(f"{capacity:,}" for capacity in place.capacities)
     return [room, *hits, *tokens, f"{place.reach:.2f}{' *' if place.counts else ''}", *ratios]

@@ -1,0 +1,83 @@
+"""docs/measured.md holds what the kept results say, and says so where a goal is missed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.harness import BenchReport, figure, missing
+from penstock.bench.measured.document import document, section, wrapped
+from penstock.bench.measured.results import Results, table
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "loadtest" / "results"
+KEPT = sorted(path for path in RESULTS.rglob("*.json"))
+
+
+def results(*figures) -> Results:
+    return Results(json.loads(BenchReport("overhead", figures).json()))
+
+
+def test_the_committed_document_is_what_the_results_say():
+    assert (ROOT / "docs/measured.md").read_text() == document(RESULTS), "run `make measured`"
+
+
+def test_every_goal_of_the_kept_runs_is_in_the_document():
+    """Missed or met, with its median: none is left out because it looks bad."""
+    text = document(RESULTS)
+    for path in RESULTS.glob("*.json"):
+        kept = Results.read(path)
+        for each in kept.data.get("figures", ()):
+            if each["goal"] is not None and not each["id"].startswith("seconds_saved"):
+                digits = next(d for d in (2, 1, 0, 3) if kept.number(each["id"], d) in text)
+                assert f"| {kept.number(each['id'], digits)} | {kept.span(each['id'], digits)} " in text, each["id"]
+    assert text.count("missed") >= 3
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_a_run_alone_has_a_section(path):
+    text = section(path.read_text())
+    assert text.startswith("## ") and "None" not in text
+
+
+def test_a_missed_goal_is_called_missed():
+    kept = results(
+        figure("high", [0.5, 0.7], "ratio", "x", 0.8),
+        figure("met", [0.9], "ratio", "x", 0.8),
+        figure("low", [3.0], "ms", "x", 2.0, lower_is_better=True),
+        figure("low_met", [1.0], "ms", "x", 2.0, lower_is_better=True),
+        figure("none", [1.0], "ms", "x"),
+        missing("gone", "ratio", "no peer", 1.0),
+    )
+    ids = ("high", "met", "low", "low_met", "none", "gone")
+    assert [kept.goal(id) for id in ids] == [
+        "0.8, missed",
+        "0.8",
+        "at most 2, missed",
+        "at most 2",
+        "",
+        "1, not measured",
+    ]
+    assert kept.missed("high") and not kept.missed("gone")
+
+
+def test_numbers_and_those_that_are_missing():
+    kept = results(figure("it", [1234.5, 1300.0, 1200.0], "tokens/s", "x"), figure("small", [7.0], "tokens/s", "x"))
+    assert (kept.number("it"), kept.number("it", 0), kept.span("it", 0)) == ("1,234.50", "1,234", "1,200 to 1,300")
+    assert (kept.rate("it"), kept.rate("small")) == ("1,234", "7.00")
+    assert (kept.number("other"), kept.span("other"), kept.rate("other"), kept.goal("other")) == ("-", "-", "-", "")
+
+
+def test_paragraphs_are_filled_and_tables_are_not():
+    long = "word " * 40
+    text = wrapped(
+        f"# Head\n\n{long}\nmore\n\n{table(['a'], [[long]])}\n\n- one\n  two\n- {long}\n\n```\n{long}\n```\n"
+    )
+    assert "# Head\n\n" in text
+    assert f"| {long} |" in text and f"```\n{long}\n```" in text
+    assert "- one two\n- word" in text
+    plain = re.sub(r"```.*?```|\|.*\|", "", text, flags=re.DOTALL)
+    assert max(map(len, plain.splitlines())) <= 120

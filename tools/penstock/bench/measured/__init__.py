@@ -1,0 +1,1 @@
+"""docs/measured.md: every figure comes from loadtest/results/, none is typed."""
