@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,27 @@ def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
     from penstock.bench.evict.measure import default_traces, measure
 
     _run(lambda quick: measure(trace or default_traces(), quick), options)
+
+
+@app.command
+def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json: bool = False) -> None:
+    """A bench here and in another checkout, in turns: the ratio of each figure, here : there.
+
+    Parameters
+    ----------
+    other:
+        The other checkout, with a .venv of its own.
+    name:
+        Of the bench: overhead, engine, kv or evict.
+    rounds:
+        Runs in each checkout.
+    quick:
+        Runs of the bench with --quick.
+    """
+    from penstock.bench.paired import Checkout, checkout, measure
+
+    here, there = Checkout(Path.cwd(), Path(sys.executable)), checkout(other)
+    show(asyncio.run(measure(here, there, name, rounds=rounds, quick=quick)), as_json=json)
 
 
 @app.command
