@@ -136,7 +136,7 @@ async def fast_way(mesh: Mesh) -> None:
     known = [store.puller.neighbours for store in mesh.kvstores]
     await until(lambda: all(one.others for one in known), "the stores know each other")
     for worker in mesh.workers:
-        worker.links.far.rate = 1e12
+        worker.rates.far.bytes_per_s = 1e12
     await until(
         lambda: all(seat.remote.value == 1e12 for seat in _seats(mesh)), "the router thinks that the way is fast"
     )

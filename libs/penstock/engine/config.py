@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from penstock.runtime.config import ConfigError, Size
+from penstock.runtime.config import ConfigError, Size, at_least, more_than, one_of, within
 
 DTYPES = ("float32", "bfloat16", "int8", "float8")
 KV_DTYPES = ("float32", "bfloat16", "int8")
@@ -62,10 +62,10 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        self._one_of("dtype", DTYPES)
+        one_of(self, DTYPES, "dtype")
         if self.kv_dtype:
-            self._one_of("kv_dtype", KV_DTYPES, "or empty")
-        self._one_of("weights", WEIGHTS)
+            one_of(self, KV_DTYPES, "kv_dtype")
+        one_of(self, WEIGHTS, "weights")
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
             raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
@@ -79,29 +79,12 @@ class EngineSettings:
         if self.weights == "lossless" and kind != "cpu":
             raise ConfigError("weights", self.weights, f"needs device cpu, not {self.device}")
 
-    def _one_of(self, name: str, possible: tuple[str, ...], more: str = "") -> None:
-        value = getattr(self, name)
-        if value not in possible:
-            names = " or ".join((", ".join(possible[:-1]), possible[-1]))
-            raise ConfigError(name, value, f"must be {names}{', ' if more else ''}{more}")
-
     def _check_numbers(self) -> None:
-        for name in ("block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "must be at least 1")
-        if not 0 <= self.threads <= _MOST_THREADS:
-            raise ConfigError("threads", self.threads, f"use 0 for all cores, or 1 to {_MOST_THREADS}")
-        if self.max_model_len < 0:
-            raise ConfigError("max_model_len", self.max_model_len, "use 0 for the model's limit, or a number of tokens")
-        if self.packed_bytes < 0:
-            raise ConfigError("packed_bytes", self.packed_bytes, "use 0 to keep none, or a size")
-        if not self.itl_target_ms >= 0:
-            raise ConfigError("itl_target_ms", self.itl_target_ms, "use 0 for no target, or milliseconds")
-        if not 0 <= self.draft_tokens <= _MOST_DRAFTS:
-            raise ConfigError("draft_tokens", self.draft_tokens, f"use 1 to {_MOST_DRAFTS}, or 0 for none")
-        for name in ("draft_timeout_s", "stall_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(name, getattr(self, name), "must be positive")
+        at_least(self, 1, "block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting")
+        at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms")
+        within(self, 0, _MOST_THREADS, "threads")
+        within(self, 0, _MOST_DRAFTS, "draft_tokens")
+        more_than(self, 0, "draft_timeout_s", "stall_s")
         if self.max_batch_tokens < self.max_running:
             right = f"must be at least max_running, {self.max_running}: each running sequence needs a row in every step"
             raise ConfigError("max_batch_tokens", self.max_batch_tokens, right)

@@ -22,13 +22,13 @@ from penstock.kv.client.client import NOBODY, BlockPut, Leased, Origin, StoreCli
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import being_cancelled, beside, within
-from penstock.worker.links import Links
+from penstock.worker.rates import FetchRates
 
 _LEASE_BLOCKS = 512
 _LOG = structlog.get_logger("penstock.worker")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Fetcher:
     """Loads the stored prefix of one sequence, in one go or as it appears.
 
@@ -40,7 +40,7 @@ class Fetcher:
     keys: Sequence[bytes]
     block_size: int
     origin: Origin = NOBODY
-    links: Links = field(default_factory=Links)
+    rates: FetchRates = field(default_factory=FetchRates)
     cost: Callable[[int], float] = lambda first_token: 0.0
     """Seconds to compute the block that begins with this token; 0: unknown."""
     blocks: int = 0
@@ -91,7 +91,7 @@ class Fetcher:
         self.blocks += written
         self.tiers += tiers
         self.metrics.fetched.inc(written)
-        self.links.fetched(tiers, size, time.monotonic() - begin)
+        self.rates.fetched(tiers, size, time.monotonic() - begin)
         return leased.more and written == len(blocks)
 
 
@@ -125,7 +125,7 @@ class _Batch:
     context: Context
 
 
-class Publisher:
+class BlockPublisher:
     """Stores filled pages, in order, from one queue; made by `open_publisher`.
 
     Pages stay referenced until their bytes are in the store. A queue longer than `max_pages` drops new pages
@@ -192,9 +192,9 @@ class Publisher:
 
 
 @asynccontextmanager
-async def open_publisher(store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> AsyncIterator[Publisher]:
+async def open_publisher(store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> AsyncIterator[BlockPublisher]:
     """A publisher that works for the length of the block."""
-    publisher = Publisher(store, metrics, max_pages)
+    publisher = BlockPublisher(store, metrics, max_pages)
     try:
         async with beside(publisher.run, name="publish", on_failure="restart", failed=metrics.task_failed):
             yield publisher
@@ -207,10 +207,11 @@ class BlockSink:
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: BlockPublisher,
         root: bytes,
         keys: Sequence[bytes],
         block_size: int,
+        *,
         origin: Origin = NOBODY,
         cost: Callable[[int], float] = lambda _first_token: 0.0,
     ) -> None:

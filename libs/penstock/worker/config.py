@@ -9,7 +9,18 @@ from cyclopts import Parameter
 
 from penstock.engine.config import EngineConfig
 from penstock.kv.host import host_id
-from penstock.runtime.config import ConfigError
+from penstock.runtime.config import (
+    LOG_LEVELS,
+    Address,
+    ConfigError,
+    HostPort,
+    OptionalAddress,
+    addresses,
+    at_least,
+    more_than,
+    one_of,
+    optional_addresses,
+)
 from penstock.runtime.cores import parse_cores
 
 
@@ -21,11 +32,11 @@ class WorkerConfig:
     """The model, and how it is computed."""
     model_name: str = ""
     """The name clients ask for; the directory's name when empty."""
-    address: str = "127.0.0.1:0"
+    address: Address = HostPort("127.0.0.1:0")
     """Where to listen; port 0 picks one."""
-    router: str = ""
+    router: OptionalAddress = None
     """The router's address; empty: join none."""
-    kvstore: str = ""
+    kvstore: OptionalAddress = None
     """This host's kvstore; empty: compute everything."""
     host_id: str = ""
     """Members with one host id share memory; empty: this machine's."""
@@ -34,8 +45,10 @@ class WorkerConfig:
     store_timeout_s: float = 2.0
     """A store call that takes longer counts as a miss."""
     drain_s: float = 5.0
-    """Seconds that running requests get when the worker stops."""
-    metrics_address: str = ""
+    """Seconds that running requests get when the worker stops; the router sends nothing new meanwhile."""
+    step_limit_s: float = 30.0
+    """A worker whose step takes longer than this is not healthy, and gets no work until the step ends."""
+    metrics_address: OptionalAddress = None
     """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
@@ -45,8 +58,11 @@ class WorkerConfig:
             parse_cores(self.cores)
         except ValueError as error:
             raise ConfigError("cores", self.cores, str(error)) from error
-        if self.store_timeout_s <= 0:
-            raise ConfigError("store_timeout_s", self.store_timeout_s, "must be positive")
+        addresses(self, "address")
+        optional_addresses(self, "router", "kvstore", "metrics_address")
+        more_than(self, 0, "store_timeout_s", "step_limit_s")
+        at_least(self, 0, "drain_s")
+        one_of(self, LOG_LEVELS, "log_level")
 
     @property
     def served_name(self) -> str:

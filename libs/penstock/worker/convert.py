@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut, Update
 from penstock.errors import InvalidRequest
-from penstock.kv.identity import NAMESPACE_BYTES
+from penstock.kv.bounds import check_namespace
+from penstock.kv.client.origin import Origin
+from penstock.kv.identity import KEY_BYTES
+from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_session
 from penstock.v1 import common_pb2
+from penstock.worker.order import Mark, Order
+from penstock.worker.retaining import Kept
 
 _FINISH = {
     None: common_pb2.FINISH_UNSPECIFIED,
     "stop": common_pb2.FINISH_STOP,
     "length": common_pb2.FINISH_LENGTH,
 }
-ROOT_BYTES = 32
-MAX_MARKS = 5
-"""Wishes to keep blocks, of one request."""
+_MAX_MARKS = 5
+"""A request is marked at four of its messages at most, and as a whole."""
+_MAX_SOURCES = 64
 
 
-def request_from_message(message: common_pb2.Request, max_tokens: int | None = None) -> Request:
-    """The engine's request; `max_tokens` replaces the message's. Raises InvalidRequest naming the field."""
-    if not message.request_id:
-        raise InvalidRequest("request_id is empty", field="request_id")
+def order_from_message(message: common_pb2.Request, max_tokens: int | None = None) -> Order:
+    """What is asked of the worker; `max_tokens` replaces the message's. Raises InvalidRequest naming the field."""
+    check_id("request_id", message.request_id)
+    check_length("cache_root", message.cache_root, KEY_BYTES)
+    check_session("session", message.session)
+    check_namespace("namespace", message.namespace)
+    check_count("sources", message.sources, _MAX_SOURCES)
     if not message.prompt_ids:
         raise InvalidRequest("prompt_ids is empty; a prompt has at least one token", field="prompt_ids")
-    if len(message.cache_root) != ROOT_BYTES:
-        raise InvalidRequest(
-            f"cache_root has {len(message.cache_root)} bytes; it must have {ROOT_BYTES}", field="cache_root"
-        )
-    if len(message.namespace) not in (0, NAMESPACE_BYTES):
-        raise InvalidRequest(
-            f"namespace has {len(message.namespace)} bytes; it must have {NAMESPACE_BYTES}", field="namespace"
-        )
-    check_retain(message)
-    return Request(
+    request = Request(
         id=message.request_id,
         prompt=tuple(message.prompt_ids),
         output=tuple(message.output_ids),
         sampling=_sampling(message.sampling, max_tokens),
     )
+    origin = Origin(message.session, message.namespace, tuple(message.sources))
+    return Order(request=request, cache_root=message.cache_root, origin=origin, marks=_marks(message))
 
 
-def check_retain(message: common_pb2.Request) -> None:
-    """Raises InvalidRequest for wishes that can't be."""
-    if len(message.retain) > MAX_MARKS:
-        raise InvalidRequest(f"retain has {len(message.retain)} entries, at most {MAX_MARKS}", field="retain")
+def _marks(message: common_pb2.Request) -> tuple[Mark, ...]:
+    check_count("retain", message.retain, _MAX_MARKS)
     if message.retain and not message.namespace:
         raise InvalidRequest("retain needs a namespace: a promise is made to a tenant", field="namespace")
-    if not all(0 < wish.ttl_s < float("inf") for wish in message.retain):
-        raise InvalidRequest("retain.ttl_s must be a number of seconds, more than 0", field="retain")
+    for wish in message.retain:
+        if not 0 < wish.ttl_s < float("inf"):
+            raise bad("retain.ttl_s", str(wish.ttl_s), "must be a number of seconds, more than 0")
+    return tuple(Mark(wish.ttl_s, wish.blocks or None) for wish in message.retain)
 
 
 def _sampling(message: common_pb2.Sampling, max_tokens: int | None) -> SamplingParams:
@@ -87,6 +90,19 @@ def token_from_message(message: common_pb2.Token) -> TokenOut:
         logprob=message.logprob if message.HasField("logprob") else None,
         top=tuple((top.id, top.logprob) for top in message.top),
     )
+
+
+def cache_to_message(computed: int, fetched: Mapping[str, int]) -> common_pb2.CacheUse:
+    """Where the KV of the given tokens came from, in tokens: computed by steps, and fetched and used, by tier.
+
+    Two counts of two parts, which nothing here makes agree.
+    """
+    return common_pb2.CacheUse(computed=computed, **fetched)
+
+
+def retained_to_message(kept: Kept) -> common_pb2.Retained:
+    """What was promised, for the wire."""
+    return common_pb2.Retained(seconds=kept.seconds, blocks=kept.blocks)
 
 
 def finish_to_message(finish: FinishReason | None) -> common_pb2.Finish.ValueType:

@@ -1,4 +1,4 @@
-"""A request's wish that its blocks be kept: asked of the store while the prompt is computed, again with the answer."""
+"""Keeping blocks as a request wishes: the store is asked while the prompt is computed, and again with the answer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ import structlog
 from penstock.kv.client.client import StoreClient, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import end, start
-from penstock.v1 import common_pb2
+from penstock.worker.order import Mark
 
 _LOG = structlog.get_logger("penstock.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Keep the first `blocks` blocks, None: all of the prompt and of the answer, for `seconds`."""
-
-    seconds: float
-    blocks: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +24,16 @@ class Kept:
     seconds: float = 0.0
     blocks: int = 0
 
-    def message(self) -> common_pb2.Retained:
-        """For the wire."""
-        return common_pb2.Retained(seconds=self.seconds, blocks=self.blocks)
-
 
 def merge(grants: Sequence[Kept]) -> Kept:
-    """What several promises come to: a block is kept as long as the best of those that cover it."""
+    """Several promises as one: a block is kept as long as the best promise that covers it."""
     blocks = max((grant.blocks for grant in grants), default=0)
     times = [max(grant.seconds for grant in grants if grant.blocks > at) for at in range(blocks)]
     return Kept(min(times), blocks) if times else Kept()
 
 
 class Retainer:
-    """Asks for one request. Whatever goes wrong is logged, counted, and means that nothing was promised."""
+    """Asks the store for one request. Whatever goes wrong is logged, counted, and means that nothing was promised."""
 
     def __init__(self, store: StoreClient, metrics: WorkerMetrics, marks: Sequence[Mark], namespace: bytes) -> None:
         self._store = store

@@ -14,12 +14,15 @@ from penstock.engine.request import Update
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import decode_pb2, decode_pb2_grpc, router_pb2
 from penstock.worker.convert import (
+    cache_to_message,
     finish_to_message,
-    request_from_message,
+    order_from_message,
+    retained_to_message,
     times_to_message,
     token_to_message,
 )
-from penstock.worker.worker import ServedWorker, Work, Worker, open_worker
+from penstock.worker.opening import ServedWorker, open_worker
+from penstock.worker.worker import Work, Worker
 
 SERVICE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
 
@@ -37,8 +40,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         context: grpc.aio.ServicerContext[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent],
     ) -> AsyncIterator[decode_pb2.GenerateEvent]:
         """Streams tokens until the sequence ends."""
-        asked = request_from_message(request.request)
-        work = self._worker.work(request.request)
+        order = order_from_message(request.request)
+        asked, work = order.request, self._worker.work(order)
         source: HandoffPrefix | None = None
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
@@ -52,7 +55,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                 if work.retainer and (first or update.finish is not None):
                     ended = update.finish is not None
                     kept = await (work.retainer.answer(work.sink.keys) if ended else work.retainer.prompt())
-                    event.retained.CopyFrom(kept.message())
+                    event.retained.CopyFrom(retained_to_message(kept))
                 yield event
                 first = False
         finally:
@@ -70,7 +73,7 @@ def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool
     )
     if first or update.finish is not None:
         if source is None or source.failed:
-            event.cache.CopyFrom(work.cache_use(update))
+            event.cache.CopyFrom(cache_to_message(update.computed_tokens, work.used(update)))
         event.times.CopyFrom(times_to_message(update))
         if update.finish is None:
             event.times.decode = 0.0

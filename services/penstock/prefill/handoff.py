@@ -12,22 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
-from penstock.v1 import common_pb2
 from penstock.worker.blocks import BlockSink
 
 Name = tuple[str, int]
 
 
 @dataclass
-class Entry:
+class HandoffEntry:
     """One hand-off; `sink.changed` is set whenever any of it changes."""
 
     sink: BlockSink
-    token: common_pb2.Token | None = None
+    token: TokenOut | None = None
     failed: bool = False
 
-    def finish(self, token: common_pb2.Token) -> None:
+    def finish(self, token: TokenOut) -> None:
         """The first token is sampled."""
         self.token = token
         self.sink.changed.set()
@@ -58,15 +58,15 @@ class Handoffs:
     def __init__(self, wait_s: float, keep_s: float) -> None:
         self._wait_s = wait_s
         self._keep_s = keep_s
-        self._entries: dict[Name, asyncio.Future[Entry]] = {}
+        self._entries: dict[Name, asyncio.Future[HandoffEntry]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @contextmanager
-    def offer(self, name: Name, sink: BlockSink) -> Iterator[Entry]:
+    def offer(self, name: Name, sink: BlockSink) -> Iterator[HandoffEntry]:
         """An entry that fails unless it was finished when the block ends."""
-        entry = Entry(sink)
+        entry = HandoffEntry(sink)
         waiter = self._waiter(name)
         if not waiter.done():
             waiter.set_result(entry)
@@ -77,7 +77,7 @@ class Handoffs:
                 entry.fail()
             asyncio.get_running_loop().call_later(self._keep_s, self._drop, name, waiter)
 
-    async def take(self, name: Name) -> Entry:
+    async def take(self, name: Name) -> HandoffEntry:
         """The entry of that name, for its only reader. Raises NotFound when nobody offers it in time."""
         waiter = self._waiter(name)
         try:
@@ -91,12 +91,12 @@ class Handoffs:
             else:
                 self._entries.pop(name, None)
 
-    def _waiter(self, name: Name) -> asyncio.Future[Entry]:
+    def _waiter(self, name: Name) -> asyncio.Future[HandoffEntry]:
         waiter = self._entries.get(name)
         if waiter is None:
             waiter = self._entries[name] = asyncio.get_running_loop().create_future()
         return waiter
 
-    def _drop(self, name: Name, waiter: asyncio.Future[Entry]) -> None:
+    def _drop(self, name: Name, waiter: asyncio.Future[HandoffEntry]) -> None:
         if self._entries.get(name) is waiter:
             del self._entries[name]

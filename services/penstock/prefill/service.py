@@ -10,16 +10,19 @@ import xxhash
 
 from penstock.errors import Unavailable
 from penstock.prefill.config import PrefillConfig
-from penstock.prefill.handoff import Entry, Handoffs
+from penstock.prefill.handoff import HandoffEntry, Handoffs
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc, router_pb2
 from penstock.worker.convert import (
+    cache_to_message,
     finish_to_message,
-    request_from_message,
+    order_from_message,
+    retained_to_message,
     times_to_message,
     token_to_message,
 )
-from penstock.worker.worker import ServedWorker, Worker, open_worker
+from penstock.worker.opening import ServedWorker, open_worker
+from penstock.worker.worker import Worker
 
 SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 _CHUNK = 1 << 20
@@ -41,19 +44,19 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         message = request.request
         wanted = message.sampling.max_tokens
         first = len(message.output_ids) + 1
-        asked = request_from_message(message, max_tokens=min(wanted, first))
-        work = self._worker.work(message)
+        order = order_from_message(message, max_tokens=min(wanted, first))
+        work = self._worker.work(order)
         with self._handoffs.offer((message.request_id, request.epoch), work.sink) as entry:
-            async for update in self._worker.generate(asked, work):
+            async for update in self._worker.generate(order.request, work):
                 for token in update.tokens:
-                    cache = work.cache_use(update)
+                    cache = cache_to_message(update.computed_tokens, work.used(update))
                     finish = update.finish
                     if finish == "length" and self._more(message):
                         finish = None
-                    entry.finish(token_to_message(token))
-                    retained = (await work.retainer.prompt()).message() if work.retainer else None
+                    entry.finish(token)
+                    retained = retained_to_message(await work.retainer.prompt()) if work.retainer else None
                     yield prefill_pb2.PrefillEvent(
-                        token=entry.token,
+                        token=token_to_message(token),
                         finish=finish_to_message(finish),
                         cache=cache,
                         times=times_to_message(update),
@@ -88,10 +91,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         for event in self._last(entry):
             yield event
 
-    def _last(self, entry: Entry) -> list[prefill_pb2.HandoffEvent]:
+    def _last(self, entry: HandoffEntry) -> list[prefill_pb2.HandoffEvent]:
         tail = entry.sink.tail
         done = prefill_pb2.Handoff(
-            token=entry.token,
+            token=token_to_message(entry.token) if entry.token is not None else None,
             valid_tokens=entry.sink.valid_tokens or 0,
             tail_bytes=len(tail),
             tail_checksum=xxhash.xxh3_128_digest(tail) if tail else b"",

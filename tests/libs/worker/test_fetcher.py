@@ -37,7 +37,13 @@ class Pages:
 
 
 def fetcher(store: SlowStore, cost: Callable[[int], float]) -> Fetcher:
-    return Fetcher(store, WorkerMetrics(), [bytes(32)] * 100, 16, cost=cost)  # type: ignore[arg-type]
+    return Fetcher(
+        store=store,  # type: ignore[arg-type]
+        metrics=WorkerMetrics(),
+        keys=[bytes(32)] * 100,
+        block_size=16,
+        cost=cost,
+    )
 
 
 @pytest.mark.parametrize(("cost", "loaded"), [(10.0, 100), (0.0, 10)], ids=["dear to compute", "of unknown cost"])

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.kv.client.client import StoreFault
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.worker.retaining import Kept, Mark, Retainer, merge
+from penstock.worker.order import Mark
+from penstock.worker.retaining import Kept, Retainer, merge
 
 GRANTS = st.lists(st.builds(Kept, st.sampled_from([1.0, 5.0, 60.0]), st.integers(1, 6)), max_size=4)
 KEYS = [bytes([number]) * 32 for number in range(6)]

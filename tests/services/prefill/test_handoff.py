@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
 from penstock.prefill.handoff import Handoffs
-from penstock.v1 import common_pb2
 from penstock.worker.blocks import BlockSink
 
 NAME = ("request", 1)
-TOKEN = common_pb2.Token(id=5)
+TOKEN = TokenOut(0, 5, None)
 
 
 def sink():

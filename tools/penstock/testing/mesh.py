@@ -25,7 +25,8 @@ from penstock.prefill.service import open_prefill
 from penstock.router.config import RouterConfig
 from penstock.router.service import Router, open_router
 from penstock.v1 import router_pb2, router_pb2_grpc
-from penstock.worker.worker import ServedWorker, Worker
+from penstock.worker.opening import ServedWorker
+from penstock.worker.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ async def fetch(it: Bench, pages: Pages, count: int) -> tuple[Fetcher, bool]:
     async with open_channels() as channels:
         channel = channels.to(it.store.address)
         async with open_store(channel, "worker", spec(), HOST, device=TwinDevice()) as client:
-            fetcher = Fetcher(client, WorkerMetrics(), keys(count), 16)
+            fetcher = Fetcher(store=client, metrics=WorkerMetrics(), keys=keys(count), block_size=16)
             return fetcher, await fetcher.upto(count, pages)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 _REMEMBERED_BYTES = 256 << 20
 """Older transfers count ever less once this much has been moved since."""
 _LEAST_BYTES = 64 << 10
-"""Less than this says more of the call than of the link."""
+"""Smaller transfers tell about the call, not about the way."""
 
 
 @dataclass
-class Link:
+class TransferRate:
     """A measured rate."""
 
-    rate: float = 0.0
-    """Bytes per second; 0: never measured."""
+    bytes_per_s: float = 0.0
+    """0: never measured."""
     _bytes: float = 0.0
     _seconds: float = 0.0
 
@@ -27,15 +27,15 @@ class Link:
         kept = max(0.0, 1 - size / _REMEMBERED_BYTES)
         self._bytes = self._bytes * kept + size
         self._seconds = self._seconds * kept + seconds
-        self.rate = self._bytes / self._seconds
+        self.bytes_per_s = self._bytes / self._seconds
 
 
 @dataclass
-class Links:
-    """To the store of this host, and through it to those of others."""
+class FetchRates:
+    """From the store of this host, and through it from those of others."""
 
-    near: Link = field(default_factory=Link)
-    far: Link = field(default_factory=Link)
+    near: TransferRate = field(default_factory=TransferRate)
+    far: TransferRate = field(default_factory=TransferRate)
 
     def fetched(self, tiers: Sequence[str], size: int, seconds: float) -> None:
         """Blocks of `size` bytes in all were fetched at once from `tiers`. Remote ones among them took the time."""

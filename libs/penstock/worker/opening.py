@@ -1,0 +1,108 @@
+"""Opening a worker: what starts and ends in which order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from penstock.engine.engine import Engine
+from penstock.engine.hooks import Drafter
+from penstock.kv.client.client import open_store
+from penstock.rpc.channels import open_channels
+from penstock.rpc.server import serve
+from penstock.runtime.config import ConfigError
+from penstock.runtime.cores import parse_cores, stay_on
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.v1 import router_pb2
+from penstock.worker.blocks import open_publisher
+from penstock.worker.config import WorkerConfig
+from penstock.worker.device import check_device, device_of
+from penstock.worker.rotation import in_rotation
+from penstock.worker.worker import Worker
+
+_LOG = structlog.get_logger("penstock.worker")
+_PUBLISH_SHARE = 4
+"""At most a quarter of the page pool, or the pages of two steps, may wait to be published."""
+_LATE_S = 0.2
+"""What is left for calls that came while the worker was leaving, after `drain_s` for those that it was asked to end."""
+
+
+def _figures(engine: Engine) -> dict[str, float]:
+    stats = engine.stats()
+    return {
+        WorkerMetrics.RUNNING: stats.running,
+        WorkerMetrics.WAITING: stats.waiting,
+        WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
+        WorkerMetrics.PREEMPTIONS: stats.preemptions,
+        WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
+    }
+
+
+@dataclass(frozen=True)
+class ServedWorker:
+    """A worker that serves."""
+
+    address: str
+    worker: Worker
+
+    @property
+    def metrics(self) -> WorkerMetrics:
+        """The worker's."""
+        return self.worker.metrics
+
+
+@asynccontextmanager
+async def open_worker(
+    config: WorkerConfig,
+    role: router_pb2.Role.ValueType,
+    register: Callable[[grpc.aio.Server, Worker], None],
+    service: str,
+    *,
+    metrics: WorkerMetrics,
+    drafter: Drafter | None = None,
+) -> AsyncIterator[ServedWorker]:
+    """Loads the model, serves, joins the router. When the block ends the worker drains and leaves the router, then its
+    server stops, then the store's client, then the engine. The caller makes `metrics`, so that its own tasks count too.
+    """
+    _stay(config)
+    check_device(config.engine)
+    device = device_of(config.engine.device)
+    async with open_channels() as channels, Engine.open(config.engine, drafter=drafter) as engine:
+        _say_loaded(engine)
+        metrics.watch(lambda: _figures(engine))
+        store_channel = channels.to(config.kvstore) if config.kvstore else None
+        name = f"{service}-{os.getpid()}"
+        two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
+        waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
+        async with (
+            open_store(
+                store_channel, name, engine.spec, config.host, timeout_s=config.store_timeout_s, device=device
+            ) as store,
+            open_publisher(store, metrics, waiting_pages) as publisher,
+        ):
+            worker = Worker(config, engine, store=store, publisher=publisher, channels=channels, metrics=metrics)
+            async with serve(
+                config.address, lambda server: register(server, worker), [service], grace=_LATE_S
+            ) as server:
+                address = config.address.at(server.port)
+                async with in_rotation(worker, role, address, server):
+                    yield ServedWorker(address, worker)
+
+
+def _say_loaded(engine: Engine) -> None:
+    kept = "in torch's memory" if engine.packed is None else str(engine.packed)
+    _LOG.info("loaded", weights=kept, peak_mb=engine.stats().peak_bytes // 10**6)
+
+
+def _stay(config: WorkerConfig) -> None:
+    """Before the first thread that computes. Raises ConfigError."""
+    if config.cores:
+        try:
+            stay_on(parse_cores(config.cores))
+        except OSError as error:
+            raise ConfigError("cores", config.cores, f"{error.strerror}; use cores of this host") from error

@@ -1,0 +1,34 @@
+"""What the gateway asks of a worker, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.engine.request import Request
+from penstock.kv.client.origin import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A client's wish to keep a prompt: its first `blocks` blocks, None: all of the prompt and of the answer, for
+    `seconds`."""
+
+    seconds: float
+    blocks: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One request."""
+
+    request: Request
+    """The engine's part."""
+    cache_root: bytes
+    """The key before the first block's: everything but the tokens that blocks depend on."""
+    origin: Origin
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and output so far."""
+        return self.request.prompt + self.request.output
