@@ -36,6 +36,8 @@ class GatewayConfig:
     """Requests between first and last byte; more are answered with 429 at once."""
     max_body_bytes: Size = 16 * 1024 * 1024
     """Longest HTTP body."""
+    max_upload_bytes: Size = 256 * 1024 * 1024
+    """All HTTP bodies together while they arrive; requests whose body finds no room are answered with 429."""
     max_n: int = 16
     """Choices per request, over all its prompts."""
     max_output_tokens: int = 131_072
@@ -61,7 +63,7 @@ class GatewayConfig:
         for name in ("http_address", "grpc_address", "router"):
             if ":" not in getattr(self, name):
                 raise ConfigError(name, getattr(self, name), "write host:port, for example 127.0.0.1:8080")
-        for name in ("max_live_requests", "max_body_bytes", "max_n", "max_output_tokens"):
+        for name in ("max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "must be 1 or more")
         for name in ("request_timeout_s", "ping_s"):

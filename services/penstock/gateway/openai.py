@@ -1,165 +1,30 @@
-"""The served subset of OpenAI's request bodies.
-
-Unknown fields are ignored, but what would change the meaning of an answer and is not served is declared here, as
-`Any`, and refused by name: nobody shall believe that it was honoured.
-"""
+"""From OpenAI's request bodies to what the gateway is asked for."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
 from penstock.gateway.ask import Ask, Conversation, Prompt, Sampling
+from penstock.gateway.bodies import (
+    ChatBody,
+    CompletionBody,
+    ContentPart,
+    HintBody,
+    MessageBody,
+    read_chat,
+    read_completion,
+    read_hint,
+    small,
+)
 from penstock.gateway.bounds import check, check_count
-from penstock.gateway.extension import CacheControl, Extension, SessionBody, keeps_of
+from penstock.gateway.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.nodes import Nodes
 from penstock.kv.hint import ReturnHint
 
-_AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
-
-
-class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
-    include_usage: bool = False
-
-
-class _Generation(msgspec.Struct, kw_only=True):
-    """Fields that both endpoints share."""
-
-    model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    return_token_ids: bool | None = None
-    n: int | None = None
-    prompt_cache_key: str | None = None
-    penstock: Extension | None = None
-    # Not served.
-    response_format: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    use_beam_search: Any = None
-    prompt_logprobs: Any = None
-    logits_processors: Any = None
-
-
-class FunctionCallBody(msgspec.Struct):
-    """The function of a call, as the client sends it back."""
-
-    name: str
-    arguments: str
-
-
-class ToolCallBody(msgspec.Struct):
-    """A call of an earlier assistant message."""
-
-    id: str
-    function: FunctionCallBody
-    type: Literal["function"] = "function"
-
-
-class ContentPart(msgspec.Struct):
-    """A part of a message; only text is served."""
-
-    type: str
-    text: str | None = None
-    cache_control: CacheControl | None = None
-
-
-class MessageBody(msgspec.Struct):
-    """A message of any role."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallBody] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    cache_control: CacheControl | None = None
-    function_call: Any = None
-    audio: Any = None
-
-
-class FunctionBody(msgspec.Struct):
-    """A function that the model may call."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolBody(msgspec.Struct):
-    """A tool; only functions are served."""
-
-    type: Literal["function"]
-    function: FunctionBody
-
-
-class ChatBody(_Generation, kw_only=True):
-    """POST /v1/chat/completions."""
-
-    messages: list[MessageBody]
-    tools: list[ToolBody] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    # Not served.
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-
-
-class CompletionBody(_Generation, kw_only=True):
-    """POST /v1/completions."""
-
-    prompt: str | list[Any]
-    logprobs: int | None = None
-    echo: bool | None = None
-    best_of: int | None = None
-    suffix: str | None = None
-
-
-class HintBody(SessionBody, forbid_unknown_fields=True):
-    """POST /v1/sessions/hint."""
-
-    prompt_cache_key: str | None = None
-
-
-_HINT = msgspec.json.Decoder(HintBody)
-_CHAT = msgspec.json.Decoder(ChatBody)
-_COMPLETION = msgspec.json.Decoder(CompletionBody)
 _REFUSED = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "use_beam_search",
     "prompt_logprobs", "logits_processors",
@@ -169,23 +34,23 @@ _REFUSED_CHAT = (
     "continue_final_message",
 )  # fmt: skip
 
-Body = TypeVar("Body", ChatBody, CompletionBody, HintBody)
-
 
 def chat_ask(raw: bytes, max_choices: int) -> Ask:
     """Reads a chat request. Raises InvalidRequest naming the field."""
-    body = _decode(_CHAT, raw)
+    nodes = Nodes()
+    nodes.add(raw)
+    body = read_chat(raw)
     _refuse(body, (*_REFUSED, *_REFUSED_CHAT))
-    if body.modalities not in (None, ["text"]):
+    if small(body.modalities) not in (None, ["text"]):
         raise _unserved("modalities", 'only ["text"] is served')
-    if body.add_generation_prompt not in (None, True):
+    if small(body.add_generation_prompt) not in (None, True):
         raise _unserved("add_generation_prompt")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("give max_tokens or max_completion_tokens, not both", field="max_tokens")
     check_count("messages", len(body.messages), bounds.MAX_MESSAGES)
     if not body.messages:
         raise InvalidRequest("messages is empty", field="messages")
-    messages = [_message(item, at) for at, item in enumerate(body.messages)]
+    messages = [_message(item, at, nodes) for at, item in enumerate(body.messages)]
     prompt = Conversation(messages, *_tools(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
     field, most = "max_tokens", body.max_tokens
     if body.max_completion_tokens is not None:
@@ -195,7 +60,8 @@ def chat_ask(raw: bytes, max_choices: int) -> Ask:
 
 def completion_ask(raw: bytes, max_choices: int) -> Ask:
     """Reads a legacy completion request. Raises InvalidRequest naming the field."""
-    body = _decode(_COMPLETION, raw)
+    Nodes().add(raw)
+    body = read_completion(raw)
     _refuse(body, _REFUSED)
     if body.echo:
         raise _unserved("echo")
@@ -212,35 +78,10 @@ def completion_ask(raw: bytes, max_choices: int) -> Ask:
 
 def session_hint(raw: bytes) -> HintBody:
     """Reads a hint without a request. Raises InvalidRequest naming the field."""
-    body = _decode(_HINT, raw)
+    body = read_hint(raw)
     if not body.ended and body.returns_in is None:
         raise InvalidRequest('say {"ended": true} or {"returns_in": "30s"}', field="ended")
     return body
-
-
-def _decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is no UTF-8", code="invalid_json") from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is no valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
-
-
-def _named(text: str) -> InvalidRequest:
-    """msgspec's message, with its path as OpenAI's `param`."""
-    match = _AT.fullmatch(text)
-    field = (match["path"] if match else "").removeprefix("$").removeprefix(".")
-    what = match["what"] if match else text
-    missing = re.search(r"missing required field `(\w+)`", text)
-    if missing:
-        field = f"{field}.{missing[1]}" if field else missing[1]
-        what = "is required"
-    return InvalidRequest(f"{field}: {what}" if field else what, field=field or None)
 
 
 def _unserved(field: str, why: str = "is not served") -> InvalidRequest:
@@ -249,10 +90,9 @@ def _unserved(field: str, why: str = "is not served") -> InvalidRequest:
 
 def _refuse(body: ChatBody | CompletionBody, names: Sequence[str]) -> None:
     for name in names:
-        if getattr(body, name) not in (None, False):
+        if small(getattr(body, name)) not in (None, False):
             raise _unserved(name)
-    form = body.response_format
-    if form is not None and form != {"type": "text"}:
+    if small(body.response_format) not in (None, {"type": "text"}):
         raise _unserved("response_format", 'only {"type": "text"} is served')
 
 
@@ -325,10 +165,10 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     return body.top_logprobs or 0
 
 
-def _message(body: MessageBody, at: int) -> Message:
+def _message(body: MessageBody, at: int, nodes: Nodes) -> Message:
     field = f"messages[{at}]"
     for name in ("function_call", "audio"):
-        if getattr(body, name) is not None:
+        if small(getattr(body, name)) is not None:
             raise _unserved(f"{field}.{name}")
     if body.role == "tool" and body.tool_call_id is None:
         raise InvalidRequest(f"{field}.tool_call_id: is required for role tool", field=f"{field}.tool_call_id")
@@ -336,6 +176,8 @@ def _message(body: MessageBody, at: int) -> Message:
         raise InvalidRequest(f"{field}.tool_calls: only possible for role assistant", field=f"{field}.tool_calls")
     if body.content is None and not (body.role == "assistant" and (body.tool_calls or body.reasoning_content)):
         raise InvalidRequest(f"{field}.content: is required", field=f"{field}.content")
+    for number, call in enumerate(body.tool_calls or ()):
+        nodes.add(call.function.arguments.encode(), f"{field}.tool_calls[{number}].function.arguments")
     calls = tuple(Call(call.id, call.function.name, call.function.arguments) for call in body.tool_calls or ())
     return Message(
         role="system" if body.role == "developer" else body.role,
@@ -373,7 +215,7 @@ def _content(content: str | list[ContentPart] | None, field: str) -> str:
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], bool]:
     """The tools to show, and whether calls are looked for."""
-    choice = body.tool_choice
+    choice = small(body.tool_choice)
     if choice not in (None, "auto", "none"):
         raise _unserved("tool_choice", 'only "auto" and "none" are served')
     if body.parallel_tool_calls is False and body.tools:
@@ -393,15 +235,14 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], bool]:
     return shown, choice != "none"
 
 
-def _prompts(given: str | list[Any]) -> list[Prompt]:
+def _prompts(given: str | list[str | int | list[int]]) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     if not given:
         raise InvalidRequest("prompt is empty", field="prompt")
-    if all(type(item) is int for item in given):
-        return [list(given)]
-    if all(isinstance(item, str) for item in given):
-        return list(given)
-    if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in given):
-        return list(given)
-    raise InvalidRequest("prompt: a string, strings, token ids, or lists of token ids", field="prompt")
+    ids = [item for item in given if isinstance(item, int)]
+    if len(ids) == len(given):
+        return [ids]
+    if ids or len({type(item) for item in given}) > 1 or [] in given:
+        raise InvalidRequest("prompt: a string, strings, token ids, or lists of token ids", field="prompt")
+    return [item for item in given if not isinstance(item, int)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,9 @@ from penstock.v1 import common_pb2
 
 THREAD_FROM = 8192
 """Characters from which a prompt is prepared in a thread: more may hold the event loop for over 5 ms."""
+
+_OPENING = 4096
+"""Characters of a message that tell conversations apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,39 @@ class Naming:
 
 
 def weight(prompt: Prompt) -> int:
-    """About how many characters have to be read."""
+    """About how many characters have to be read, all renderings together; exact only below `THREAD_FROM`."""
     if not isinstance(prompt, Conversation):
         return len(prompt)
-    total = sum(len(message.content) + 64 for message in prompt.messages)
-    total += sum(len(call.arguments) for message in prompt.messages for call in message.calls)
-    return total + sum(256 + 64 * len(tool.parameters) for tool in prompt.tools)
+    total = 0
+    for part in _texts(prompt):
+        total += part
+        if total >= THREAD_FROM:
+            break
+    return total * (1 + len(prompt.keeps))
+
+
+def _texts(prompt: Conversation) -> Iterator[int]:
+    """The weight of each part that a template may read."""
+    for message in prompt.messages:
+        yield 64 + len(message.content) + len(message.reasoning) + len(message.name) + len(message.call_id)
+        for call in message.calls:
+            yield 64 + len(call.arguments) + len(call.name) + len(call.id)
+    for tool in prompt.tools:
+        yield 64 + len(tool.name) + len(tool.description)
+        yield from _values(tool.parameters)
+
+
+def _values(value: object) -> Iterator[int]:
+    """The weight of each value inside a JSON value."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield 8 + (len(value) if isinstance(value, str) else 0)
+        if isinstance(value, Mapping):
+            yield sum(map(len, value))
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
 
 
 def opening(prompt: Prompt) -> str:
@@ -64,7 +94,8 @@ def opening(prompt: Prompt) -> str:
     """
     digest = hashlib.sha256()
     for message in prompt.messages if isinstance(prompt, Conversation) else ():
-        digest.update(f"{message.role}:{len(message.content)}:{message.content}".encode(errors="surrogatepass"))
+        begin = message.content[:_OPENING]
+        digest.update(f"{message.role}:{len(message.content)}:{begin}".encode(errors="surrogatepass"))
         if message.role == "user":
             break
     return f"opening {digest.hexdigest()}"

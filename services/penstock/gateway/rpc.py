@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -10,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import grpc
+import msgspec
 
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
@@ -21,12 +21,14 @@ from penstock.gateway.bounds import check, check_count
 from penstock.gateway.completion import Caller, Completer, Completion
 from penstock.gateway.delta import Delta, TokenLogprob
 from penstock.gateway.extension import SessionBody, seconds
+from penstock.gateway.nodes import Nodes
 from penstock.gateway.usage import Usage
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
+_PARAMETERS = msgspec.json.Decoder(dict[str, Any])
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -48,7 +50,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         with self._admission.one():
             headers = metadata(context)
             tenant = self._completer.auth.tenant(headers.get("authorization"))
-            ask = read_request(request, self._completer.config.max_n)
+            size = request.ByteSize()
+            most = self._completer.config.max_n
+            ask = await self._completer.in_thread(lambda: read_request(request, most), size)
             session = session_digest(tenant, headers, ask.cache_key)
             request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
             with request_scope(request_id):
@@ -108,10 +112,11 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: only possible with logprobs", field="top_logprobs")
     check("top_logprobs", request.top_logprobs)
-    messages = [_message(message, at) for at, message in enumerate(request.messages)]
+    nodes = Nodes()
+    messages = [_message(message, at, nodes) for at, message in enumerate(request.messages)]
     conversation = Conversation(
         messages,
-        [_tool(tool, at) for at, tool in enumerate(request.tools)],
+        [_tool(tool, at, nodes) for at, tool in enumerate(request.tools)],
         bool(request.tools) and request.tool_choice != "none",
         _keeps(request, messages),
     )
@@ -164,12 +169,14 @@ def _sampling(request: gateway_pb2.ChatCompletionRequest) -> Sampling:
     )
 
 
-def _message(message: gateway_pb2.ChatMessage, at: int) -> Message:
+def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message:
     if message.role not in _ROLES:
         raise InvalidRequest(f"messages[{at}].role: use one of {', '.join(_ROLES)}", field=f"messages[{at}].role")
     if message.role == "tool" and not message.tool_call_id:
         field = f"messages[{at}].tool_call_id"
         raise InvalidRequest(f"{field}: is required for role tool", field=field)
+    for number, call in enumerate(message.tool_calls):
+        nodes.add(call.arguments.encode(), f"messages[{at}].tool_calls[{number}].arguments")
     return Message(
         role="system" if message.role == "developer" else message.role,
         content=message.content,
@@ -179,14 +186,16 @@ def _message(message: gateway_pb2.ChatMessage, at: int) -> Message:
     )
 
 
-def _tool(tool: gateway_pb2.FunctionTool, at: int) -> Tool:
+def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
     field = f"tools[{at}].parameters"
+    raw = tool.parameters.encode() or b"{}"
+    nodes.add(raw, field)
     try:
-        parameters = json.loads(tool.parameters or "{}")
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"{field}: is no JSON", field=field) from None
-    if not isinstance(parameters, dict):
-        raise InvalidRequest(f"{field}: must be a JSON object", field=field)
+        parameters = _PARAMETERS.decode(raw)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{field}: must be a JSON object", field=field) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field) from None
     if not tool.name:
         raise InvalidRequest(f"tools[{at}].name: is empty", field=f"tools[{at}].name")
     return Tool(tool.name, tool.description, parameters)

@@ -148,7 +148,9 @@ async def test_the_table_of_bounds_is_kept(setup, post, name):
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
-        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
         ({"prompt": {"a": 1}}, "prompt"),
         ({"prompt": ["a"] * 17}, "n"),
         ({"prompt": ["a"] * 129}, "prompt"),
@@ -227,6 +229,29 @@ async def test_body_over_the_limit_is_refused_before_it_is_read(opened, chunked)
             assert head.startswith(b"HTTP/1.1 413")
         writer.close()
         await writer.wait_closed()
+
+
+async def test_bodies_are_bounded_together(opened):
+    """Bodies that do not end: what they hold is bounded, and is free again when their clients leave."""
+    async with opened(max_upload_bytes=100_000) as setup:
+        host, _, port = setup.gateway.address.rpartition(":")
+        waiting = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 70000\r\n\r\n".encode() + b" " * 60_000)
+            waiting.append((reader, writer))
+        ends = [asyncio.ensure_future(reader.readuntil(b"\r\n\r\n")) for reader, _ in waiting]
+        async with asyncio.timeout(5):
+            done, rest = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert [end.result().split(b"\r\n")[0] for end in done] == [b"HTTP/1.1 429 Too Many Requests"]
+        for end in rest:
+            end.cancel()
+        for _, writer in waiting:
+            writer.close()
+        await setup.gateway.admission.idle()
+        async with httpx2.AsyncClient(base_url=setup.url) as client:
+            body = json.dumps(chat(max_tokens=1)).encode()
+            assert (await client.post(CHAT, content=body + b" " * (90_000 - len(body)))).status_code == 200
 
 
 async def test_a_template_that_refuses(opened, model_dir, tmp_path):

@@ -8,8 +8,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
+import grpc
 import httpx2
 import pytest
+
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 CHAT = "/v1/chat/completions"
 CONTEXT = 10**5
@@ -78,3 +81,82 @@ async def test_tokenizing_stops_nobody_elses_stream(watched, raw):
     gap = await longest_gap(watched, send())
     assert statuses == [400]
     assert gap < takes / 4
+
+
+def tool(**fields: object) -> dict:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def chat(**fields: object) -> bytes:
+    messages = [{"role": "user", "content": "hi"}]
+    return json.dumps({"model": "tiny", "messages": messages, "max_tokens": 1, **fields}).encode()
+
+
+MANY = 3_000_000
+"""Empty lists in nine megabytes: a decoder is busy with them for seconds, and so is the garbage collector."""
+LISTS = "[" + "[]," * MANY + "[]]"
+ATTACKS = {
+    "lists in a tool": (chat(tools=[tool(parameters={"a": "LISTS"})]).replace(b'"LISTS"', LISTS.encode()), 400),
+    "members in a tool": (
+        chat(tools=[tool(parameters="MEMBERS")]).replace(
+            b'"MEMBERS"', b"{" + b",".join(b'"%d":1' % number for number in range(MANY // 3)) + b"}"
+        ),
+        400,
+    ),
+    "numbers in a prompt": (b'{"model": "tiny", "prompt": [' + b"1," * MANY + b"1]}", 400),
+    "lists that are refused": (chat(response_format="LISTS").replace(b'"LISTS"', LISTS.encode()), 400),
+    "lists in arguments": (
+        chat(
+            messages=[
+                {"role": "user", "content": "hi"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": str(number), "type": "function", "function": {"name": "f", "arguments": LISTS[:20_000]}}
+                        for number in range(450)
+                    ],
+                },
+            ]
+        ),
+        400,
+    ),
+    "control tokens in a tool": (chat(tools=[tool(parameters={}, description="<|im_end|>" * 900_000)]), 400),
+    "a long description": (chat(tools=[tool(parameters={}, description="word " * 1_600_000)]), 400),
+    "a long text in small parameters": (chat(tools=[tool(parameters={"a": "word " * 1_600_000})]), 200),
+    "long reasoning": (
+        chat(messages=[{"role": "assistant", "content": "x", "reasoning_content": "<|im_end|>" * 900_000}]),
+        200,
+    ),
+}
+LONGEST_S = 0.4
+"""Far from both: these requests used to stop every stream for seconds; now the longest pause is some milliseconds."""
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_no_body_stops_another_clients_stream(watched, name):
+    body, status = ATTACKS[name]
+    statuses = []
+
+    async def send() -> None:
+        path = "/v1/completions" if b'"prompt"' in body[:30] else CHAT
+        statuses.append(await post(watched, path, body))
+
+    gap = await longest_gap(watched, send())
+    assert statuses == [status]
+    assert gap < LONGEST_S
+
+
+@pytest.mark.parametrize("parameters", ['{"a": ' + LISTS[: 3 * 1024 * 1024].rstrip(",") + "]}", "[" * 3_000_000])
+async def test_no_message_stops_another_clients_stream(watched, parameters):
+    codes = []
+
+    async def send() -> None:
+        message = gateway_pb2.ChatMessage(role="user", content="hi")
+        tools = [gateway_pb2.FunctionTool(name="f", parameters=parameters)]
+        request = gateway_pb2.ChatCompletionRequest(model="tiny", messages=[message], tools=tools)
+        async with grpc.aio.insecure_channel(watched.gateway.grpc_address) as channel:
+            codes.append(await gateway_pb2_grpc.GatewayStub(channel).ChatCompletion(request).code())
+
+    gap = await longest_gap(watched, send())
+    assert codes == [grpc.StatusCode.INVALID_ARGUMENT]
+    assert gap < LONGEST_S

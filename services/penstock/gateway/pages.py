@@ -1,0 +1,96 @@
+"""HTTP's endpoints that generate nothing, and how errors outside of a generating one are told."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.errors import Internal, InvalidRequest, NotFound, PenstockError
+from penstock.gateway.admission import ClientGone
+from penstock.gateway.auth import session_digest
+from penstock.gateway.completion import Completer
+from penstock.gateway.openai import session_hint
+from penstock.gateway.reply import JSON
+from penstock.gateway.shapes import Json, encode, error_json, models_json
+from penstock.gateway.uploads import Uploads
+from penstock.runtime.metrics import CONTENT_TYPE
+
+_HINT_BYTES = 4096
+
+
+class Pages:
+    """Everything that generates nothing."""
+
+    def __init__(self, completer: Completer, uploads: Uploads, started: int) -> None:
+        self._completer = completer
+        self._uploads = uploads
+        self._started = started
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models"""
+        self._completer.auth.tenant(request.headers.get("authorization"))
+        return _json(self._list())
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}"""
+        self._completer.auth.tenant(request.headers.get("authorization"))
+        self._completer.check_model(request.path_params["name"])
+        return _json(self._list()["data"][0])
+
+    async def hint(self, request: Request) -> Response:
+        """POST /v1/sessions/hint"""
+        tenant = self._completer.auth.tenant(request.headers.get("authorization"))
+        try:
+            async with self._uploads.body(request.headers, request.receive, _HINT_BYTES) as body:
+                hint = session_hint(body)
+        except ClientGone:
+            return Response(status_code=400)  # which no client reads
+        session = session_digest(tenant, request.headers, hint.prompt_cache_key)
+        if not session:
+            raise InvalidRequest("name the session in the header x-session-affinity", field="x-session-affinity")
+        await self._completer.hint(session, hint.outlook(""))
+        return _json({"object": "session.hint", "accepted": True})
+
+    async def healthz(self, _request: Request) -> Response:
+        """The process lives."""
+        return Response(b"ok\n", media_type="text/plain")
+
+    async def readyz(self, _request: Request) -> Response:
+        """A request would succeed."""
+        ready = self._completer.mesh.ready
+        return Response(b"ready\n" if ready else b"not ready\n", 200 if ready else 503, media_type="text/plain")
+
+    async def metrics(self, _request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(self._completer.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    def _list(self) -> Json:
+        known = self._completer.mesh.known
+        return models_json(self._completer.config.served_name, self._started, known.max_model_len if known else None)
+
+
+def _json(value: Json, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type=JSON)
+
+
+async def penstock_error(_request: Request, error: Exception) -> Response:
+    """An error that names itself."""
+    assert isinstance(error, PenstockError)
+    return _json(error_json(error), error.http_status)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """A path or a method that does not exist."""
+    assert isinstance(error, HTTPException)
+    found: PenstockError = NotFound(f"there is no {request.method} {request.url.path[:100]}", code="not_found")
+    if error.status_code != 404:
+        found = InvalidRequest(error.detail)
+    response = _json(error_json(found), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def internal_error(_request: Request, _error: Exception) -> Response:
+    """Everything else, of which the client learns nothing; starlette has logged it."""
+    return _json(error_json(Internal("internal error")), 500)

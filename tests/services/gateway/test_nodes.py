@@ -1,0 +1,54 @@
+"""How much there is in JSON, counted without decoding it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidRequest
+from penstock.gateway import nodes
+from penstock.gateway.bounds import MAX_ITEMS, MAX_MESSAGES, MAX_NODES
+from penstock.gateway.nodes import Nodes
+
+TEXT = st.text(st.sampled_from('"\\{}[],: aé\n'), max_size=12)
+VALUES = st.recursive(
+    TEXT | st.integers() | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def count(value: object) -> tuple[int, int]:
+    """(objects, arrays and members; commas), as a reader counts them."""
+    if isinstance(value, list | dict):
+        inner = [count(item) for item in (value.values() if isinstance(value, dict) else value)]
+        own = 1 + (len(value) if isinstance(value, dict) else 0)
+        return own + sum(found for found, _ in inner), max(len(value) - 1, 0) + sum(commas for _, commas in inner)
+    return 0, 0
+
+
+@given(VALUES, st.integers(1, 9), st.booleans())
+def test_it_counts_what_there_is(value, size, ascii_only):
+    counter = Nodes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "_SLICE", size)
+        counter.add(json.dumps(value, ensure_ascii=ascii_only).encode())
+    assert (counter._nodes, counter._items) == count(value)
+
+
+def test_it_adds_up_and_names_the_place():
+    counter = Nodes()
+    counter.add(b"[" * MAX_NODES)
+    with pytest.raises(InvalidRequest, match=r"tools\[1\]: more than") as raised:
+        counter.add(b"[", "tools[1]")
+    assert (raised.value.field, raised.value.code) == ("tools[1]", "request_too_complex")
+    with pytest.raises(InvalidRequest, match="values"):
+        Nodes().add(b"," * (MAX_ITEMS + 1))
+
+
+def test_as_many_messages_as_are_served_have_room():
+    message = {"role": "user", "content": 'if (a["b"]) { return [1, 2, 3]; }', "name": "x"}
+    Nodes().add(json.dumps({"messages": [message] * MAX_MESSAGES}).encode())
