@@ -47,6 +47,13 @@ def test_light_parts_never_import_torch(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_imports_point_downward() -> None:
+    """The contracts of .importlinter, which `make check` runs as well."""
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
 def test_no_pickle_no_eval_no_shell() -> None:
     assert len(SOURCES) > 50
     found = {
