@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.kernels.cpu import build
+from penstock.engine.kernels.cpu import machine as machines
 from penstock.engine.kernels.cpu.lossless import compressed, naive_restore, verbatim_share
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
@@ -70,7 +75,7 @@ def test_int8_is_within_half_a_step_of_the_weight():
 def test_products_are_those_of_torch(machine, kind, inputs, columns):
     random = torch.Generator().manual_seed(inputs)
     matrix, bias = torch.randn(inputs, columns, generator=random), torch.randn(columns, generator=random)
-    packed = PackedMatrix(machine, matrix, bias, kind)
+    packed = PackedMatrix.pack(machine, matrix, bias, kind)
     for rows in (1, 2, 3, 4, 5, 7, 16, 17, 32, 33, 70, 127):
         x = torch.randn(rows, inputs, generator=random)
         rounded = x.bfloat16() if machine.rounds(kind) else x
@@ -81,7 +86,7 @@ def test_products_are_those_of_torch(machine, kind, inputs, columns):
 @pytest.mark.parametrize(("inputs", "columns"), [(2, 1), (66, 47), (256, 300), (34, 130)])
 def test_lossless_weights_multiply_as_bfloat16_does(machine, inputs, columns):
     matrix = random_matrix(inputs, columns, 3)
-    plain, small = (PackedMatrix(machine, matrix, None, kind) for kind in ("bfloat16", "lossless"))
+    plain, small = (PackedMatrix.pack(machine, matrix, None, kind) for kind in ("bfloat16", "lossless"))
     for rows in (1, 2, 5, 9, 17, 32, 70):
         x = torch.randn(rows, inputs)
         assert torch.equal(small.product(x), plain.product(x))
@@ -118,7 +123,7 @@ def test_only_bfloat16_is_compressed():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_does_not_depend_on_its_neighbours(machine, kind):
-    packed = PackedMatrix(machine, torch.randn(128, 200), None, kind)
+    packed = PackedMatrix.pack(machine, torch.randn(128, 200), None, kind)
     x = torch.randn(300, 128)
     together = packed.product(x) if kind in ("float32", "int8") else machine.linear(x, packed.args)[:, :200]
     for rows in (1, 2, 3, 5, 8, 31, 70):
@@ -129,13 +134,13 @@ def test_a_row_does_not_depend_on_its_neighbours(machine, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nor_on_the_number_of_threads(kind):
     matrix, x = torch.randn(64, 333), torch.randn(4, 64)
-    one, three = (PackedMatrix(Machine(threads), matrix, None, kind).product(x) for threads in (1, 3))
+    one, three = (PackedMatrix.pack(Machine(threads), matrix, None, kind).product(x) for threads in (1, 3))
     assert torch.equal(one, three)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_of_a_matrix_are_those_columns_of_the_product(machine, kind):
-    packed = PackedMatrix(machine, torch.randn(32, 100), torch.randn(100), kind)
+    packed = PackedMatrix.pack(machine, torch.randn(32, 100), torch.randn(100), kind)
     x = torch.randn(3, 32)
     for first, last in ((16, 60), (8, 60), (31, 32), (0, 100), (99, 100)):
         part = packed.columns(first, last)
@@ -146,15 +151,50 @@ def test_columns_of_a_matrix_are_those_columns_of_the_product(machine, kind):
 @pytest.mark.parametrize("kind", ["bfloat16", "lossless"])
 def test_torch_may_take_many_rows(machine, kind, monkeypatch):
     matrix, bias, x = torch.randn(64, 1300), torch.randn(1300), torch.randn(200, 64)
-    packed = PackedMatrix(machine, matrix, bias, kind)
     expected = x.bfloat16().double() @ kept(matrix, kind).double() + bias
     for faster in (True, False):
-        monkeypatch.setattr("penstock.engine.kernels.cpu.matrix.multiplies_bfloat16", lambda _, faster=faster: faster)
+        monkeypatch.setitem(vars(machine), "torch_multiplies_bfloat16", faster)
+        packed = PackedMatrix.pack(machine, matrix, bias, kind)
+        assert (packed.by_torch(200), packed.by_torch(100)) == (faster, False)
         torch.testing.assert_close(packed.product(x).double(), expected, rtol=0.02, atol=0.2)
 
 
+def test_who_multiplies_many_rows_is_measured_once_and_before_the_first_prompt(caplog, monkeypatch):
+    machine = Machine(1)
+    with caplog.at_level(logging.INFO):
+        for kind in ("float32", "int8"):
+            PackedMatrix.pack(machine, torch.randn(64, 64), None, kind)
+        assert not caplog.records, "they have nothing to choose"
+        one, _ = (PackedMatrix.pack(machine, torch.randn(64, 64), None, kind) for kind in ("bfloat16", "lossless"))
+    assert ["bfloat16 products of many rows: by" in record.getMessage() for record in caplog.records] == [True]
+    monkeypatch.setattr(machines, "_seconds", None)  # nothing is timed any more
+    one.product(torch.randn(300, 64))
+
+
+def test_torch_has_to_be_clearly_faster(monkeypatch):
+    for shares, torchs in (((1.0, 0.9), False), ((1.0, 1.1), False), ((1.0, 0.7), True)):
+        times = itertools.cycle(shares)
+        monkeypatch.setattr(machines, "_seconds", lambda work, times=times: next(times))
+        assert Machine(1).torch_multiplies_bfloat16 is torchs
+
+
+def test_threads_end_with_their_machine():
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    torch.ones(200, 64) @ torch.ones(64, 64)  # torch has its own by now
+    before = threads()
+    machine = Machine(5)
+    packed = PackedMatrix.pack(machine, torch.randn(64, 700), None, "bfloat16")
+    packed.product(torch.randn(200, 64))
+    assert threads() == before + 4
+    del machine, packed
+    gc.collect()
+    assert threads() == before
+
+
 def test_rows_of_another_kind_are_refused(machine):
-    packed = PackedMatrix(machine, torch.randn(32, 16), None, "float32")
+    packed = PackedMatrix.pack(machine, torch.randn(32, 16), None, "float32")
     for wrong in (torch.zeros(2, 30), torch.zeros(2, 32, dtype=torch.float64)):
         with pytest.raises(ValueError, match="rows of 32 float32"):
             packed.product(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import addressof
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,15 +16,16 @@ from torch import Tensor
 from penstock.checkpoint import Rope
 from penstock.engine.forward.int8_kv import from_rows, to_rows
 from penstock.engine.kernels.cpu.build import instruction_sets
-from penstock.engine.kernels.cpu.machine import LayerArgs, Machine, ModelArgs, StepArgs
+from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, ModelArgs, StepArgs
+from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.layers.attention import naive_attend
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 
 PIECE = 512
 """kPiece of attention.h."""
-CACHES = {torch.float32: (0, 1e-5), torch.bfloat16: (1, 4e-3), torch.int8: (2, 1e-2)}
-"""Kind, and how far a mix of numbers of size 1 may be off: the last bit of a rotated key may make it round to the other
+CACHES = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.int8: 1e-2}
+"""How far a mix of numbers of size 1 may be off: the last bit of a rotated key may make it round to the other
 neighbour."""
 TILES = 1.5e-2
 """The same for bfloat16 in a processor's tiles, which take queries and weights in bfloat16 too."""
@@ -91,11 +93,11 @@ class Layer:
             head_dim=shape.dim,
             eps=1e-6,
             scale=self._scale,
-            kv_kind=CACHES[shape.cache][0],
+            kv_kind=Kind.of(shape.cache),
             block_size=shape.block_size,
             cosine=self.tables[0].data_ptr(),
             sine=self.tables[1].data_ptr(),
-            layer=self._layers,
+            layer=addressof(self._layers),
             pool=pool.data_ptr(),
         )
         qkv = torch.cat([one.qkv for one in sequences])
@@ -103,8 +105,10 @@ class Layer:
         position = [at for one in sequences for at in range(one.start, one.start + one.rows)]
         table = [page for one in sequences for page in one.pages]
         table_at = np.cumsum([0, *(len(one.pages) for one in sequences)])[:-1]
-        arrays = [np.asarray(values, dtype=np.int32) for values in (first, position, table, table_at)]
-        step = StepArgs(len(qkv), len(sequences), 0, 0, *(array.ctypes.data for array in arrays))
+        lists = {"first": first, "position": position, "table": table, "table_at": table_at}
+        arrays = {name: np.asarray(values, dtype=np.int32) for name, values in lists.items()}
+        addresses = {name: array.ctypes.data for name, array in arrays.items()}
+        step = StepArgs(rows=len(qkv), sequences=len(sequences), **addresses)
         mixed = torch.empty(len(qkv), shape.heads * shape.dim)
         machine.attend(model, step, qkv, mixed)
         return mixed
@@ -174,7 +178,7 @@ def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
     layer, pool, sequences = setting(shape, members, seed)
     found = layer.mixed(machine(isa, threads), pool, sequences)
     expected = torch.cat([layer.naive(one) for one in sequences])
-    tolerance = TILES if isa == "amx" and shape.cache == torch.bfloat16 else CACHES[shape.cache][1]
+    tolerance = TILES if isa == "amx" and shape.cache == torch.bfloat16 else CACHES[shape.cache]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 

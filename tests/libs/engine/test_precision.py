@@ -10,8 +10,6 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.forward.batch import Run
 from penstock.engine.forward.runner import Runner
-from penstock.engine.kernels.cpu.machine import Machine
-from penstock.engine.kernels.cpu.matrix import torch_multiplies
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.sampler import Choice
 from penstock.models import NAMES, embedded
@@ -100,7 +98,8 @@ def test_float32_is_the_same_with_and_without_kernels(exact):
 def test_a_prompt_may_be_cut_anywhere(dtype, kv_dtype):
     """Bit by bit, where the kernels compute steps of all sizes."""
     model = runner(dtype, kv_dtype=kv_dtype)
-    if torch_multiplies(Machine(1), dtype, 250):
+    assert model._compiled is not None
+    if not model._compiled.takes(250):
         pytest.skip("torch multiplies many rows here")
     found = all_logits(model, 25)
     assert torch.equal(all_logits(model, 250), found)

@@ -48,12 +48,10 @@ def _reader(threads: int) -> Callable[[torch.Tensor, int], float]:
         function = library().penstock_read
     except NotBuilt:
         return _summed
-    total = ctypes.c_uint64
-    function.restype = ctypes.c_double
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(total))
+    total = ctypes.c_uint64()
 
     def read(content: torch.Tensor, places: int) -> float:
-        seconds: float = function(content.data_ptr(), content.nbytes, threads, places, ctypes.byref(total()))
+        seconds: float = function(content.data_ptr(), content.nbytes, threads, places, ctypes.addressof(total))
         return seconds
 
     return read

@@ -73,7 +73,7 @@ template <int P> struct Staying {
 // does both at once.
 template <Kind kind, int P> class Restored {
  public:
-  Restored(const Linear &matrix, int panel) : left_(matrix.in) {
+  Restored(const Linear &matrix, int panel) : left_(matrix.inputs) {
     for (int p = 0; p < P; ++p) reader_[p] = Reader<kind>(matrix, panel + p, 0);
     enter(-1);
   }
@@ -154,8 +154,8 @@ void add_tiles(Weights &weights, int tiles, const TileRows &one, const TileRows 
 
 // Rows of one or two blocks: weights are read once, and all inputs added up in the tiles.
 template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
-  const int tiles = (matrix.in + kTileInputs - 1) / kTileInputs;
-  if (kind == BF16 && matrix.in % kTileInputs == 0) {
+  const int tiles = (matrix.inputs + kTileInputs - 1) / kTileInputs;
+  if (kind == BFLOAT16 && matrix.inputs % kTileInputs == 0) {
     Lying<P> weights;
     for (int p = 0; p < P; ++p) weights.panel[p] = Reader<kind>(matrix, panel + p, 0).at;
     add_tiles<P>(weights, tiles, rows..., true);
@@ -169,11 +169,11 @@ template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matri
 template <Kind kind, int P>
 void multiply_many(const Linear &matrix, int panel, int from, bool more, const float *x, const Blocks &blocks,
                    float *room, float *sums, TileShapes &shapes) {
-  const int inputs = std::min(matrix.in - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
+  const int inputs = std::min(matrix.inputs - from, kStretch), tiles = (inputs + kTileInputs - 1) / kTileInputs;
   Staying<P> weights{{}, {}, tiles, 0, (blocks.count + 1) / 2};
   for (int p = 0; p < P; ++p) {
     Reader<kind> packed(matrix, panel + p, from);
-    if (kind == BF16 && inputs % kTileInputs == 0) {
+    if (kind == BFLOAT16 && inputs % kTileInputs == 0) {
       weights.panel[p] = packed.at;
       if (more) weights.next[p] = Reader<kind>(matrix, panel + P + p, from).at;
       continue;
@@ -185,8 +185,8 @@ void multiply_many(const Linear &matrix, int panel, int from, bool more, const f
   }
   auto rows = [&](int block) {
     const int row = blocks.first(block), size = blocks.size(block);
-    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)) + int64_t(from) * size * 2, size,
-                    sums + int64_t(row) * kGang * kLanes};
+    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.inputs)) + int64_t(from) * size * 2,
+                    size, sums + int64_t(row) * kGang * kLanes};
   };
   for (int block = 0; block < blocks.count; block += 2, ++weights.turn) {
     if (block + 1 < blocks.count) {
@@ -205,7 +205,7 @@ void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, 
   TileShapes shapes;
   auto rows = [&](int block, int p) {
     const int row = blocks.first(block);
-    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.in)), blocks.size(block),
+    return TileRows{reinterpret_cast<const char *>(x + row * packed_width(matrix.inputs)), blocks.size(block),
                     sums + (int64_t(row) * kGang + p) * kLanes};
   };
   int p = 0;
@@ -218,7 +218,7 @@ void multiply_tiles(const Linear &matrix, int panel, int count, const float *x, 
     for (; p + 2 <= count; p += 2) multiply_few<kind, 2>(matrix, panel + p, rows(0, p), rows(1, p));
     if (p < count) multiply_few<kind, 1>(matrix, panel + p, rows(0, p), rows(1, p));
   } else {
-    for (int from = 0; from < matrix.in; from += kStretch) {
+    for (int from = 0; from < matrix.inputs; from += kStretch) {
       for (p = 0; p + 2 <= count; p += 2)
         multiply_many<kind, 2>(matrix, panel + p, from, p + 4 <= count, x, blocks, room, sums + p * kLanes, shapes);
       if (p < count) multiply_many<kind, 1>(matrix, panel + p, from, false, x, blocks, room, sums + p * kLanes, shapes);

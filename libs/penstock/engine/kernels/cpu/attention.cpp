@@ -249,7 +249,7 @@ template <class Cache> class Head {
 
   // bfloat16 where the processor has tiles, as long as keys and values fill them.
   static bool in_tiles(const Model &model) {
-    return kTiles && model.kv_kind == BF16 && model.head_dim % 32 == 0 && model.block_size % 16 == 0;
+    return kTiles && model.kv_kind == BFLOAT16 && model.head_dim % 32 == 0 && model.block_size % 16 == 0;
   }
 
 #if defined(__AMX_BF16__)
@@ -466,8 +466,8 @@ void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk
 void Attention::run(int layer, const Unit &unit, int member, bool mixes) {
   float *room = room_ + room_size_ * member;
   switch (model_.kv_kind) {
-    case F32: return run<F32Cache>(layer, unit, room, mixes);
-    case BF16: return run<Bf16Cache>(layer, unit, room, mixes);
+    case FLOAT32: return run<F32Cache>(layer, unit, room, mixes);
+    case BFLOAT16: return run<Bf16Cache>(layer, unit, room, mixes);
     default: return run<Int8Cache>(layer, unit, room, mixes);
   }
 }

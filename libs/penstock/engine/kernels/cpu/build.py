@@ -1,13 +1,13 @@
 """Compiles the C++ sources once per machine and instruction set, and keeps the result.
 
 The library stands on nothing but the C++ runtime: no header of torch or Python is compiled in, so one build serves
-every version of both, and takes seconds.
+every version of both, and takes seconds. It is kept in a directory and in a file that only this user can write:
+otherwise it is not loaded, and torch computes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import os
@@ -15,11 +15,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from penstock.engine.kernels.cpu import layout
 from penstock.runtime.caches import cache_directory
+from penstock.runtime.private import locked, open_directory, open_file
 
 _HERE = Path(__file__).parent
 _COMPILED = sorted(path.name for path in _HERE.glob("*.cpp"))
@@ -71,12 +74,37 @@ def _tiles_allowed() -> bool:
 
 @functools.cache
 def library(isa: str = "") -> ctypes.CDLL:
-    """The library for an instruction set, by default the best, compiled when it is not there yet. Raises NotBuilt."""
-    path = cached(kernels_directory(), isa)
+    """The library for an instruction set, by default the best, compiled when it is not there yet. Its functions, those
+    of layout.py, have their types. Raises NotBuilt."""
     try:
-        return ctypes.CDLL(str(path))
+        return load(cached(kernels_directory(), isa))
     except OSError as error:
-        raise NotBuilt(f"{path}: {error}") from None
+        raise NotBuilt(str(error)) from None
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library in a file of a private directory. Raises NotBuilt when it is not to be trusted, or was built with
+    another layout."""
+    try:
+        directory = open_directory(path.parent)
+        try:
+            file = open_file(path.name, os.O_RDONLY, directory, path.parent)
+        finally:
+            os.close(directory)
+        # What is loaded is what was checked, whatever is at the path by now. The descriptor stays open: the loader
+        # takes two files for one when their names are the same.
+        found = ctypes.CDLL(f"/proc/self/fd/{file}")
+    except OSError as error:
+        raise NotBuilt(_reason(error, path)) from None
+    try:
+        version = found.penstock_layout
+    except AttributeError:
+        raise NotBuilt(f"{path} does not say which layout it was built with") from None
+    version.restype = ctypes.c_uint64
+    if version() != layout.VERSION:
+        raise NotBuilt(f"{path} was built with layout {version():016x}, and layout.py is {layout.VERSION:016x}")
+    layout.declare(found)
+    return found
 
 
 def kernels_directory() -> Path:
@@ -86,43 +114,65 @@ def kernels_directory() -> Path:
 
 def cached(directory: Path, isa: str = "") -> Path:
     """The library in `directory`. Of several processes that want it at once, one compiles and the others wait."""
-    sets = instruction_sets()
-    if not sets:
-        raise NotBuilt(f"there are no kernels for {platform.machine()}")
-    isa = isa or sets[0]
-    target = _TARGETS[platform.machine()][isa].split()
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    digest = hashlib.sha256(repr((_FLAGS, target)).encode())
-    for name in _SOURCES:
-        digest.update((_HERE / name).read_bytes())
-    path = directory / f"{isa}-{digest.hexdigest()[:24]}.so"
+    path, target = directory / file_name(isa), _target(isa)
     try:
         if path.exists():
             return path
+        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if compiler is None:
             raise NotBuilt("there is no C++ compiler (g++ or clang++)")
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(directory / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file
+        with locked(directory):
             if not path.exists():
                 _compile(compiler, target, path)
     except OSError as error:
-        raise NotBuilt(f"{directory}: {error.strerror or error}") from None
+        raise NotBuilt(_reason(error, directory)) from None
     return path
+
+
+def file_name(isa: str = "") -> str:
+    """Of the library for an instruction set: another one for other sources, layout or flags."""
+    isa = isa or _best()
+    digest = hashlib.sha256(repr((_FLAGS, _target(isa))).encode() + layout.header().encode())
+    for name in _SOURCES:
+        digest.update((_HERE / name).read_bytes())
+    return f"{isa}-{digest.hexdigest()[:24]}.so"
+
+
+def _best() -> str:
+    sets = instruction_sets()
+    if not sets:
+        raise NotBuilt(f"there are no kernels for {platform.machine()}")
+    return sets[0]
+
+
+def _target(isa: str) -> list[str]:
+    return _TARGETS[platform.machine()][isa or _best()].split()
 
 
 def _compile(compiler: str, target: list[str], path: Path) -> None:
     """Under another name first, so that nobody loads half a library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as room:
         part = Path(room) / path.name
-        command = (compiler, *_FLAGS, *target, *_COMPILED, "-o", str(part))
-        try:
-            done = subprocess.run(command, cwd=_HERE, capture_output=True, text=True, timeout=_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise NotBuilt(f"{compiler} took more than {_LIMIT_S} s") from None
-        if done.returncode:
-            raise NotBuilt(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+        compile_to(part, compiler, target, layout.header())
+        part.chmod(0o700)
         os.replace(part, path)
+
+
+def compile_to(path: Path, compiler: str, target: Sequence[str], header: str) -> None:
+    """Compiles with `header` as layout.h, which is put beside the library. Raises NotBuilt."""
+    (path.parent / "layout.h").write_text(header)
+    command = (compiler, *_FLAGS, *target, f"-I{path.parent}", *_COMPILED, "-o", str(path))
+    try:
+        done = subprocess.run(command, cwd=_HERE, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise NotBuilt(f"{compiler} took more than {_LIMIT_S} s") from None
+    if done.returncode:
+        raise NotBuilt(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+
+
+def _reason(error: OSError, path: Path) -> str:
+    """In words, with the file that the system names, else `path`."""
+    return f"{error.filename or path}: {error.strerror or error}"
 
 
 if __name__ == "__main__":

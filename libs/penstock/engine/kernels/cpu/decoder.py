@@ -9,6 +9,8 @@ depend on how the prompt is cut into chunks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,16 @@ from torch import Tensor
 from penstock.checkpoint import ModelConfig
 from penstock.engine.forward.batch import Run, sampled_rows
 from penstock.engine.forward.memory import PageMemory
-from penstock.engine.kernels.cpu.machine import LayerArgs, LinearArgs, Machine, ModelArgs, StepArgs
-from penstock.engine.kernels.cpu.matrix import PackedMatrix, torch_multiplies
+from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, StepArgs
+from penstock.engine.kernels.cpu.machine import Machine
+from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
 
-_TABLES = {torch.float32: 0, torch.bfloat16: 1}
-_CACHE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_TABLES = (torch.float32, torch.bfloat16)
+"""What step.cpp reads embeddings in."""
 
 
 class CompiledDecoder:
@@ -39,7 +42,7 @@ class CompiledDecoder:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
         self._machine = machine
         assert isinstance(weights.head, PackedMatrix), "steps need packed weights"
-        self._kind = weights.head.kind
+        self._head = weights.head
         self._embedding = weights.embedding
         table = weights.embedding.plain
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
@@ -58,16 +61,16 @@ class CompiledDecoder:
             intermediate=config.intermediate_size,
             eps=config.rms_eps,
             scale=config.attention_scale,
-            kv_kind=_CACHE[pool.data.dtype],
+            kv_kind=Kind.of(pool.data.dtype),
             block_size=pool.block_size,
             vocab=self._vocab,
             cosine=cosine,
             sine=sine,
             norm=self._floats(weights.norm),
-            layer=layers,
+            layer=addressof(layers),
             head=_args(weights.head),
             table=None if self._table is None else self._table.data_ptr(),
-            table_kind=0 if self._table is None else _TABLES[self._table.dtype],
+            table_kind=0 if self._table is None else Kind.of(self._table.dtype),
             pool=pool.data.data_ptr(),
         )
         self._keep.append(layers)
@@ -95,7 +98,7 @@ class CompiledDecoder:
 
     def takes(self, rows: int) -> bool:
         """Whether a step of so many rows is for it: not where torch multiplies them faster."""
-        return not torch_multiplies(self._machine, self._kind, rows)
+        return not self._head.by_torch(rows)
 
     def forward(self, runs: Sequence[Run]) -> Tensor:
         """float32 [samples, vocab]; leaves every row's keys and values in the pool."""
@@ -130,24 +133,19 @@ class CompiledDecoder:
             first.append(len(ids))
             table_at.append(at)
             at += len(run.pages)
-        numbers = np.array([*ids, *first, *positions, *table_at, *sampled], dtype=np.int32)
+        numbers = _Numbers(ids=ids, first=first, position=positions, table_at=table_at, sampled=sampled)
         tables = self._tables(runs)
         x: Any
         if self._table is not None:
             x = np.empty((len(ids), self._hidden), dtype=np.float32)
         else:
             x = self._embedding.rows(torch.tensor(ids)).float().numpy()
-        begin: int = numbers.ctypes.data
         step = StepArgs(
             rows=len(ids),
             sequences=len(runs),
             samples=len(sampled),
-            ids=begin,
-            first=begin + 4 * len(ids),
-            position=begin + 4 * (len(ids) + len(first)),
+            **numbers.addresses,
             table=tables.ctypes.data,
-            table_at=begin + 4 * (2 * len(ids) + len(first)),
-            sampled=begin + 4 * (2 * len(ids) + len(first) + len(runs)),
             x=x.ctypes.data,
             logits=logits.ctypes.data,
             best=None if best is None else best.ctypes.data,
@@ -189,3 +187,14 @@ class CompiledDecoder:
 def _args(matrix: Matrix) -> LinearArgs:
     assert isinstance(matrix, PackedMatrix), "steps need packed weights"
     return matrix.args
+
+
+class _Numbers:
+    """Lists of int32 end to end in one array, which is made faster than one for each."""
+
+    def __init__(self, **lists: list[int]) -> None:
+        self._kept = np.array([*chain.from_iterable(lists.values())], dtype=np.int32)
+        begin, size = self._kept.ctypes.data, self._kept.itemsize
+        places = accumulate((len(each) for each in lists.values()), initial=0)
+        self.addresses = {name: begin + size * place for name, place in zip(lists, places, strict=False)}
+        """Of each list, by its name; valid as long as this object."""

@@ -2,9 +2,11 @@
 #include "attention.h"
 #include "products.h"
 
-using namespace penstock;
+namespace penstock {
 
 extern "C" {
+
+uint64_t penstock_layout() { return kLayout; }
 
 Team *penstock_open(int threads) { return team_new(threads); }
 int penstock_rounds(int kind) { return rounds(kind); }
@@ -31,3 +33,5 @@ void penstock_compress(const uint16_t *words, int panels, int pairs, const uint8
   compress(words, panels, pairs, index, start, out);
 }
 }
+
+}  // namespace penstock

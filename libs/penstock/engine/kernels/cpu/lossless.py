@@ -14,7 +14,7 @@ weight `ORDER[b]`, that is 2 * column + (0 for the first input, 1 for the second
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_int32, c_int64, c_void_p
+from ctypes import CDLL
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +52,12 @@ def plan(library: CDLL, packed: Packed) -> Plan:
     """For a bfloat16 matrix."""
     words = _words(packed)
     counts = torch.zeros(256, dtype=torch.int64)
-    _call(library, "count_exponents", words, c_int64(words.numel()), counts)
+    library.penstock_count_exponents(words.data_ptr(), words.numel(), counts.data_ptr())
     index = torch.full((256,), 255, dtype=torch.uint8)
     index[counts.topk(PALETTE).indices.sort().values] = torch.arange(PALETTE, dtype=torch.uint8)
-    sizes = torch.empty(words.shape[0], dtype=torch.int64)
-    _call(library, "lossless_sizes", words, *_shape(words), index, sizes)
+    sizes = torch.empty(len(words), dtype=torch.int64)
+    panels, pairs, _ = words.shape
+    library.penstock_lossless_sizes(words.data_ptr(), panels, pairs, index.data_ptr(), sizes.data_ptr())
     return Plan(index, sizes.cumsum(0) - sizes, int(sizes.sum()))
 
 
@@ -64,7 +65,9 @@ def compressed(library: CDLL, packed: Packed) -> Packed:
     """A bfloat16 matrix in the format of the module's head."""
     how = plan(library, packed)
     words, data = _words(packed), torch.empty(how.size, dtype=torch.uint8)
-    _call(library, "compress", words, *_shape(words), how.index, how.start, data)
+    panels, pairs, _ = words.shape
+    addresses = (tensor.data_ptr() for tensor in (how.index, how.start, data))
+    library.penstock_compress(words.data_ptr(), panels, pairs, *addresses)
     return Packed("lossless", packed.inputs, packed.outputs, data, None, how.start, how.parts)
 
 
@@ -105,13 +108,3 @@ def _words(packed: Packed) -> Tensor:
     if packed.kind != "bfloat16":
         raise ValueError(f"only bfloat16 weights can be compressed, not {packed.kind}")
     return packed.data.view(torch.int16).view(packed.outputs // LANES, packed.inputs // 2, 2 * LANES)
-
-
-def _shape(words: Tensor) -> tuple[c_int32, c_int32]:
-    return c_int32(words.shape[0]), c_int32(words.shape[1])
-
-
-def _call(library: CDLL, name: str, *arguments: Tensor | c_int32 | c_int64) -> None:
-    function = getattr(library, f"penstock_{name}")
-    function.restype = None
-    function(*(c_void_p(value.data_ptr()) if isinstance(value, Tensor) else value for value in arguments))

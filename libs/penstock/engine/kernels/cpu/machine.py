@@ -3,65 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
+import time
 import weakref
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from penstock.engine.kernels.cpu.build import library
+from penstock.engine.kernels.cpu.build import instruction_sets, library
+from penstock.engine.kernels.cpu.layout import Kind, LinearArgs, ModelArgs, StepArgs
+from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import LANES, Packed
 
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "lossless": 3}
-
-
-class LinearArgs(Structure):
-    """`Linear` of kernels.h."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("kind", "inputs", "outputs", "unused")),
-        *((name, c_void_p) for name in ("data", "scale", "bias", "start", "parts")),
-    )
-
-
-class LayerArgs(Structure):
-    """`Layer` of kernels.h."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("input_norm", "qk_norm", "mlp_norm")),
-        *((name, LinearArgs) for name in ("qkv", "output", "gate_up", "down")),
-        ("window", c_int32),
-        ("unused", c_int32),
-    )
-
-
-class ModelArgs(Structure):
-    """`Model` of kernels.h."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        ("eps", c_float),
-        ("scale", c_float),
-        *((name, c_int32) for name in ("kv_kind", "block_size", "vocab")),
-        *((name, c_void_p) for name in ("cosine", "sine", "norm")),
-        ("layer", POINTER(LayerArgs)),
-        ("head", LinearArgs),
-        ("table", c_void_p),
-        ("table_kind", c_int32),
-        ("pool", c_void_p),
-    )
-
-
-class StepArgs(Structure):
-    """`Step` of kernels.h."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("rows", "sequences", "samples", "unused")),
-        *(
-            (name, c_void_p)
-            for name in ("first", "position", "table", "table_at", "sampled", "ids", "x", "logits", "best")
-        ),
-    )
+_PIECE = 64
+"""Panels that torch gets at a time."""
+_SAMPLE, _SAMPLE_ROWS, _ROUNDS = 512, 128, 8
+"""Inputs and columns, rows, and repetitions of the products that are timed."""
+_CLEARLY = 0.8
+_log = logging.getLogger(__name__)
 
 
 class Machine:
@@ -72,25 +34,15 @@ class Machine:
 
     def __init__(self, threads: int, isa: str = "") -> None:
         """`isa`: one of `instruction_sets`, the best where it is empty. Raises NotBuilt."""
+        self.isa = isa or instruction_sets()[0]
         self._library = library(isa)
-        for name, result, arguments in (
-            ("open", c_void_p, (c_int32,)),
-            ("rounds", c_int32, (c_int32,)),
-            ("close", None, (c_void_p,)),
-            ("forward", None, (c_void_p, POINTER(ModelArgs), POINTER(StepArgs))),
-            ("attend", None, (c_void_p, POINTER(ModelArgs), POINTER(StepArgs), c_void_p, c_void_p)),
-            ("linear", None, (c_void_p, POINTER(LinearArgs), c_void_p, c_int32, c_void_p)),
-            ("unpack", None, (c_void_p, POINTER(LinearArgs), c_int32, c_int32, c_void_p)),
-        ):
-            function = getattr(self._library, f"penstock_{name}")
-            function.restype, function.argtypes = result, arguments
         self._handle = self._library.penstock_open(threads)
         weakref.finalize(self, self._library.penstock_close, self._handle)
 
     def rounds(self, kind: str) -> bool:
         """Whether rows are rounded to bfloat16 before a matrix of this kind multiplies them: where the processor has
         products of bfloat16, for all kinds but float32. Sums are float32 everywhere."""
-        return bool(self._library.penstock_rounds(KINDS[kind]))
+        return bool(self._library.penstock_rounds(Kind.of(kind)))
 
     def linear(self, x: Tensor, matrix: LinearArgs) -> Tensor:
         """float32 [rows, in] -> [rows, outputs], bias included."""
@@ -99,6 +51,43 @@ class Machine:
         result = torch.empty(x.shape[0], matrix.outputs)
         self._library.penstock_linear(self._handle, ctypes.byref(matrix), x.data_ptr(), x.shape[0], result.data_ptr())
         return result
+
+    def linear_by_torch(self, x: Tensor, matrix: LinearArgs) -> Tensor:
+        """The same in bfloat16, by torch, which gets a piece of the matrix at a time: it is never there twice."""
+        rows, panels = x.bfloat16(), matrix.outputs // LANES
+        result = torch.empty(x.shape[0], matrix.outputs)
+        room = torch.empty(matrix.inputs * LANES * min(_PIECE, panels))
+        for first in range(0, panels, _PIECE):
+            last = min(first + _PIECE, panels)
+            piece = self.unpack(matrix, first, last, room).bfloat16()
+            result[:, first * LANES : last * LANES] = torch.mm(rows, piece)
+        if matrix.bias.value is not None:
+            result += _floats_at(matrix.bias.value, matrix.outputs)
+        return result
+
+    @cached_property
+    def torch_multiplies_bfloat16(self) -> bool:
+        """Whether `linear_by_torch` is clearly faster than `linear` for many rows of bfloat16 weights, measured once.
+
+        It is where torch has instructions for it that the kernels have not been written for. The kernels stay unless
+        torch takes at most _CLEARLY of their time, so that noise does not decide: the two round differently, and two
+        workers on one host should agree. Made when a matrix is, not in the middle of a prompt.
+        """
+        packed = pack(torch.ones(_SAMPLE, _SAMPLE), "bfloat16")
+        matrix, x = linear_args(packed, None), torch.ones(_SAMPLE_ROWS, _SAMPLE)
+        kernels, torchs = math.inf, math.inf
+        for _ in range(_ROUNDS):  # in turns, as others may be computing too
+            kernels = min(kernels, _seconds(lambda: self.linear(x, matrix)))
+            torchs = min(torchs, _seconds(lambda: self.linear_by_torch(x, matrix)))
+        chosen = torchs <= kernels * _CLEARLY
+        _log.info(
+            "bfloat16 products of many rows: by %s (kernels of %s %.2f ms, torch %.2f ms)",
+            "torch" if chosen else "the kernels",
+            self.isa,
+            kernels * 1e3,
+            torchs * 1e3,
+        )
+        return chosen
 
     def unpack(self, matrix: LinearArgs, first: int, last: int, room: Tensor) -> Tensor:
         """The panels [first, last) as float32 [in, 16 * (last - first)], in `room`."""
@@ -123,4 +112,15 @@ def linear_args(packed: Packed, bias: Tensor | None) -> LinearArgs:
     """`packed` and `bias` (float32 [packed.outputs]) for the library; the caller keeps both alive."""
     pointers = (packed.data, packed.scale, bias, packed.start, packed.parts)
     addresses = (None if values is None else values.data_ptr() for values in pointers)
-    return LinearArgs(KINDS[packed.kind], packed.inputs, packed.outputs, 0, *addresses)
+    return LinearArgs(Kind.of(packed.kind), packed.inputs, packed.outputs, *addresses)
+
+
+def _floats_at(address: int, count: int) -> Tensor:
+    """A view of floats that somebody else keeps alive."""
+    return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin

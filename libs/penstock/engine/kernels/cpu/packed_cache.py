@@ -7,16 +7,16 @@ somebody left half-made has no lock and is removed by the next one who makes som
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine.kernels.cpu.packed import Packed
 from penstock.engine.kernels.cpu.packed_file import FORMAT, Checksums, Unusable, checked, read
+from penstock.runtime.private import locked, misuse
 
 _SPARE_BYTES = 256 << 20
 """Stay free on the disk."""
@@ -51,8 +51,7 @@ class PackedCache:
         found = self._use(path)
         if found is not None:
             return found
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._lock():
+        with locked(self._directory):
             found = self._use(path)
             if found is not None:
                 return found
@@ -66,8 +65,9 @@ class PackedCache:
         except FileNotFoundError:
             return None
         try:
-            if os.fstat(file).st_uid != os.geteuid():
-                raise Unusable("it belongs to somebody else")
+            reason = misuse(os.fstat(file))
+            if reason is not None:
+                raise Unusable(f"the file {reason}")
             matrices, nbytes, unchecked = read(file, self._checksums)
             with suppress(OSError):  # of a directory that may only be read
                 os.utime(path)
@@ -94,12 +94,6 @@ class PackedCache:
             os.close(file)
             with suppress(FileNotFoundError):
                 os.unlink(part)
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        with open(self._directory / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the file, and with the process
-            yield
 
     def _clear(self, nbytes: int) -> None:
         """Makes room for so many bytes, and removes what was left half-made. Called under the lock."""

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <cstring>
 
+namespace penstock {
+
 namespace {
 
-using penstock::Kind;
-
 constexpr int kLanes = 16;  // columns of a panel
-enum Stored : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 
 inline float from_bits(uint32_t bits) {
   float value;
@@ -39,21 +38,21 @@ inline float from_f16(uint16_t half) {
 }
 
 // The i-th number of a stored row, as float.
-template <Stored stored> inline float number(const char *row, int i) {
-  if constexpr (stored == kF32) {
+template <Kind stored> inline float number(const char *row, int i) {
+  if constexpr (stored == FLOAT32) {
     float value;
     std::memcpy(&value, row + int64_t(i) * 4, 4);
     return value;
   } else {
     uint16_t half;
     std::memcpy(&half, row + int64_t(i) * 2, 2);
-    return stored == kBf16 ? from_bits(uint32_t(half) << 16) : from_f16(half);
+    return stored == BFLOAT16 ? from_bits(uint32_t(half) << 16) : from_f16(half);
   }
 }
 
 // The same, rounded to bfloat16.
-template <Stored stored> inline uint16_t rounded(const char *row, int i) {
-  if constexpr (stored == kBf16) {
+template <Kind stored> inline uint16_t rounded(const char *row, int i) {
+  if constexpr (stored == BFLOAT16) {
     uint16_t half;
     std::memcpy(&half, row + int64_t(i) * 2, 2);
     return half;
@@ -131,12 +130,12 @@ inline void turn(const int8_t (*rows)[kChunk], int bytes, int8_t *out) {
 }
 
 // Words that hold two bfloat16 each.
-template <Stored stored> void pack_bf16(const char *const *rows, int in, uint32_t *out) {
+template <Kind stored> void pack_bf16(const char *const *rows, int in, uint32_t *out) {
   uint32_t chunk[kLanes][kChunk];
   for (int k = 0; k < in / 2; k += kChunk) {
     const int words = std::min(kChunk, in / 2 - k);
     for (int lane = 0; lane < kLanes; ++lane)
-      if constexpr (stored == kBf16)
+      if constexpr (stored == BFLOAT16)
         std::memcpy(chunk[lane], rows[lane] + int64_t(k) * 4, words * 4);
       else
         for (int i = 0; i < words; ++i)
@@ -146,7 +145,7 @@ template <Stored stored> void pack_bf16(const char *const *rows, int in, uint32_
   }
 }
 
-template <Stored stored> void pack_f32(const char *const *rows, int in, uint32_t *out) {
+template <Kind stored> void pack_f32(const char *const *rows, int in, uint32_t *out) {
   uint32_t chunk[kLanes][kChunk];
   for (int k = 0; k < in; k += kChunk) {
     const int words = std::min(kChunk, in - k);
@@ -157,7 +156,7 @@ template <Stored stored> void pack_f32(const char *const *rows, int in, uint32_t
 }
 
 // Rounded to bfloat16 first, as the torch twin gets it.
-template <Stored stored> void pack_int8(const char *const *rows, int in, int8_t *out, float *scale) {
+template <Kind stored> void pack_int8(const char *const *rows, int in, int8_t *out, float *scale) {
   constexpr float kRound = 0x1.8p23f;  // adding and taking it away leaves a whole number, ties to even
   auto weight = [](const char *row, int i) { return from_bits(uint32_t(rounded<stored>(row, i)) << 16); };
   float step[kLanes];
@@ -179,17 +178,17 @@ template <Stored stored> void pack_int8(const char *const *rows, int in, int8_t 
   }
 }
 
-template <Stored stored>
+template <Kind stored>
 void pack(const char *data, int64_t count, int in, Kind kind, char *out, float *scale, const char *zeros) {
-  const int64_t row_bytes = int64_t(in) * (stored == kF32 ? 4 : 2);
-  const int64_t panel_bytes = int64_t(in) * kLanes * (kind == penstock::F32 ? 4 : kind == penstock::BF16 ? 2 : 1);
+  const int64_t row_bytes = int64_t(in) * (stored == FLOAT32 ? 4 : 2);
+  const int64_t panel_bytes = int64_t(in) * kLanes * (kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1);
   for (int64_t first = 0; first < count; first += kLanes, out += panel_bytes, scale += kLanes) {
     const char *rows[kLanes];
     for (int lane = 0; lane < kLanes; ++lane)
       rows[lane] = first + lane < count ? data + (first + lane) * row_bytes : zeros;
-    if (kind == penstock::F32) pack_f32<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
-    if (kind == penstock::BF16) pack_bf16<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
-    if (kind == penstock::INT8) pack_int8<stored>(rows, in, reinterpret_cast<int8_t *>(out), scale);
+    if (kind == FLOAT32) pack_f32<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
+    if (kind == BFLOAT16) pack_bf16<stored>(rows, in, reinterpret_cast<uint32_t *>(out));
+    if (kind == INT8) pack_int8<stored>(rows, in, reinterpret_cast<int8_t *>(out), scale);
   }
 }
 
@@ -208,9 +207,9 @@ void penstock_pack(const void *rows, int64_t count, int32_t in, int32_t stored, 
   const auto *data = static_cast<const char *>(rows), *none = static_cast<const char *>(zeros);
   auto *to = static_cast<char *>(out);
   switch (stored) {
-    case kF32: return pack<kF32>(data, count, in, Kind(kind), to, scale, none);
-    case kBf16: return pack<kBf16>(data, count, in, Kind(kind), to, scale, none);
-    default: return pack<kF16>(data, count, in, Kind(kind), to, scale, none);
+    case FLOAT32: return pack<FLOAT32>(data, count, in, Kind(kind), to, scale, none);
+    case BFLOAT16: return pack<BFLOAT16>(data, count, in, Kind(kind), to, scale, none);
+    default: return pack<FLOAT16>(data, count, in, Kind(kind), to, scale, none);
   }
 }
 
@@ -232,3 +231,5 @@ void penstock_checksum(const void *data, int64_t bytes, int64_t block, uint64_t 
   }
 }
 }
+
+}  // namespace penstock

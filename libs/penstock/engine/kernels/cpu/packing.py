@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from ctypes import c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from penstock.checkpoint import CheckpointError, TensorInfo
 from penstock.engine.kernels.cpu.build import library
-from penstock.engine.kernels.cpu.machine import KINDS
+from penstock.engine.kernels.cpu.layout import Kind
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.kernels.cpu.packed_file import Place, Record
 from penstock.engine.layers.stacks import Stack
 
-_STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SLICED = ("float32", "bfloat16", "int8")
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SLICE_BYTES = 4 << 20
@@ -38,9 +36,6 @@ class Packer:
         """Raises NotBuilt."""
         found = library(isa)
         self._pack, self._sum = found.penstock_pack, found.penstock_checksum
-        self._pack.restype = self._sum.restype = None
-        self._pack.argtypes = (c_void_p, c_int64, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
-        self._sum.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
 
     def pack(self, rows: Tensor, kind: str, data: Tensor, scale: Tensor | None = None) -> None:
         """`rows` [count, in], as they are stored, to `data` and, for int8, `scale`: those of a Packed of its own."""
@@ -49,9 +44,8 @@ class Packer:
             raise ValueError(f"rows must be contiguous and of an even length, not {inputs}")
         zeros = torch.zeros(inputs)
         at = None if scale is None else scale.data_ptr()
-        self._pack(
-            *(rows.data_ptr(), count, inputs, _STORED[rows.dtype], KINDS[kind]), data.data_ptr(), at, zeros.data_ptr()
-        )
+        kinds = Kind.of(rows.dtype), Kind.of(kind)
+        self._pack(rows.data_ptr(), count, inputs, *kinds, data.data_ptr(), at, zeros.data_ptr())
 
     def checksums(self, data: Tensor, threads: int = 1) -> bytes:
         """8 bytes for each begun block of BLOCK_BYTES of `data`, uint8 and a multiple of 128 long."""

@@ -22,11 +22,11 @@ struct Plain {
   const char *at;
   inline void enter() {}
   static inline const char *panel(const Linear &matrix, int panel, int pair_bytes) {
-    return static_cast<const char *>(matrix.data) + int64_t(panel) * (matrix.in / 2) * pair_bytes;
+    return static_cast<const char *>(matrix.data) + int64_t(panel) * (matrix.inputs / 2) * pair_bytes;
   }
 };
 
-template <> struct Reader<F32> : Plain {
+template <> struct Reader<FLOAT32> : Plain {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 128) + int64_t(from) * 64} {}
   explicit Reader(const float *room) : Plain{reinterpret_cast<const char *>(room)} {}
@@ -38,7 +38,7 @@ template <> struct Reader<F32> : Plain {
   }
 };
 
-template <> struct Reader<BF16> : Plain {
+template <> struct Reader<BFLOAT16> : Plain {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : Plain{panel(matrix, number, 64) + int64_t(from) * 32} {}
   inline void ahead() const { prefetch<64>(at); }
@@ -77,7 +77,7 @@ template <> struct Reader<LOSSLESS> {
   Reader() = default;
   Reader(const Linear &matrix, int number, int from) : parts(matrix.parts), group(from / kGroup) {
     bits = static_cast<const uint8_t *>(matrix.data) + matrix.start[number];
-    const int groups = (matrix.in + kGroup - 1) / kGroup;
+    const int groups = (matrix.inputs + kGroup - 1) / kGroup;
     at = reinterpret_cast<const char *>(bits) + (groups + 127) / 128 * 16;
     int kept = 0;
     for (int i = 0; i < group; ++i) kept += bits[i / 8] >> i % 8 & 1;

@@ -105,12 +105,12 @@ template <Kind kind>
 void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
                     float *sums) {
   constexpr bool pairs = rounds(kind);
-  constexpr Kind unpacked = pairs ? BF16 : F32;
+  constexpr Kind unpacked = pairs ? BFLOAT16 : FLOAT32;
   const bool wide =
       kind == LOSSLESS || (pairs && kind == INT8) ? blocks.count > 1 : kind != unpacked && blocks.rows >= kExpandFrom;
-  const int most = blocks.count == 1 ? matrix.in : wide ? kInputs : 1536;
-  for (int from = 0; from < matrix.in; from += most) {
-    const int inputs = matrix.in - from < most ? matrix.in - from : most;
+  const int most = blocks.count == 1 ? matrix.inputs : wide ? kInputs : 1536;
+  for (int from = 0; from < matrix.inputs; from += most) {
+    const int inputs = matrix.inputs - from < most ? matrix.inputs - from : most;
     Reader<kind> packed[kGang];
     Reader<unpacked> open[kGang];
     for (int p = 0; p < count; ++p) {
@@ -126,7 +126,7 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
       for (int block = 0; block < blocks.count; ++block) {
         const int first = blocks.first(block), rows = blocks.size(block),
                   some = count - p < together ? count - p : together;
-        const float *own = x + first * packed_width(matrix.in) + int64_t(from) * rows / (pairs ? 2 : 1);
+        const float *own = x + first * packed_width(matrix.inputs) + int64_t(from) * rows / (pairs ? 2 : 1);
         float *into = sums + (int64_t(first) * kGang + p) * kLanes;
         if (wide)
           add_block<unpacked, pairs>(rows, open + p, some, inputs, own, into, from == 0);
@@ -149,9 +149,9 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
 
 // Panels as floats, side by side.
 template <Kind kind> void unpack(const Linear &matrix, int panel, float *out, int stride) {
-  expand<kind>(Reader<kind>(matrix, panel, 0), matrix.in, out, stride);
+  expand<kind>(Reader<kind>(matrix, panel, 0), matrix.inputs, out, stride);
   if (kind == INT8)
-    for (int k = 0; k < matrix.in; ++k)
+    for (int k = 0; k < matrix.inputs; ++k)
       (Floats::load(out + int64_t(k) * stride) * Floats::load(matrix.scale + panel * kLanes))
           .store(out + int64_t(k) * stride);
 }
@@ -166,7 +166,7 @@ struct Product {
   float *out;
 
   void pack(int block) const {
-    const int first = blocks.first(block), in = matrix.in;
+    const int first = blocks.first(block), in = matrix.inputs;
     const float *from = x + int64_t(first) * in;
     pack_block(matrix.kind, blocks.size(block), in, packed + first * packed_width(in), [&](int r, int k) {
       Floats some = {};
@@ -175,10 +175,11 @@ struct Product {
     });
   }
   void panels(int chunk, int member) const {
-    const int first = chunk * kGang, all = matrix.out / kLanes, count = all - first < kGang ? all - first : kGang;
+    const int first = chunk * kGang, all = matrix.outputs / kLanes, count = all - first < kGang ? all - first : kGang;
     product(matrix, first, count, packed, blocks, room + int64_t(member) * kRoom,
-            sums + int64_t(member) * blocks.rows * kGang * kLanes,
-            [&](int row, int panel, Floats result) { result.store(out + int64_t(row) * matrix.out + panel * kLanes); });
+            sums + int64_t(member) * blocks.rows * kGang * kLanes, [&](int row, int panel, Floats result) {
+              result.store(out + int64_t(row) * matrix.outputs + panel * kLanes);
+            });
   }
 };
 
@@ -187,8 +188,8 @@ struct Product {
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
               float *sums) {
   switch (matrix.kind) {
-    case F32: return multiply<F32>(matrix, panel, count, x, blocks, room, sums);
-    case BF16: return multiply<BF16>(matrix, panel, count, x, blocks, room, sums);
+    case FLOAT32: return multiply<FLOAT32>(matrix, panel, count, x, blocks, room, sums);
+    case BFLOAT16: return multiply<BFLOAT16>(matrix, panel, count, x, blocks, room, sums);
     case INT8: return multiply<INT8>(matrix, panel, count, x, blocks, room, sums);
     default: return multiply<LOSSLESS>(matrix, panel, count, x, blocks, room, sums);
   }
@@ -197,14 +198,14 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out) {
   const int members = team_size(team), slab = rows < kSlab ? rows : kSlab;
   Scratch scratch;
-  float *packed = scratch.floats(slab * packed_width(matrix.in));
+  float *packed = scratch.floats(slab * packed_width(matrix.inputs));
   float *room = scratch.floats(int64_t(members) * kRoom);
   float *sums = scratch.floats(int64_t(members) * slab * kGang * kLanes);
   for (int row = 0; row < rows; row += slab) {
     const int count = rows - row < slab ? rows - row : slab;
-    Product job{matrix, x + int64_t(row) * matrix.in,   Blocks(count, matrix.kind), packed, room,
-                sums,   out + int64_t(row) * matrix.out};
-    const int chunks[] = {job.blocks.count, (matrix.out / kLanes + kGang - 1) / kGang};
+    Product job{matrix, x + int64_t(row) * matrix.inputs,   Blocks(count, matrix.kind), packed, room,
+                sums,   out + int64_t(row) * matrix.outputs};
+    const int chunks[] = {job.blocks.count, (matrix.outputs / kLanes + kGang - 1) / kGang};
     team_run(
         team, 2, chunks,
         [](void *context, int phase, int chunk, int member) {
@@ -228,8 +229,8 @@ void unpack(Team *team, const Linear &matrix, int from, int to, float *out) {
         const Piece &piece = *static_cast<Piece *>(context);
         float *out = piece.out + chunk * kLanes;
         switch (piece.matrix.kind) {
-          case F32: return unpack<F32>(piece.matrix, piece.from + chunk, out, piece.stride);
-          case BF16: return unpack<BF16>(piece.matrix, piece.from + chunk, out, piece.stride);
+          case FLOAT32: return unpack<FLOAT32>(piece.matrix, piece.from + chunk, out, piece.stride);
+          case BFLOAT16: return unpack<BFLOAT16>(piece.matrix, piece.from + chunk, out, piece.stride);
           case INT8: return unpack<INT8>(piece.matrix, piece.from + chunk, out, piece.stride);
           default: return unpack<LOSSLESS>(piece.matrix, piece.from + chunk, out, piece.stride);
         }

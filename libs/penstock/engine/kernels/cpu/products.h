@@ -18,7 +18,7 @@ constexpr int kSlab = kTiles ? 128 : 120;  // most rows of one call
 
 // Whether rows are rounded to bfloat16 before such a matrix multiplies them: where the processor has products of
 // bfloat16. The weights are exact in it, and sums are float32 as everywhere.
-constexpr bool rounds(int kind) { return kProducts && kind != F32; }
+constexpr bool rounds(int kind) { return kProducts && kind != FLOAT32; }
 
 // Rows in the order in which `multiply` reads them: in blocks of as many as are added at once.
 struct Blocks {

@@ -1,9 +1,12 @@
 // How fast memory can be read: the limit of every step that has to read all weights.
 
+#include "layout.h"
+
 #include <chrono>
-#include <cstdint>
 #include <thread>
 #include <vector>
+
+namespace penstock {
 
 namespace {
 
@@ -42,3 +45,5 @@ extern "C" double penstock_read(const void *data, int64_t bytes, int32_t threads
   for (uint64_t one : sums) *total += one;
   return taken.count();
 }
+
+}  // namespace penstock

@@ -62,14 +62,14 @@ class Pass {
     for (int layer = 0; layer < model_.layers; ++layer) {
       const Layer &own = model_.layer[layer];
       const Rows &rows = layer + 1 < model_.layers ? all_ : last_;  // behind the last attention: what is sampled
-      product_of(PREPARE_QKV, QKV, layer, own.qkv.out, all_);
+      product_of(PREPARE_QKV, QKV, layer, own.qkv.outputs, all_);
       add(KEEP, layer, attention_.keeping(), 0);
       add(ATTENTION, layer, attention_.chunks(), 0);
-      product_of(PREPARE_OUTPUT, OUTPUT, layer, own.output.out, rows);
+      product_of(PREPARE_OUTPUT, OUTPUT, layer, own.output.outputs, rows);
       product_of(PREPARE_MLP, GATE_UP, layer, model_.intermediate, rows);
-      product_of(PREPARE_DOWN, DOWN, layer, own.down.out, rows);
+      product_of(PREPARE_DOWN, DOWN, layer, own.down.outputs, rows);
     }
-    product_of(PREPARE_HEAD, HEAD, model_.layers, model_.head.out, last_);
+    product_of(PREPARE_HEAD, HEAD, model_.layers, model_.head.outputs, last_);
     add(BEST, model_.layers, step_.best ? step_.samples : 0, 0);
     std::vector<int> chunks;
     for (const Phase &phase : phases_) chunks.push_back(phase.chunks);
@@ -162,8 +162,8 @@ class Pass {
       const int64_t at = int64_t(step_.ids[row]) * width;
       float *to = step_.x + int64_t(row) * width;
       for (int i = 0; i < width; i += kLanes)
-        (model_.table_kind == F32 ? Floats::load(static_cast<const float *>(model_.table) + at + i)
-                                  : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i))
+        (model_.table_kind == FLOAT32 ? Floats::load(static_cast<const float *>(model_.table) + at + i)
+                                      : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i))
             .store(to + i);
     }
   }
@@ -222,9 +222,9 @@ class Pass {
   void multiply(const Phase &phase, const Rows &rows, int slab, int first, Member &member) {
     const Blocks &blocks = rows.blocks(slab);
     const Linear &matrix = matrix_of(phase);
-    const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.out) / kLanes,
+    const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.outputs) / kLanes,
               count = std::min(width - first, phase.size);
-    const float *x = member.x + rows.number(slab, 0) * packed_width(matrix.in);
+    const float *x = member.x + rows.number(slab, 0) * packed_width(matrix.inputs);
     auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
     switch (phase.part) {
       case QKV:

@@ -1,0 +1,208 @@
+"""What Python and the C++ files agree on: the numbers of kinds, the structures, the functions.
+
+This is the one definition. The compiler gets it as `layout.h`, which `header` writes when the library is built, with
+checks of every size and place; the library tells by `VERSION` which one it was built with. So neither side can change
+alone: it doesn't compile, or isn't loaded.
+
+Comments say what a field holds; pointers name what they point at in C++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from enum import IntEnum
+from typing import Any
+
+
+class Kind(IntEnum):
+    """How numbers are kept."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2  # with scales
+    LOSSLESS = 3  # packed matrices only: bfloat16 in 12 bits, see lossless.py
+    FLOAT16 = 4  # stored matrices only
+
+    @classmethod
+    def of(cls, name: object) -> Kind:
+        """Of `float32`, `torch.float32`, `lossless`..."""
+        return cls[str(name).removeprefix("torch.").upper()]
+
+
+def pointer(to: str) -> type[c_void_p]:
+    """The type of pointers to a C++ type."""
+    return type(f"PointerTo {to}", (c_void_p,), {"to": to})
+
+
+BYTES = pointer("const void")
+ROOM = pointer("void")
+FLOATS = pointer("const float")
+FLOAT_ROOM = pointer("float")
+INTS = pointer("const int32_t")
+
+
+class LinearArgs(Structure):
+    """`Linear` in C++: a packed matrix with its bias. See pack.py and lossless.py for the order of its numbers."""
+
+    _fields_ = (
+        ("kind", c_int32),
+        ("inputs", c_int32),  # even
+        ("outputs", c_int32),  # a multiple of 16; columns beyond the model's own are zero
+        ("data", BYTES),
+        ("scale", FLOATS),  # [outputs], of INT8
+        ("bias", FLOATS),  # [outputs] or null
+        ("start", pointer("const int64_t")),  # [outputs / 16], of LOSSLESS: where each panel begins in `data`
+        ("parts", pointer("const uint8_t")),  # [2, 16], of LOSSLESS: the palette's upper and lower bits
+    )
+
+
+class LayerArgs(Structure):
+    """`Layer` in C++."""
+
+    _fields_ = (
+        ("input_norm", FLOATS),  # [hidden]
+        ("qk_norm", FLOATS),  # [heads + kv_heads, head_dim] or null
+        ("mlp_norm", FLOATS),  # [hidden]
+        ("qkv", LinearArgs),
+        ("output", LinearArgs),
+        ("gate_up", LinearArgs),  # all columns of gate, then those of up
+        ("down", LinearArgs),
+        ("window", c_int32),  # tokens that a row looks at, itself included; 0: all
+    )
+
+
+class ModelArgs(Structure):
+    """`Model` in C++."""
+
+    _fields_ = (
+        ("layers", c_int32),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("intermediate", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),  # of products of queries and keys
+        ("kv_kind", c_int32),  # FLOAT32, BFLOAT16, or INT8: see int8_kv.py
+        ("block_size", c_int32),  # tokens of a page
+        ("vocab", c_int32),  # the head's columns that are wanted
+        ("cosine", FLOATS),  # [positions, head_dim], see layers/rope.py
+        ("sine", FLOATS),  # with the sign of the first half turned
+        ("norm", FLOATS),  # [hidden]
+        ("layer", pointer("const Layer")),  # [layers]
+        ("head", LinearArgs),
+        ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step's `x` is given
+        ("table_kind", c_int32),  # FLOAT32 or BFLOAT16
+        # [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
+        ("pool", ROOM),
+    )
+
+
+class StepArgs(Structure):
+    """`Step` in C++: a few rows of some sequences. The rows of one sequence are neighbours and stand at consecutive
+    positions."""
+
+    _fields_ = (
+        ("rows", c_int32),
+        ("sequences", c_int32),
+        ("samples", c_int32),
+        ("first", INTS),  # [sequences + 1] row numbers
+        ("position", INTS),  # [rows]
+        ("table", INTS),  # page numbers, one sequence's after the other's
+        ("table_at", INTS),  # [sequences]
+        ("sampled", INTS),  # [samples] row numbers
+        ("ids", INTS),  # [rows] tokens
+        ("x", FLOAT_ROOM),  # [rows, hidden]: embeddings, unless the model has a table; overwritten
+        ("logits", FLOAT_ROOM),  # [samples, vocab]
+        ("best", pointer("int32_t")),  # [samples] the most probable tokens, the first of several; null: not wanted
+    )
+
+
+STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, StepArgs)
+
+_TEAM = pointer("Team")
+_LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointer("const Step")
+_WORDS, _INDEX = pointer("const uint16_t"), pointer("const uint8_t")
+
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    # The type of the result, then those of the arguments. What they do is said where they are defined.
+    "layout": (c_uint64,),
+    "open": (_TEAM, c_int32),
+    "close": (None, _TEAM),
+    "rounds": (c_int32, c_int32),
+    "forward": (None, _TEAM, _MODEL, _STEP),
+    "attend": (None, _TEAM, _MODEL, _STEP, FLOATS, FLOAT_ROOM),
+    "linear": (None, _TEAM, _LINEAR, FLOATS, c_int32, FLOAT_ROOM),
+    "unpack": (None, _TEAM, _LINEAR, c_int32, c_int32, FLOAT_ROOM),
+    "count_exponents": (None, _WORDS, c_int64, pointer("int64_t")),
+    "lossless_sizes": (None, _WORDS, c_int32, c_int32, _INDEX, pointer("int64_t")),
+    "compress": (None, _WORDS, c_int32, c_int32, _INDEX, pointer("const int64_t"), pointer("uint8_t")),
+    "pack": (None, BYTES, c_int64, c_int32, c_int32, c_int32, ROOM, FLOAT_ROOM, BYTES),
+    "checksum": (None, BYTES, c_int64, c_int64, pointer("uint64_t")),
+    "read": (c_double, BYTES, c_int64, c_int32, c_int32, pointer("uint64_t")),
+}
+
+_PLAIN = {
+    None: "void",
+    c_int32: "int32_t",
+    c_int64: "int64_t",
+    c_uint64: "uint64_t",
+    c_float: "float",
+    c_double: "double",
+}
+
+
+def header() -> str:
+    """The text of layout.h."""
+    return f"{_declarations()}namespace penstock {{ constexpr uint64_t kLayout = {VERSION}ull; }}\n"
+
+
+def _declarations() -> str:
+    parts = ["#pragma once", "#include <cstddef>", "#include <cstdint>", "", "namespace penstock {", "struct Team;"]
+    parts += ["enum Kind : int32_t {", *(f"  {kind.name} = {kind.value}," for kind in Kind), "};"]
+    for structure in STRUCTURES:
+        parts += _structure(structure)
+    parts.append('extern "C" {')
+    parts += [
+        f"{_cpp(result)}penstock_{name}({', '.join(_cpp(each).strip() for each in arguments)});"
+        for name, (result, *arguments) in FUNCTIONS.items()
+    ]
+    return "\n".join((*parts, "}", "}", ""))
+
+
+def _structure(structure: type[Structure]) -> list[str]:
+    """Its definition, and that the compiler lays it out as ctypes does."""
+    name = _name(structure)
+    lines = [f"struct {name} {{", *(f"  {_cpp(kind)}{field};" for field, kind in _fields(structure)), "};"]
+    checks = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]
+    checks += [f"offsetof({name}, {field}) == {getattr(structure, field).offset}" for field, _ in _fields(structure)]
+    return lines + [f'static_assert({check}, "layout.py says otherwise");' for check in checks]
+
+
+def _fields(structure: type[Structure]) -> list[tuple[str, Any]]:
+    return [(field[0], field[1]) for field in structure._fields_]
+
+
+def _name(structure: type[Structure]) -> str:
+    return structure.__name__.removesuffix("Args")
+
+
+def _cpp(kind: Any) -> str:
+    """A type as it stands before a name."""
+    if kind in _PLAIN:
+        return f"{_PLAIN[kind]} "
+    return f"{_name(kind)} " if issubclass(kind, Structure) else f"{kind.to} *"
+
+
+VERSION = int.from_bytes(hashlib.sha256(_declarations().encode()).digest()[:8], "little")
+"""What penstock_layout() of a library answers that was built with this layout."""
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Gives the library's functions their types."""
+    for name, (result, *arguments) in FUNCTIONS.items():
+        function = getattr(library, f"penstock_{name}")
+        function.restype = c_void_p if result is _TEAM else result
+        function.argtypes = arguments
