@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+
 from loadtest.peers.safetensors_file import tensors
 
 _NAMES = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import llama_cpp as api
 import numpy as np
+
 from loadtest.peers.protocol import serve
 
 _ROWS, _CHUNK = 2048, 512

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
 from loadtest.peers.cpu import torch_dtype
 from loadtest.peers.protocol import serve
-from transformers import AutoModelForCausalLM, DynamicCache
 
 
 class Transformers:

@@ -1,0 +1,1 @@
+"""Other engines, each run in an environment and a process of its own: `python -m loadtest.peers.install`."""
