@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from penstock.checkpoint import inspect
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk
+from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.noise import mix
 from penstock.engine.speculation.appetite import Appetite
+from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.draft_model import ModelProposer
 from penstock.engine.speculation.drafting import InlineDrafter, NgramProposer, draft_misfit, thread_drafter
+from penstock.engine.stats import Counters
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
 
 
@@ -143,6 +147,54 @@ async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain):
                 kit.assert_same(one, other)
             assert engine.stats().draft_failures == drafter.asked
             assert 2 <= drafter.asked <= 6, "the pauses double"
+
+
+async def test_a_busy_drafter_is_logged_once_per_change_of_state(config, caplog):
+    class Busy:
+        """In time, or not, as the test says."""
+
+        late = True
+
+        async def propose(self, asks):
+            if self.late:
+                raise TimeoutError
+            return {}
+
+        def forget(self, id):
+            pass
+
+    @dataclass
+    class Decoding:
+        """What is read of a live sequence."""
+
+        ticket: int = 1
+        id: str = "one"
+        tokens: tuple[int, ...] = (1, 2)
+        generated: int = 1
+        sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=100))
+        appetite: Appetite = field(default_factory=Appetite)
+
+    drafter, counters = Busy(), Counters()
+    speculation = Speculation(config, 320, drafter, counters)
+
+    async def steps(count):
+        for _ in range(count):
+            await speculation.ask([Decoding()])
+
+    with caplog.at_level(logging.INFO):
+        await steps(3000)
+        for _ in range(20):  # late now and then
+            drafter.late = False
+            await steps(30)
+            drafter.late = True
+            await steps(5)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        drafter.late = False
+        await steps(400)
+        drafter.late = True
+        await steps(10)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+    assert counters.draft_failures > 20
 
 
 def test_appetite_follows_success():

@@ -13,6 +13,8 @@ from penstock.engine.stats import Counters
 from penstock.runtime.tasks import being_cancelled
 
 _LONGEST_PAUSE = 256
+_RELIABLE = 64
+"""A drafter that was late or failed is called reliable again after this many answers in a row."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,9 @@ class Speculation:
         self._counters = counters
         self._pause = 0
         self._misses = 0
+        self._answers = 0
+        """In a row."""
+        self._reliable = True
 
     async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
         """Proposed tokens by ticket, for sequences whose next step is a decode step."""
@@ -45,7 +50,7 @@ class Speculation:
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await self.drafter.propose(list(asks.values()))
-            self._misses = 0
+            self._answered()
             return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
         except (Exception, asyncio.CancelledError) as error:
             if being_cancelled():
@@ -86,8 +91,18 @@ class Speculation:
             usable.append(token)
         return tuple(usable)
 
+    def _answered(self) -> None:
+        self._misses = 0
+        self._answers += 1
+        if not self._reliable and self._answers >= _RELIABLE:
+            self._reliable = True
+            _log.info("the drafter answers in time again")
+
     def _missed(self, error: BaseException) -> None:
         self._counters.draft_failures += 1
         self._misses += 1
+        self._answers = 0
         self._pause = min(2**self._misses, _LONGEST_PAUSE)
-        _log.warning("no drafts for %d steps: %r", self._pause, error)
+        if self._reliable:  # once, not at every miss: a busy drafter misses all the time
+            self._reliable = False
+            _log.warning("the drafter is late or failed, and is asked less often: %r", error)
