@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.runtime.config import ConfigError
+from penstock.runtime.config import (
+    LOG_LEVELS,
+    Address,
+    HostPort,
+    OptionalAddress,
+    addresses,
+    at_least,
+    one_of,
+    optional_addresses,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +22,7 @@ class DraftConfig:
 
     model: str
     """A Hugging Face model directory, or ngram."""
-    address: str = "127.0.0.1:0"
+    address: Address = HostPort("127.0.0.1:0")
     """Where to listen; port 0 picks one."""
     dtype: str = "float32"
     """float32 or bfloat16."""
@@ -23,12 +32,17 @@ class DraftConfig:
     """Sequences with KV of their own; the least recently used make room."""
     max_streams: int = 64
     """Decode workers served at once."""
-    metrics_address: str = ""
+    max_stream_sequences: int = 1024
+    """Sequences of one decode worker at a time."""
+    max_stream_tokens: int = 1 << 22
+    """Tokens of one decode worker's sequences together, 4 bytes of memory each."""
+    metrics_address: OptionalAddress = None
     """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        for field in ("threads", "max_sequences", "max_streams"):
-            if getattr(self, field) < 1:
-                raise ConfigError(field, getattr(self, field), "must be at least 1")
+        addresses(self, "address")
+        optional_addresses(self, "metrics_address")
+        at_least(self, 1, "threads", "max_sequences", "max_streams", "max_stream_sequences", "max_stream_tokens")
+        one_of(self, LOG_LEVELS, "log_level")

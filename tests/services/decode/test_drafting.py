@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.decode.drafting import DraftClient
-from penstock.draft.service import SERVICE, Description, Drafts, DraftService
+from penstock.draft.config import DraftConfig
+from penstock.draft.drafts import Description, Drafts
+from penstock.draft.service import SERVICE, DraftService
 from penstock.engine.hooks import DraftAsk
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import serve
@@ -37,9 +39,8 @@ async def draft_server(proposer, port=0, tokenizer="same"):
     drafts = Drafts(proposer, Description("model", tokenizer, 100))
     add = draft_pb2_grpc.add_DraftServicer_to_server
     try:
-        async with serve(
-            f"127.0.0.1:{port}", lambda server: add(DraftService(drafts), server), [SERVICE], grace=0.1
-        ) as server:
+        service = DraftService(drafts, DraftConfig(model="ngram"))
+        async with serve(f"127.0.0.1:{port}", lambda server: add(service, server), [SERVICE], grace=0.1) as server:
             yield server.port
     finally:
         drafts.close()

@@ -2,9 +2,16 @@
 
 import pytest
 
-from penstock.draft.service import Stream
+from penstock.draft.config import DraftConfig
+from penstock.draft.stream import DraftStream
 from penstock.errors import InvalidRequest
 from penstock.v1 import draft_pb2
+
+CONFIG = DraftConfig(model="ngram", max_stream_sequences=3, max_stream_tokens=100)
+
+
+def stream_of():
+    return DraftStream(1, lambda id: None, CONFIG)
 
 
 def ask(*sequences, forget=()):
@@ -16,7 +23,7 @@ def ask(*sequences, forget=()):
 
 
 def test_differences_add_up_to_the_whole_sequence():
-    stream = Stream(1, lambda id: None)
+    stream = stream_of()
     stream.apply(ask((7, 0, [1, 2, 3])))
     message = ask((7, 2, [9, 9]))
     stream.apply(message)
@@ -25,7 +32,7 @@ def test_differences_add_up_to_the_whole_sequence():
 
 
 def test_a_difference_to_nothing_makes_the_sequence_unknown():
-    stream = Stream(1, lambda id: None)
+    stream = stream_of()
     message = ask((7, 5, [1]), (8, 0, [1]))
     stream.apply(message)
     assert stream.unknown(message) == [7]
@@ -34,7 +41,7 @@ def test_a_difference_to_nothing_makes_the_sequence_unknown():
 
 def test_forgotten_sequences_and_a_closed_stream_leave_the_proposer():
     gone = []
-    stream = Stream(3, gone.append)
+    stream = DraftStream(3, gone.append, CONFIG)
     stream.apply(ask((1, 0, [1]), (2, 0, [2])))
     stream.apply(ask(forget=[1]))
     assert gone == ["3/1"]
@@ -42,7 +49,24 @@ def test_forgotten_sequences_and_a_closed_stream_leave_the_proposer():
     assert gone == ["3/1", "3/2"]
 
 
-def test_an_endless_sequence_is_refused():
-    stream = Stream(1, lambda id: None)
-    with pytest.raises(InvalidRequest, match="tokens"):
-        stream.apply(ask((1, 0, [0] * ((1 << 20) + 1))))
+def test_more_sequences_than_a_stream_may_have_are_refused():
+    stream = stream_of()
+    stream.apply(ask((1, 0, [1]), (2, 0, [2]), (3, 0, [3])))
+    with pytest.raises(InvalidRequest, match="may have 3 at a time") as caught:
+        stream.apply(ask((4, 0, [4])))
+    assert caught.value.field == "sequences"
+    stream.apply(ask((1, 1, [5]), (2, 0, [2])))
+    stream.apply(ask((4, 0, [4]), forget=[3]))
+
+
+def test_more_tokens_than_a_stream_may_have_are_refused():
+    stream = stream_of()
+    stream.apply(ask((1, 0, [0] * 60), (2, 0, [0] * 40)))
+    for more in ((1, 60, [0]), (2, 39, [0] * 2), (3, 0, [0])):
+        with pytest.raises(InvalidRequest, match="may have 100 together") as caught:
+            stream.apply(ask(more))
+        assert caught.value.field == "tokens"
+    stream.apply(ask((1, 10, [7] * 50), (2, 0, [8] * 40)))
+    stream.apply(ask((3, 0, [0] * 60), forget=[1]))
+    stream.apply(ask((2, 50, [1])))  # not to be continued: forgotten, so that there is room again
+    stream.apply(ask((2, 0, [0] * 40)))

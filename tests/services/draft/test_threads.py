@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.draft.config import DraftConfig
-from penstock.draft.service import _load
+from penstock.draft.drafts import load_drafts
 from penstock.engine.forward import runner
 from penstock.models import NAMES, embedded
 
@@ -25,7 +25,7 @@ async def test_the_kernels_get_the_threads_of_the_settings(monkeypatch: pytest.M
     monkeypatch.setattr(runner, "_BYTES_PER_THREAD", 1)
     try:
         for threads in (1, 3):
-            await asyncio.to_thread(_load, DraftConfig(model=str(embedded(NAMES[1])), threads=threads))
+            await asyncio.to_thread(load_drafts, DraftConfig(model=str(embedded(NAMES[1])), threads=threads))
     finally:
         torch.set_num_threads(before)
     assert given == [1, 3]

@@ -1,0 +1,72 @@
+"""One proposer for all streams: loaded once, asked in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
+from penstock.draft.config import DraftConfig
+from penstock.engine.hooks import DraftAsk
+from penstock.engine.speculation.drafting import NgramProposer, Proposer
+from penstock.runtime.config import ConfigError
+from penstock.runtime.metrics import DraftMetrics
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a proposer is."""
+
+    proposer: str
+    tokenizer: str = ""
+    vocab_size: int = 0
+
+
+class Drafts:
+    """One proposer and the thread it works in, shared by all streams."""
+
+    def __init__(self, proposer: Proposer, description: Description, thread: ThreadPoolExecutor | None = None) -> None:
+        self._proposer = proposer
+        self._thread = thread or ThreadPoolExecutor(1, "propose")
+        self.description = description
+        self.metrics = DraftMetrics()
+
+    async def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
+        """At most k tokens for each ask."""
+        loop = asyncio.get_running_loop()
+        answers = await loop.run_in_executor(self._thread, self._proposer.propose, asks)
+        self.metrics.proposals.inc(len(asks))
+        self.metrics.tokens.inc(sum(map(len, answers)))
+        return answers
+
+    def forget(self, id: str) -> None:
+        """The sequence is gone; in the proposer's own thread."""
+        self._thread.submit(self._proposer.forget, id)
+
+    def close(self) -> None:
+        """Waits for the call in progress."""
+        self._thread.shutdown()
+
+
+def load_drafts(config: DraftConfig) -> Drafts:
+    """The proposer that the settings name; torch is imported only for a model.
+
+    Raises ConfigError for a directory that is not a model.
+    """
+    if config.model == "ngram":
+        return Drafts(NgramProposer(), Description("ngram"))
+    import torch
+
+    from penstock.engine.speculation.draft_model import ModelProposer
+
+    torch.set_num_threads(config.threads)  # this thread loads, and decides how many compute
+    try:
+        proposer = ModelProposer(Path(config.model), dtype=config.dtype, max_sequences=config.max_sequences)
+    except CheckpointError as error:
+        raise ConfigError("model", config.model, str(error)) from error
+    checkpoint = proposer.checkpoint
+    description = Description("model", tokenizer_fingerprint(checkpoint), checkpoint.config.vocab_size)
+    return Drafts(proposer, description, ThreadPoolExecutor(1, "propose", torch.set_num_threads, (config.threads,)))

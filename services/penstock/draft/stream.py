@@ -1,0 +1,102 @@
+"""What the draft service remembers of one decode worker's sequences: they are sent as differences."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
+
+from penstock.draft.config import DraftConfig
+from penstock.engine.hooks import DraftAsk
+from penstock.errors import InvalidRequest
+from penstock.rpc.context import read_trace
+from penstock.v1 import draft_pb2
+
+_MAX_K = 64
+_NO_TOKENS = array("I")
+
+
+class DraftStream:
+    """The sequences that one decode worker has told of, within the bounds of `config`."""
+
+    def __init__(self, name: int, forget: Callable[[str], None], config: DraftConfig) -> None:
+        self._name = name
+        self._forget = forget
+        self._most_sequences = config.max_stream_sequences
+        self._most_tokens = config.max_stream_tokens
+        self._tokens: dict[int, array[int]] = {}
+        self._held = 0
+        """Tokens of all sequences."""
+        self._spans: dict[int, Span] = {}
+
+    def apply(self, message: draft_pb2.DraftAsk) -> None:
+        """Takes in the differences. Raises InvalidRequest when they do not fit."""
+        for id in message.forget:
+            self._drop(id)
+        for sequence in message.sequences:
+            known = self._tokens.get(sequence.id, _NO_TOKENS)
+            if sequence.keep > len(known):
+                self._drop(sequence.id)
+                continue
+            self._check(sequence, len(known))
+            if sequence.traceparent and sequence.id not in self._spans:
+                self._spans[sequence.id] = _span(sequence.traceparent)
+            self._extend(sequence)
+
+    def asks(self, message: draft_pb2.DraftAsk) -> list[tuple[int, DraftAsk]]:
+        """What to propose for, without the sequences that are unknown here."""
+        return [(sequence.id, self._ask(sequence)) for sequence in message.sequences if self._tokens.get(sequence.id)]
+
+    def unknown(self, message: draft_pb2.DraftAsk) -> list[int]:
+        """Sequences that have to be sent whole."""
+        return [sequence.id for sequence in message.sequences if sequence.id not in self._tokens]
+
+    def close(self) -> None:
+        """Forgets everything."""
+        for id in list(self._tokens):
+            self._drop(id)
+
+    def _check(self, sequence: draft_pb2.DraftSequence, known: int) -> None:
+        """Raises InvalidRequest when the stream may not hold the sequence, which has `known` tokens so far."""
+        if sequence.id not in self._tokens and len(self._tokens) >= self._most_sequences:
+            right = f"a stream may have {self._most_sequences} at a time"
+            raise InvalidRequest(f"sequences: {right}", field="sequences")
+        if self._held - known + sequence.keep + len(sequence.tokens) > self._most_tokens:
+            right = f"the sequences of a stream may have {self._most_tokens} together"
+            raise InvalidRequest(f"tokens: {right}", field="tokens")
+
+    def _extend(self, sequence: draft_pb2.DraftSequence) -> None:
+        tokens = self._tokens.setdefault(sequence.id, array("I"))
+        before = len(tokens)
+        del tokens[sequence.keep :]
+        tokens.extend(sequence.tokens)
+        self._held += len(tokens) - before
+
+    def _ask(self, sequence: draft_pb2.DraftSequence) -> DraftAsk:
+        return DraftAsk(
+            id=f"{self._name}/{sequence.id}",
+            tokens=self._tokens[sequence.id],
+            k=min(sequence.k, _MAX_K),
+            seed=sequence.seed,
+            temperature=sequence.temperature,
+            top_k=sequence.top_k,
+            top_p=sequence.top_p,
+            min_p=sequence.min_p,
+        )
+
+    def _drop(self, id: int) -> None:
+        tokens = self._tokens.pop(id, None)
+        if tokens is not None:
+            self._held -= len(tokens)
+            self._forget(f"{self._name}/{id}")
+        span = self._spans.pop(id, None)
+        if span is not None:
+            span.end()
+
+
+def _span(traceparent: str) -> Span:
+    """One sequence's time in this service, as a part of its request's trace."""
+    parent = read_trace([("traceparent", traceparent)])
+    return trace.get_tracer("penstock").start_span("Draft/Sequence", parent, SpanKind.SERVER)
