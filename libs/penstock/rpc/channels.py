@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from penstock.rpc.server import MAX_MESSAGE
+from penstock.rpc.server import KEEPALIVE, MAX_MESSAGE
 
 # Only calls that nobody else retries: a request that a worker or the router can't take is planned anew by the gateway.
 _SERVICE_CONFIG = json.dumps(
@@ -31,8 +31,7 @@ _SERVICE_CONFIG = json.dumps(
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.service_config", _SERVICE_CONFIG),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    *KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),

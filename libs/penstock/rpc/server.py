@@ -16,12 +16,21 @@ from penstock.runtime.config import ConfigError
 MAX_MESSAGE = 4 * 1024 * 1024
 """grpc's own default. Bulk bytes travel in chunks of at most 1 MiB, so it is never raised."""
 
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+KEEPALIVE: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+)
+"""Of both sides: a peer that answers nothing for 15 s is gone. In grpcio 1.85 the last one decides; its default is a
+minute."""
+_SPARE_STREAMS = 64
+"""Of one connection, beyond the calls that the server takes: so that a refusal is heard at once."""
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    *KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
@@ -53,19 +62,22 @@ async def serve(
     names: Sequence[str],
     *,
     max_calls: int = 1024,
+    max_streams: int | None = None,
     grace: float = 5.0,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
     `register` adds the servicers; `names` are their full names, for health and reflection. Calls beyond
-    `max_calls` are answered with RESOURCE_EXHAUSTED at once. Leaving the block answers NOT_SERVING first,
+    `max_calls` are answered with RESOURCE_EXHAUSTED at once. One connection may have `max_streams` calls open
+    (default: a few more than `max_calls`); further ones wait at the client. Leaving the block answers NOT_SERVING,
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
-    Raises ConfigError when it can't listen on `address`.
+    Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
     server = grpc.aio.server(
         interceptors=[ServerInterceptor(in_flight)],
-        options=SERVER_OPTIONS,
+        # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
+        options=(*_OPTIONS, ("grpc.max_concurrent_streams", max_streams or max_calls + _SPARE_STREAMS)),
         maximum_concurrent_rpcs=max_calls,
     )
     health = health_aio.HealthServicer()

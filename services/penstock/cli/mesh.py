@@ -16,7 +16,7 @@ from penstock.cli.ports import Ports
 from penstock.engine.config import EngineSettings, kv_token_bytes
 from penstock.models import NAMES, embedded
 from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
-from penstock.runtime.config import ConfigError, Size, arguments, format_size
+from penstock.runtime.config import LOG_LEVELS, ConfigError, Size, arguments, at_least, format_size, one_of, within
 from penstock.runtime.cores import Share, format_cores, host_shares
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
@@ -53,21 +53,20 @@ class MeshOptions:
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How the workers compute."""
+    hung_s: float = 30.0
+    """A service that answers no health check for so many seconds is killed and started again; 0: never."""
     log_level: str = "warning"
     """Lines of the services to show: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        for name, least in (("prefill", 0), ("decode", 1)):
-            if not least <= getattr(self, name) <= 256:
-                raise ConfigError(name, getattr(self, name), f"must be {least} to 256")
-        for name in ("port", "grpc_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise ConfigError(name, getattr(self, name), "must be 0 to 65535")
+        within(self, 0, 256, "prefill")
+        within(self, 1, 256, "decode")
+        within(self, 0, 65535, "port", "grpc_port")
+        at_least(self, 0, "hung_s")
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise ConfigError("log-level", self.log_level, "must be debug, info, warning or error")
+        one_of(self, LOG_LEVELS, "log_level")
 
     @property
     def model_name(self) -> str:

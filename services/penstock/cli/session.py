@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.cli.mesh import MeshOptions, MeshPlan, plan_mesh
 from penstock.cli.ports import reserved_ports
-from penstock.cli.supervisor import supervised
+from penstock.cli.supervisor import Patience, supervised
 from penstock.cli.view import View
 
 _PROBE_S = 0.03
@@ -27,7 +27,8 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPl
     """
     with reserved_ports() as ports:
         plan = plan_mesh(options, ports)
-        async with supervised(plan.children, view.change, view.line) as supervisor:
+        patience = Patience(hung_s=options.hung_s)
+        async with supervised(plan.children, view.change, view.line, patience) as supervisor:
             with _cancelled_by_signals(view.stopping, supervisor.kill):
                 await supervisor.ready()
                 await serving(plan.url)

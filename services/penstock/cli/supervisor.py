@@ -1,36 +1,42 @@
-"""Keeps a set of processes running: starts all at once, starts anew what dies, stops all in order.
+"""Keeps a set of processes running: starts all at once, restarts those that die or hang, stops all in order.
 
 Until all are ready for the first time, the end of one is the end of all (`ChildFailed`): a wrong setting should be
-heard of, not retried. Afterwards a child that dies comes back after a growing pause, at the same address.
+reported, not retried. Afterwards a child that dies comes back after a growing pause, at the same address; one that no
+longer answers gRPC's health check is killed, and comes back likewise.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import groupby
 
 from penstock.cli.child import Child, ChildSpec, Values, running
+from penstock.cli.liveness import silence
+from penstock.runtime.tasks import beside
 
 
-class State(Enum):
-    """Of one child."""
+class ChildState(Enum):
+    """State of one child process."""
 
     STARTING = "starting"
     READY = "ready"
+    HUNG = "hung"
+    """It does not answer and is being killed."""
     DOWN = "down"
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Something that an onlooker may want to show."""
+class ChildChange:
+    """A change of a child's state, with what an onlooker may want to show."""
 
     name: str
-    state: State
+    state: ChildState
     exit_code: int | None = None
     """When down."""
     tail: tuple[str, ...] = ()
@@ -38,7 +44,7 @@ class Change:
     back_in_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long the supervisor waits, in seconds."""
 
@@ -47,7 +53,9 @@ class Patience:
     first_backoff_s: float = 0.2
     last_backoff_s: float = 10.0
     sound_after_s: float = 30.0
-    """A child that lived so long starts the backoff anew."""
+    """A child that has run this long before it dies is restarted with the first backoff again."""
+    hung_s: float = 0.0
+    """A child that has been ready and answers no health check for this long is killed; 0: never."""
 
 
 class ChildFailed(Exception):
@@ -66,7 +74,7 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[ChildSpec],
-        on_change: Callable[[Change], None],
+        on_change: Callable[[ChildChange], None],
         on_line: Callable[[str, str], None],
         patience: Patience,
     ) -> None:
@@ -88,7 +96,7 @@ class Supervisor:
         return dict(self._values)
 
     def pids(self) -> dict[str, int]:
-        """Of the children that run, by name."""
+        """Process ids of the running children, by name."""
         return {name: child.pid for name, child in self._children.items()}
 
     def kill(self) -> None:
@@ -111,13 +119,13 @@ class Supervisor:
                 break
             if loop.time() - began > self._patience.sound_after_s:
                 backoff = self._patience.first_backoff_s
-            self._on_change(Change(spec.name, State.DOWN, code, tuple(tail), backoff))
+            self._on_change(ChildChange(spec.name, ChildState.DOWN, code, tuple(tail), backoff))
             await self._stopping_within(backoff)
             backoff = min(2 * backoff, self._patience.last_backoff_s)
-        self._on_change(Change(spec.name, State.STOPPED))
+        self._on_change(ChildChange(spec.name, ChildState.STOPPED))
 
     async def stop(self) -> None:
-        """Asks all to stop, stage by stage; who does not is killed."""
+        """Asks all to stop, stage by stage; a child that does not is killed."""
         self._stopping.set()
         for _, stage in groupby(sorted(self._specs, key=_stage), key=_stage):
             children = [child for spec in stage if (child := self._children.get(spec.name))]
@@ -131,31 +139,46 @@ class Supervisor:
             self._started.set()
 
     async def _run_once(self, spec: ChildSpec) -> tuple[int, list[str]]:
+        told: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
+
         def ready(values: Values) -> None:
+            told.set_result(values)
             self._values[spec.name] = values
-            self._on_change(Change(spec.name, State.READY))
+            self._on_change(ChildChange(spec.name, ChildState.READY))
             if len(self._values) == len(self._specs):
                 self._started.set()
 
-        self._on_change(Change(spec.name, State.STARTING))
+        self._on_change(ChildChange(spec.name, ChildState.STARTING))
         async with running(spec, ready, self._on_line) as child:
             self._children[spec.name] = child
             try:
                 if self._stopping.is_set():
                     child.kill()
-                code = await child.ended()
+                watch = partial(self._kill_when_hung, child, told)
+                async with beside(watch, name=f"liveness of {spec.name}", on_failure="restart", failed=_not_counted):
+                    code = await child.ended()
             finally:
                 del self._children[spec.name]
         return code, child.tail
 
+    async def _kill_when_hung(self, child: Child, told: asyncio.Future[Values]) -> None:
+        values = await asyncio.shield(told)
+        address = values.get("grpc_address") or values.get("address")
+        if not self._patience.hung_s or not isinstance(address, str):
+            return
+        await silence(address, self._patience.hung_s)
+        if not self._stopping.is_set():
+            self._on_change(ChildChange(child.spec.name, ChildState.HUNG))
+            child.kill()
+
     async def _ended_or_killed(self, children: list[Child]) -> None:
-        ends = [asyncio.ensure_future(child.ended()) for child in children]
-        if ends:
-            await asyncio.wait(ends, timeout=self._patience.stop_s)
-        for child, end in zip(children, ends, strict=True):
-            if not end.done():
-                child.kill()
-        await asyncio.gather(*ends)
+        async with asyncio.TaskGroup() as tasks:
+            ends = [tasks.create_task(child.ended()) for child in children]
+            if ends:
+                await asyncio.wait(ends, timeout=self._patience.stop_s)
+            for child, end in zip(children, ends, strict=True):
+                if not end.done():
+                    child.kill()
 
     async def _stopping_within(self, seconds: float) -> None:
         try:
@@ -168,18 +191,29 @@ class Supervisor:
 @asynccontextmanager
 async def supervised(
     specs: Sequence[ChildSpec],
-    on_change: Callable[[Change], None],
+    on_change: Callable[[ChildChange], None],
     on_line: Callable[[str, str], None],
     patience: Patience | None = None,
 ) -> AsyncIterator[Supervisor]:
     """Runs `specs` for the length of the block; no process is left after it."""
     supervisor = Supervisor(specs, on_change, on_line, patience or Patience())
-    keepers = [asyncio.create_task(supervisor.keep(spec)) for spec in specs]  # awaited below, whatever happens
-    try:
-        yield supervisor
-    finally:
-        await supervisor.stop()
-        await asyncio.gather(*keepers)
+    async with AsyncExitStack() as stack:
+        keepers = [
+            await stack.enter_async_context(
+                beside(partial(supervisor.keep, spec), name=f"keep {spec.name}", on_failure="stop", failed=_not_counted)
+            )
+            for spec in specs
+        ]
+        try:
+            yield supervisor
+        finally:
+            await supervisor.stop()
+            for keeper in keepers:
+                await keeper.ended()
+
+
+def _not_counted(_task: str) -> None:
+    """The command line has no metrics; a failure is in its log."""
 
 
 def describe_exit(code: int) -> str:

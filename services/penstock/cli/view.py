@@ -9,10 +9,16 @@ from rich.markup import escape
 from rich.status import Status
 
 from penstock.cli.lines import plain, readable
-from penstock.cli.supervisor import Change, State, describe_exit
+from penstock.cli.supervisor import ChildChange, ChildState, describe_exit
 
 _SHOWN_TAIL = 12
-_MARKS = {State.STARTING: "[dim]○[/]", State.READY: "[green]●[/]", State.DOWN: "[red]✗[/]", State.STOPPED: "[dim]·[/]"}
+_MARKS = {
+    ChildState.STARTING: "[dim]○[/]",
+    ChildState.READY: "[green]●[/]",
+    ChildState.HUNG: "[red]✗[/]",
+    ChildState.DOWN: "[red]✗[/]",
+    ChildState.STOPPED: "[dim]·[/]",
+}
 
 
 class View:
@@ -21,7 +27,7 @@ class View:
     def __init__(self, log_level: str, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
         self._level = log_level
-        self._states: dict[str, State] = {}
+        self._states: dict[str, ChildState] = {}
         self._began = time.monotonic()
         self._status: Status | None = None
         self._stopping = False
@@ -30,14 +36,16 @@ class View:
             self._status = self._console.status("starting")
             self._status.start()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: ChildChange) -> None:
         """A child's state has changed."""
         self._states[change.name] = change.state
-        if change.state is State.DOWN:
+        if change.state is ChildState.HUNG:
+            self._console.print(f"[red]{change.name} does not answer and is killed[/]")
+        elif change.state is ChildState.DOWN:
             self._console.print(f"[red]{change.name} ended with {describe_exit(change.exit_code or 0)}[/]")
             self.tail(change.name, change.tail)
             self._console.print(f"[yellow]{change.name} starts again in {change.back_in_s:g} s[/]")
-        elif change.state is State.READY and self._serving:
+        elif change.state is ChildState.READY and self._serving:
             self._console.print(f"[green]{change.name} is back[/]")
         if self._status is not None:
             marks = "  ".join(f"{_MARKS[state]} {name}" for name, state in self._states.items())

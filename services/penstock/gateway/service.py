@@ -32,6 +32,8 @@ from penstock.v1 import gateway_pb2_grpc
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep an idle connection, so that it is they who close it."""
+_MOST_STREAMS = 64
+"""gRPC calls that one connection of a client may have open; more wait at the client."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     register,
                     [SERVICE],
                     max_calls=config.max_live_requests + 64,
+                    max_streams=_MOST_STREAMS,
                     grace=config.drain_s,
                 ) as rpc:
                     app = application(completer, admission, started)

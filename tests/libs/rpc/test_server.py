@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.libs.rpc.toy import NAME, Client, Toy, served
+from tests.services.kvstore.relay import relay_to
 
 from penstock.errors import Overloaded
 from penstock.rpc.channels import open_channels
@@ -77,6 +78,41 @@ async def test_calls_over_the_limit_are_refused_at_once() -> None:
             await client.ask(b"x")
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         waiting.cancel()
+
+
+async def test_one_connection_has_so_many_streams_and_another_its_own() -> None:
+    toy = Toy()
+    async with served(toy, max_streams=2, grace=0) as client, open_channels() as others:
+        streams = [client.echo() for _ in range(3)]
+        for stream in streams[:2]:
+            await stream.write(b"a")
+            assert await stream.read() == b"a"
+        third = asyncio.ensure_future(streams[2].write(b"a"))
+        other = Client(client.server, others).echo()
+        await other.write(b"b")
+        assert await other.read() == b"b"
+        assert client.server.in_flight.count == 3
+        assert not third.done()
+        streams[0].cancel()
+        await third
+        assert await streams[2].read() == b"a"
+
+
+async def test_a_peer_that_falls_silent_is_gone_after_a_quarter_minute_for_both_sides() -> None:
+    """Without a word of TCP, as when a process hangs or a cable is pulled."""
+    toy = Toy()
+    async with served(toy, grace=0) as client, relay_to(f"127.0.0.1:{client.server.port}") as relay:
+        async with open_channels() as channels:
+            stream = channels.to(relay.address).stream_stream(f"/{NAME}/Echo")()
+            await stream.write(b"a")
+            assert await stream.read() == b"a"
+            relay.stall()
+            async with asyncio.timeout(30):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stream.read()
+                await client.server.in_flight.idle()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert toy.cleaned == 1
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline"])

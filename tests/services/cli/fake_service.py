@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from penstock.rpc.server import serve
 from penstock.runtime.lifecycle import Lifecycle, run
 
 
@@ -23,6 +24,11 @@ async def live(name: str, behaviour: str, diary: Path | None, lifecycle: Lifecyc
         print('{"event": "mind the gap", "level": "warning"}', file=sys.stderr, flush=True)
     if behaviour.startswith("gateway:"):
         await answer_readyz(int(behaviour.partition(":")[2]))
+    if behaviour == "grpc":
+        async with serve("127.0.0.1:0", lambda server: None, []) as server:
+            lifecycle.ready(address=f"127.0.0.1:{server.port}")
+            await lifecycle.stopped()
+        return
     lifecycle.ready(address="127.0.0.1:1", name=name)
     if behaviour == "hung":
         time.sleep(60)  # noqa: ASYNC251  the point: its event loop is blocked

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cli.child import ChildSpec
-from penstock.cli.supervisor import Change, State
+from penstock.cli.supervisor import ChildChange, ChildState
 
 REPOSITORY = Path(__file__).parents[3]
 FAKE = Path(__file__).with_name("fake_service.py")
@@ -25,11 +25,11 @@ class Onlooker:
     """Collects changes and lines, and lets a test wait for one."""
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[ChildChange] = []
         self.lines: list[tuple[str, str]] = []
         self._news = asyncio.Event()
 
-    def change(self, change: Change) -> None:
+    def change(self, change: ChildChange) -> None:
         self.changes.append(change)
         self._news.set()
 
@@ -37,7 +37,7 @@ class Onlooker:
         self.lines.append((name, line))
         self._news.set()
 
-    def count(self, name: str, state: State) -> int:
+    def count(self, name: str, state: ChildState) -> int:
         return sum(change.name == name and change.state is state for change in self.changes)
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -13,7 +13,8 @@ import psutil
 import pytest
 from tests.services.cli.helpers import ENVIRONMENT, REPOSITORY, Onlooker, alive, fake
 
-from penstock.cli.supervisor import ChildFailed, Patience, State, supervised
+from penstock.cli.child import ChildSpec
+from penstock.cli.supervisor import ChildFailed, ChildState, Patience, supervised
 
 QUICK = Patience(stop_s=0.5, first_backoff_s=0.05, last_backoff_s=0.1)
 
@@ -26,7 +27,7 @@ async def test_ready_has_what_each_child_said_and_nothing_is_left() -> None:
     assert values["a"] == {"address": "127.0.0.1:1", "name": "a"}
     assert set(values) == set(pids) == {"a", "b"}
     assert not any(alive(pid) for pid in pids.values())
-    assert [seen.count(name, State.STOPPED) for name in "ab"] == [1, 1]
+    assert [seen.count(name, ChildState.STOPPED) for name in "ab"] == [1, 1]
 
 
 async def test_children_stop_stage_by_stage(tmp_path: Path) -> None:
@@ -57,10 +58,10 @@ async def test_a_child_that_dies_comes_back() -> None:
         for round_ in (2, 3):
             before = supervisor.pids()
             os.kill(before["a"], signal.SIGKILL)
-            await seen.until(lambda round_=round_: seen.count("a", State.READY) == round_)
+            await seen.until(lambda round_=round_: seen.count("a", ChildState.READY) == round_)
             assert supervisor.pids()["a"] != before["a"]
             assert supervisor.pids()["b"] == before["b"]
-    downs = [change for change in seen.changes if change.state is State.DOWN]
+    downs = [change for change in seen.changes if change.state is ChildState.DOWN]
     assert [(change.name, change.exit_code, change.back_in_s) for change in downs] == [("a", -9, 0.05), ("a", -9, 0.1)]
 
 
@@ -70,6 +71,32 @@ async def test_a_child_that_hangs_is_killed() -> None:
         await supervisor.ready()
         pid = supervisor.pids()["a"]
     assert not alive(pid)
+
+
+async def test_a_child_that_stops_answering_is_killed_and_comes_back() -> None:
+    """A stopped process neither ends nor answers; its neighbour answers, and is left alone."""
+    seen = Onlooker()
+    patience = Patience(first_backoff_s=0.05, hung_s=3.0)
+    async with supervised([fake("a", "grpc"), fake("b", "grpc")], seen.change, seen.line, patience) as supervisor:
+        await supervisor.ready()
+        before = supervisor.pids()
+        os.kill(before["a"], signal.SIGSTOP)
+        await seen.until(lambda: seen.count("a", ChildState.READY) == 2)
+        after = supervisor.pids()
+    assert [change.state.value for change in seen.changes if change.name == "a"] == [
+        *("starting", "ready", "hung", "down", "starting", "ready", "stopped")
+    ]
+    assert after["a"] != before["a"]
+    assert after["b"] == before["b"]
+    assert not any(alive(pid) for pid in (*before.values(), *after.values()))
+
+
+async def test_a_child_that_cannot_be_started_ends_the_supervisor() -> None:
+    seen = Onlooker()
+    with pytest.raises(FileNotFoundError):
+        async with supervised([ChildSpec("a", ("/no/such/program",)), fake("b")], seen.change, seen.line) as supervisor:
+            await supervisor.ready()
+    assert seen.count("a", ChildState.READY) == 0
 
 
 async def test_stopping_while_starting() -> None:
