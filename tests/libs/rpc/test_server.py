@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -83,19 +84,22 @@ async def test_calls_over_the_limit_are_refused_at_once() -> None:
 async def test_one_connection_has_so_many_streams_and_another_its_own() -> None:
     toy = Toy()
     async with served(toy, max_streams=2, grace=0) as client, open_channels() as others:
-        streams = [client.echo() for _ in range(3)]
-        for stream in streams[:2]:
-            await stream.write(b"a")
-            assert await stream.read() == b"a"
-        third = asyncio.ensure_future(streams[2].write(b"a"))
-        other = Client(client.server, others).echo()
-        await other.write(b"b")
-        assert await other.read() == b"b"
+        first = [await _echoing(client, b"a") for _ in range(2)]
+        waits = client.echo()
+        writing = asyncio.ensure_future(waits.write(b"b"))
+        await _echoing(Client(client.server, others), b"c")
         assert client.server.in_flight.count == 3
-        assert not third.done()
-        streams[0].cancel()
-        await third
-        assert await streams[2].read() == b"a"
+        first[0].cancel()
+        await writing
+        assert await waits.read() == b"b"
+
+
+async def _echoing(client: Client, word: bytes) -> Any:
+    """A stream that is open on both sides."""
+    stream = client.echo()
+    await stream.write(word)
+    assert await stream.read() == word
+    return stream
 
 
 async def test_a_peer_that_falls_silent_is_gone_after_a_quarter_minute_for_both_sides() -> None:
