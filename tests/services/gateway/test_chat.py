@@ -327,7 +327,7 @@ async def test_the_other_choices_wait_until_the_prompt_is_stored(setup):
     await whole(setup.client, n=3)
     first = setup.mesh.prefills[0].requests[0].request_id
     assert first.endswith(".0")
-    asks = [ask.request_id for ask in setup.mesh.router.asks]
+    asks = [request.request_id for request in setup.mesh.prefills[0].requests]
     assert asks[0] == first and len(set(asks)) == 3
 
 
