@@ -30,7 +30,7 @@ def test_weights_arrive(checkpoint):
     for ahead in (0, 1 << 20, 1 << 30):
         with Upload(checkpoint, CUDA, lanes=3, chunk_bytes=50_000, ahead_bytes=ahead) as upload:
             brought = load_weights(checkpoint, torch.bfloat16, CUDA, source=upload.take)
-        plain = load_weights(checkpoint, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
+        plain = load_weights(checkpoint, torch.bfloat16, CUDA)
         for mine, right in zip(brought.layers, plain.layers, strict=True):
             for name in ("qkv", "out", "input_norm"):
                 assert torch.equal(getattr(mine, name), getattr(right, name)), name

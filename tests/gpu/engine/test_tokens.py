@@ -24,7 +24,9 @@ def on_device(directory, dtype, kernels=True, graphs=True):
     runner = Runner(inspect(directory), dtype, "cuda", PAGES, BLOCK, 160, kernels, max_running=6)
     if kernels and not graphs:
         attention = runner._device._attention
-        runner._device = DeviceSteps(runner.decoder, runner.memory, runner._builder, attention, None, 6, 160)
+        runner._device = DeviceSteps(
+            runner.decoder, runner.memory, runner._builder, attention, capture=None, most_sequences=6, max_positions=160
+        )
     return runner
 
 

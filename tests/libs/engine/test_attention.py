@@ -101,12 +101,12 @@ def check(order, pool, layer, groups, context, heads, rows, softcap):
         own = query[group.first : group.first + group.batch * group.rows].view(group.batch, group.rows, heads, 8)
         view = group.contexts[WINDOWS[layer]]
         keys, values = pool.gather(view.index[layer], group.batch, view.tokens)
-        found.append(attend(own, keys, values, view.mask, view.causal, 0.3, softcap))
+        found.append(attend(own, keys, values, view.mask, causal=view.causal, scale=0.3, softcap=softcap))
     expected, first = [], 0
     for run, count in zip(order, rows, strict=True):
         keys, values = context[run.table[0]][layer]
         rows_at, own = range(run.end - count, run.end), query[first : first + count]
-        expected.append(naive_attend(own, keys, values, rows_at, 0.3, WINDOWS[layer], softcap))
+        expected.append(naive_attend(own, keys, values, rows_at, scale=0.3, window=WINDOWS[layer], softcap=softcap))
         first += count
     if len(query):
         torch.testing.assert_close(torch.cat(found), torch.cat(expected), atol=1e-5, rtol=1e-5)
@@ -117,8 +117,8 @@ def test_capped_scores_are_held_a_few_rows_at_a_time(monkeypatch, causal):
     torch.manual_seed(1)
     query, keys, values = torch.randn(2, 9, 4, 8), torch.randn(2, 9, 2, 8), torch.randn(2, 9, 2, 8)
     mask = None if causal else torch.zeros(2, 1, 9, 9).masked_fill_(torch.ones(9, 9).triu(1).bool(), float("-inf"))
-    at_once = attend(query, keys, values, mask, causal, 0.3, 2.0)
+    at_once = attend(query, keys, values, mask, causal=causal, scale=0.3, softcap=2.0)
     monkeypatch.setattr(attention, "_MOST_SCORES", 2 * 4 * 9 * 2)
-    torch.testing.assert_close(attend(query, keys, values, mask, causal, 0.3, 2.0), at_once)
-    naive = [naive_attend(query[at], keys[at], values[at], range(9), 0.3, softcap=2.0) for at in range(2)]
+    torch.testing.assert_close(attend(query, keys, values, mask, causal=causal, scale=0.3, softcap=2.0), at_once)
+    naive = [naive_attend(query[at], keys[at], values[at], range(9), scale=0.3, softcap=2.0) for at in range(2)]
     torch.testing.assert_close(at_once, torch.cat(naive), atol=1e-5, rtol=1e-5)

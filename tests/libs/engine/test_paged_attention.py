@@ -125,7 +125,7 @@ class Layer:
         values = read(shape, kept(shape, torch.cat((one.before[1], values))))
         window = shape.window or None
         return naive_attend(
-            turned[:, :heads], keys, values, range(one.start, one.start + one.rows), self._scale, window
+            turned[:, :heads], keys, values, range(one.start, one.start + one.rows), scale=self._scale, window=window
         )
 
 

@@ -41,7 +41,7 @@ def logits(directory: Path, kind: str | None) -> torch.Tensor:
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
     pool = PageMemory(config, 8, 16, torch.float32, CPU)
-    decoder = Decoder(config, load_weights(checkpoint, torch.float32, CPU, keep), 128, torch.float32)
+    decoder = Decoder(config, load_weights(checkpoint, torch.float32, CPU, keep=keep), 128, torch.float32)
     builder = BatchBuilder(pool, CPU, config.windows, torch.float32)
     tokens = [(7 * number) % 256 for number in range(21)]
     choice = Choice(SamplingParams(max_tokens=4, temperature=0.0), frozenset(), tokens, 21, (), {})

@@ -80,7 +80,7 @@ class Runner:
                 self.memory = PageMemory(config, pages, block_size, cache, place, memory=cuda.memory_on(place))
                 attention = cuda.attention_for(config, self.memory) if kernels else None
                 keep = cuda.keep_for(dtype, place)
-                weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep, source=upload.take)
+                weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep=keep, source=upload.take)
         else:
             weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes, lossless)
             self.memory = PageMemory(config, pages, block_size, cache, place)
@@ -94,7 +94,7 @@ class Runner:
             from penstock.engine.kernels.cuda import setup as cuda
 
             own = (self.decoder, self.memory, self._builder, attention)
-            self._device = cuda.steps_for(*own, max_running, max_positions)
+            self._device = cuda.steps_for(*own, most_sequences=max_running, max_positions=max_positions)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
@@ -160,7 +160,7 @@ def _load(
     """The weights, and how they were packed, where they are."""
     loaded = _WEIGHTS[dtype]
     if machine is None:
-        return load_weights(checkpoint, loaded, place, _rounded if dtype == "int8" else as_it_is), None
+        return load_weights(checkpoint, loaded, place, keep=_rounded if dtype == "int8" else as_it_is), None
     kind = "lossless" if lossless else dtype
     packed = packed_weights(checkpoint, kind, loaded, torch.get_num_threads(), cache_bytes)
     _log.info("weights: %s", packed)
@@ -169,7 +169,7 @@ def _load(
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
     table = StoredTable(checkpoint.tensors[EMBEDDING]) if packed.nbytes >= SMALL_BYTES else None
-    return load_weights(checkpoint, loaded, place, keep, table), packed
+    return load_weights(checkpoint, loaded, place, keep=keep, table=table), packed
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:

@@ -17,6 +17,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
+    *,
     causal: bool,
     scale: float,
     softcap: float | None = None,
@@ -31,7 +32,7 @@ def attend(
     batch, rows, heads, dim = query.shape
     kv_heads = keys.shape[2]
     if softcap is not None:
-        return _capped(query, keys, values, mask, causal, scale, softcap)
+        return _capped(query, keys, values, mask, causal=causal, scale=scale, softcap=softcap)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     if rows == 1:  # heads that share keys become rows of one head: each key is read once
         grouped = query.view(batch, kv_heads, heads // kv_heads, dim)
@@ -44,7 +45,7 @@ def attend(
 
 
 def _capped(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float, softcap: float
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, causal: bool, scale: float, softcap: float
 ) -> Tensor:
     """torch's fused attention has no cap, so the scores are laid out here, in float32 and a bounded number of rows
     at a time."""
@@ -73,6 +74,7 @@ def naive_attend(
     keys: Tensor,
     values: Tensor,
     positions: Sequence[int],
+    *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,

@@ -56,7 +56,7 @@ class Decoder:
         x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
         for number, layer in enumerate(self._weights.layers[:-1]):
-            x = self._layer(number, layer, x, turns[self._table_of[number]], batch, pool)
+            x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, pool=pool)
         x = self._last_layer(x, turns[self._table_of[-1]], batch, pool)
         x = self._norm(x, self._weights.norm)
         logits = linear(x, self._weights.head).float()
@@ -69,20 +69,22 @@ class Decoder:
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._norm(x, weight)
 
-    def _layer(self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, batch: Batch, pool: PageMemory) -> Tensor:
+    def _layer(
+        self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, *, batch: Batch, pool: PageMemory
+    ) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         fused = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         values = fused[:, -self._kv_width :]
         turned = self._turn(fused[:, : -self._kv_width], layer.qk_norm, turn)
         query, keys = turned[:, : self.config.n_heads], turned[:, self.config.n_heads :]
         self._store(number, keys, values, batch, pool)
-        return self._finish(number, layer, x, query, batch.groups, batch.leading, pool)
+        return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, pool=pool)
 
     def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, pool: PageMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: keys and values of all rows, everything else of the sampled ones only."""
         number, layer = len(self._weights.layers) - 1, self._weights.layers[-1]
         if batch.sampled is None:
-            return self._layer(number, layer, x, turn, batch, pool)
+            return self._layer(number, layer, x, turn, batch=batch, pool=pool)
         heads, normed = self.config.n_heads, self._norm(x, layer.input_norm)
         q_bias, kv_bias = _halves(layer.qkv_bias, self._q_width)
         q_norm, k_norm = _halves(layer.qk_norm, heads)
@@ -95,7 +97,7 @@ class Decoder:
         query = linear(normed.index_select(0, chosen), columns(layer.qkv, 0, self._q_width), q_bias)
         query = self._turn(query, q_norm, _rows(turn, chosen))
         x = x.index_select(0, chosen)
-        return self._finish(number, layer, x, query, batch.last_groups, batch.last_leading, pool)
+        return self._finish(number, layer, x, query, groups=batch.last_groups, leading=batch.last_leading, pool=pool)
 
     def _turn(self, heads: Tensor, norm: Tensor | None, turn: Turn) -> Tensor:
         """[N, n * head_dim] -> [N, n, head_dim], normalised where the model asks for it, and rotated."""
@@ -115,6 +117,7 @@ class Decoder:
         layer: LayerWeights,
         x: Tensor,
         query: Tensor,
+        *,
         groups: list[Group],
         leading: Leading | None,
         pool: PageMemory,
@@ -134,7 +137,15 @@ class Decoder:
         context = group.contexts[config.windows[number]]
         keys, values = pool.gather(context.index[number], group.batch, context.tokens)
         keys, values = keys.to(own.dtype), values.to(own.dtype)
-        return attend(own, keys, values, context.mask, context.causal, config.attention_scale, config.attention_softcap)
+        return attend(
+            own,
+            keys,
+            values,
+            context.mask,
+            causal=context.causal,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+        )
 
 
 def _halves(both: Tensor | None, at: int) -> tuple[Tensor | None, Tensor | None]:

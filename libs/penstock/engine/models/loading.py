@@ -72,6 +72,7 @@ def load_weights(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
+    *,
     keep: Keep = as_it_is,
     table: StoredTable | None = None,
     source: Source | None = None,
@@ -143,7 +144,7 @@ def _layer(files: _Files, checkpoint: Checkpoint, number: int, keep: _Kept) -> L
         mlp_norm=norm(names.mlp_norm),
         mlp=_routed_block(files, config, names, number)
         if _routed(config, number)
-        else _dense_block(files, config, names, prefix, stacks, keep),
+        else _dense_block(files, config, names, prefix, stacks=stacks, keep=keep),
         mlp_post_norm=norm(names.mlp_post_norm) if config.post_norms else None,
     )
 
@@ -157,7 +158,7 @@ def _routed(config: ModelConfig, number: int) -> bool:
 
 
 def _dense_block(
-    files: _Files, config: ModelConfig, names: LayerNames, prefix: str, stacks: dict[str, Stack], keep: _Kept
+    files: _Files, config: ModelConfig, names: LayerNames, prefix: str, *, stacks: dict[str, Stack], keep: _Kept
 ) -> Dense:
     gate_up, gate_up_bias = keep(stacks["gate_up"], files.bias(config.mlp_bias, prefix, *names.gate_up))
     down, down_bias = keep(stacks["down"], files.bias(config.mlp_bias, prefix, names.down))

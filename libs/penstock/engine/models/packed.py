@@ -104,7 +104,7 @@ class _Job:
             def write(at: int, piece: Tensor) -> None:
                 write_bytes(file, at, piece)
 
-            pack_slices(self.packer, self._stacks, records, self._kind, self._threads, write)
+            pack_slices(self.packer, self._stacks, records, self._kind, threads=self._threads, write=write)
         else:
             end = PAGE
             for stack in self._stacks:  # one matrix at a time in memory
@@ -120,7 +120,7 @@ class _Job:
         def write(at: int, piece: Tensor) -> None:
             content[at : at + piece.numel()].copy_(piece)
 
-        pack_slices(self.packer, stacks, records, kind, self._threads, write)
+        pack_slices(self.packer, stacks, records, kind, threads=self._threads, write=write)
         return {name: packed_of(record, content) for name, record in records.items()}
 
     def _whole(self, stack: Stack) -> Packed:

@@ -64,7 +64,7 @@ class Problem:
             keys, values = content[:, 0], content[:, 1]
             own = self.query[first : first + rows].cpu().float()
             scale, window = self.shape.scale, self.windows[layer]
-            answers.append(naive_attend(own, keys, values, positions, scale, window, self.softcap))
+            answers.append(naive_attend(own, keys, values, positions, scale=scale, window=window, softcap=self.softcap))
             first += rows
         return torch.cat(answers)
 

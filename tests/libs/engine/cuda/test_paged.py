@@ -60,7 +60,7 @@ def documented_varlen(
         own = query[cu_seq_q[at] : cu_seq_q[at + 1]]
         keys, values = (each[block_table[at].long()].flatten(0, 1)[:end] for each in (key, value))
         window = None if left < 0 else left + 1
-        parts.append(naive_attend(own, keys, values, range(end - len(own), end), scale, window))
+        parts.append(naive_attend(own, keys, values, range(end - len(own), end), scale=scale, window=window))
     return torch.cat(parts).view(query.shape).to(query.dtype)
 
 
@@ -118,7 +118,9 @@ class Wrapper:
             mine = pages[indptr[at] : indptr[at + 1]]
             end = (len(mine) - 1) * size + tokens
             keys, values = (each[mine].flatten(0, 1)[:end] for each in cache)
-            parts.append(naive_attend(own, keys, values, range(end - len(own), end), scale, window, softcap))
+            parts.append(
+                naive_attend(own, keys, values, range(end - len(own), end), scale=scale, window=window, softcap=softcap)
+            )
         return torch.cat(parts).view(query.shape).to(query.dtype)
 
 

@@ -57,7 +57,7 @@ def test_which_steps_are_captured():
 def test_input_of_a_step():
     shape, width, slots = Shape(4, 2), 5, 3 * 2 * BLOCK
     memory = np.full(StepInput.size(shape, width), -7, dtype=np.int32)
-    step = StepInput(memory, shape, width, BLOCK, slots, PAGES)
+    step = StepInput(memory, shape, width, block_size=BLOCK, page_slots=slots, scratch=PAGES)
     runs = [
         run_of(list(range(10, 28)), 17, 1, [4, 9, 2], drafts=[5], seed=1),
         run_of(list(range(30, 46)), 15, 1, [7, 3, 8], drafts=[6], seed=2),
@@ -102,7 +102,9 @@ def device_runner(directory, capture, most_rows=None):
     runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
     attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
     attention.graph_rows, attention.most_rows = 4, most_rows
-    runner._device = DeviceSteps(runner.decoder, runner.memory, runner._builder, attention, capture, 6, 160)
+    runner._device = DeviceSteps(
+        runner.decoder, runner.memory, runner._builder, attention, capture=capture, most_sequences=6, max_positions=160
+    )
     return runner
 
 
@@ -169,14 +171,18 @@ def test_routed_experts_are_not_captured(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel("Qwen3MoeForCausalLM", extra=extra))
     runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
     attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
-    assert not GraphSteps(runner.decoder, runner.memory, attention, 4, 160, Recorder()).possible
+    assert not GraphSteps(
+        runner.decoder, runner.memory, attention, most_sequences=4, max_positions=160, capture=Recorder()
+    ).possible
 
 
 def test_without_a_backend_torch_gathers(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel())
     runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
     expected = play(runner)
-    runner._device = DeviceSteps(runner.decoder, runner.memory, runner._builder, None, Recorder(), 4, 160)
+    runner._device = DeviceSteps(
+        runner.decoder, runner.memory, runner._builder, None, capture=Recorder(), most_sequences=4, max_positions=160
+    )
     runner.memory.data.zero_()
     assert play(runner) == expected
     assert torch.equal(runner.memory.data[0], torch.zeros_like(runner.memory.data[0]))

@@ -110,7 +110,7 @@ Write = Callable[[int, Tensor], None]
 
 
 def pack_slices(
-    packer: Packer, stacks: Sequence[Stack], records: dict[str, Record], kind: str, threads: int, write: Write
+    packer: Packer, stacks: Sequence[Stack], records: dict[str, Record], kind: str, *, threads: int, write: Write
 ) -> None:
     """Packs what `plan` has planned. `write` is called from `threads` threads. Raises CheckpointError."""
     with ExitStack() as closing:

@@ -69,6 +69,7 @@ class GraphSteps:
         decoder: Forward,
         pool: PageMemory,
         attention: PagedAttention,
+        *,
         most_sequences: int,
         max_positions: int,
         capture: Capture,
@@ -106,7 +107,9 @@ class _Captured:
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         page_slots = pool.n_layers * 2 * pool.block_size
         scratch = pool.data.shape[0] - 1
-        self._input = StepInput(self._host.numpy(), shape, width, pool.block_size, page_slots, scratch)
+        self._input = StepInput(
+            self._host.numpy(), shape, width, block_size=pool.block_size, page_slots=page_slots, scratch=scratch
+        )
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         rows = shape.sequences * shape.rows
         parts = torch.split(self._device, [rows, rows, rows, shape.sequences, shape.sequences * width])

@@ -174,7 +174,13 @@ class _Gathered:
         keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
         own = query[starts[:-1].unsqueeze(1) + row]
         mixed = attend(
-            own, keys.to(own.dtype), values.to(own.dtype), mask.unsqueeze(1), False, heads.scale, heads.softcap
+            own,
+            keys.to(own.dtype),
+            values.to(own.dtype),
+            mask.unsqueeze(1),
+            causal=False,
+            scale=heads.scale,
+            softcap=heads.softcap,
         )
         # a row that is not there writes what the last one writes, so that shapes depend on nothing but bounds
         return mixed.new_empty(query.shape[0], mixed.shape[1]).index_copy_(

@@ -49,7 +49,7 @@ class StepInput:
     """The input of one captured step in one run of int32, so that one copy brings it to the device."""
 
     def __init__(
-        self, memory: Int32s, shape: Shape, width: int, block_size: int, page_slots: int, scratch: int
+        self, memory: Int32s, shape: Shape, width: int, *, block_size: int, page_slots: int, scratch: int
     ) -> None:
         """`memory` is flat and has `size` numbers; `width` is that of block tables; `page_slots` are the slots of a
         page in all layers; `scratch` is the page of rows that are padding."""

@@ -97,8 +97,17 @@ def steps_for(
     pool: PageMemory,
     builder: BatchBuilder,
     attention: PagedAttention | None,
+    *,
     most_sequences: int,
     max_positions: int,
 ) -> DeviceSteps:
     """See DeviceSteps."""
-    return DeviceSteps(decoder, pool, builder, attention, CudaCapture(), most_sequences, max_positions)
+    return DeviceSteps(
+        decoder,
+        pool,
+        builder,
+        attention,
+        capture=CudaCapture(),
+        most_sequences=most_sequences,
+        max_positions=max_positions,
+    )

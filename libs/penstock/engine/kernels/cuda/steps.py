@@ -22,6 +22,7 @@ class DeviceSteps:
         pool: PageMemory,
         builder: BatchBuilder,
         attention: PagedAttention | None,
+        *,
         capture: Capture | None,
         most_sequences: int,
         max_positions: int,
@@ -33,7 +34,14 @@ class DeviceSteps:
         self._attention = attention
         self._graphs: GraphSteps | None = None
         if attention is not None and capture is not None:
-            self._graphs = GraphSteps(decoder, pool, attention, most_sequences, max_positions, capture)
+            self._graphs = GraphSteps(
+                decoder,
+                pool,
+                attention,
+                most_sequences=most_sequences,
+                max_positions=max_positions,
+                capture=capture,
+            )
 
     def logits(self, order: Sequence[Run]) -> Tensor:
         """See Runner.logits; valid until the next call."""
