@@ -13,6 +13,38 @@ ROOT = Path(__file__).parents[1]
 ROOTS = ("libs", "services", "tools")
 SOURCES = sorted(path for part in (*ROOTS, "loadtest") for path in (ROOT / part).rglob("*.py"))
 FORBIDDEN_CALLS = {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "os.system", "os.popen"}
+WITHOUT_OWNER: set[str] = {
+    "libs/penstock/kv/client/client.py",
+    "libs/penstock/kv/client/loans.py",
+    "libs/penstock/kv/client/writing.py",
+    "services/penstock/gateway/completion.py",
+    "services/penstock/gateway/flow.py",
+    "services/penstock/gateway/mesh.py",
+    "services/penstock/gateway/service.py",
+    "services/penstock/kvstore/elsewhere/mooncake.py",
+    "services/penstock/kvstore/elsewhere/neighbours.py",
+    "services/penstock/kvstore/elsewhere/transport/peers.py",
+    "services/penstock/kvstore/events/wire/publisher.py",
+    "services/penstock/kvstore/service.py",
+    "services/penstock/kvstore/tiers/bringing.py",
+    "services/penstock/kvstore/tiers/device/opening.py",
+    "services/penstock/kvstore/tiers/disk/threads.py",
+    "tools/penstock/bench/kv/processes.py",
+}
+NAMED_TWICE: set[str] = {
+    "Account",
+    "Ask",
+    "Candidate",
+    "Found",
+    "Member",
+    "Mesh",
+    "Peers",
+    "Planner",
+    "Reader",
+    "Shape",
+    "Worker",
+    "Worth",
+}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 
@@ -99,3 +131,64 @@ def is_false(node: ast.expr) -> bool:
 )
 def test_the_scan_sees_what_it_should(line: str, bad: bool) -> None:
     assert bool([what for node in ast.walk(ast.parse(line)) for what in forbidden(node)]) is bad
+
+
+def trees(*roots: str) -> dict[str, ast.Module]:
+    """Hand-written sources, by path."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        for root in roots
+        for path in sorted((ROOT / root).rglob("*.py"))
+        if "v1" not in path.parts
+    }
+
+
+def bare_tasks(tree: ast.Module) -> list[int]:
+    """Lines that start a task without an owner: not in a group opened by `async with asyncio.TaskGroup() as NAME`, nor
+    in one that was handed on under that name, as an argument or an attribute."""
+    groups = {
+        item.optional_vars.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if ast.unparse(item.context_expr) == "asyncio.TaskGroup()" and isinstance(item.optional_vars, ast.Name)
+    }
+    return [
+        call.lineno
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        for receiver, _, name in [ast.unparse(call.func).rpartition(".")]
+        if name == "ensure_future" or (name == "create_task" and receiver.rpartition(".")[2].strip("_") not in groups)
+    ]
+
+
+def test_every_task_has_an_owner() -> None:
+    """See `penstock.runtime.tasks`, the only file that may start tasks of its own."""
+    found = {path: lines for path, tree in trees(*ROOTS).items() if (lines := bare_tasks(tree))}
+    assert set(found) - WITHOUT_OWNER == {"libs/penstock/runtime/tasks.py"}
+
+
+@pytest.mark.parametrize(
+    ("program", "lines"),
+    [
+        ("asyncio.create_task(job())", [1]),
+        ("asyncio.get_running_loop().create_task(job())", [1]),
+        ("asyncio.ensure_future(job())", [1]),
+        ("async def f():\n async with asyncio.TaskGroup() as tasks:\n  tasks.create_task(job())", []),
+        ("async def f():\n async with asyncio.TaskGroup() as tasks:\n  asyncio.create_task(job())", [3]),
+        ("async def f():\n async with asyncio.TaskGroup() as tasks:\n  self._tasks.create_task(job())", []),
+        ("async def f():\n async with other() as tasks:\n  tasks.create_task(job())", [3]),
+    ],
+)
+def test_the_scan_sees_tasks_without_an_owner(program: str, lines: list[int]) -> None:
+    assert bare_tasks(ast.parse(program)) == lines
+
+
+def test_a_public_class_name_exists_once() -> None:
+    """One word for one thing; the embedded models, which know nothing of the mesh, have words of their own."""
+    homes: dict[str, list[str]] = {}
+    for path, tree in trees(*ROOTS).items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and "penstock/models/" not in path:
+                homes.setdefault(node.name, []).append(path)
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1 and name not in NAMED_TWICE} == {}

@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from penstock.cli.conversation import Call, Exchange, play
 from penstock.cli.mesh import MeshOptions
+from penstock.cli.playing import Exchange, ToolCall, play
+from penstock.cli.running import running_mesh
 from penstock.cli.script import Script, demo_script
-from penstock.cli.session import running_mesh
 from penstock.cli.up import reporting
 from penstock.cli.view import View
 
@@ -126,7 +126,7 @@ def _cached(exchange: Exchange) -> str:
     return tiers or "0"
 
 
-def _called(call: Call) -> str:
+def _called(call: ToolCall) -> str:
     try:
         arguments = ", ".join(f"{key}={value!r}" for key, value in json.loads(call.arguments or "{}").items())
     except (ValueError, AttributeError):

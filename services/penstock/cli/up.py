@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from penstock.cli.mesh import MeshOptions
-from penstock.cli.session import run_until_signalled, running_mesh
+from penstock.cli.running import run_until_signalled, running_mesh
 from penstock.cli.supervisor import ChildFailed
 from penstock.cli.view import View
 from penstock.runtime.config import ConfigError

@@ -13,7 +13,7 @@ from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
 from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, Worker, decide
 from penstock.router.registry import Means, Member, Registry, Report, Seat, means
-from penstock.router.sessions import Home, OutputLengths, Recent
+from penstock.router.sessions import OutputLengths, Recent, SessionHome
 
 _MOST_SOURCES = 3
 """Stores named to one worker."""
@@ -84,7 +84,7 @@ class Planner:
         self._pull_s = config.pull_s
         self._random = Random(config.seed or None)
         self._knobs = Knobs(config.local_prefill_tokens, config.handoff_s, config.max_queue_s)
-        self._homes: Recent[tuple[str, str], Home] = Recent(config.max_sessions, config.session_ttl_s)
+        self._homes: Recent[tuple[str, str], SessionHome] = Recent(config.max_sessions, config.session_ttl_s)
         self._lengths = OutputLengths(config.max_sessions, config.session_ttl_s)
         self.registry = Registry(config.max_members, config.silent_s)
         self.ledger = Ledger()
@@ -238,7 +238,7 @@ class Planner:
             )
         )
         if ask.session:
-            self._homes.set((ask.model, ask.session), Home(computes.id, decision.decode.id), now)
+            self._homes.set((ask.model, ask.session), SessionHome(computes.id, decision.decode.id), now)
         prefill = self._member(decision.prefill.id) if decision.prefill else None
         decode = self._member(decision.decode.id)
         computing = holdings.sources((prefill or decode).host_id) if decision.remote_tokens else []

@@ -45,7 +45,7 @@ class Recent(Generic[Key, Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class SessionHome:
     """Where a session's last request went."""
 
     prefill: str

@@ -21,5 +21,5 @@ def plan(options: MeshOptions, ports: Ports) -> MeshPlan:
 
 
 if __name__ == "__main__":
-    with mock.patch("penstock.cli.session.plan_mesh", plan):
+    with mock.patch("penstock.cli.running.plan_mesh", plan):
         sys.exit(up(MeshOptions(port=0)))

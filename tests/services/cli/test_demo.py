@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.cli.conversation import Exchange, play
 from penstock.cli.demo import not_cached, summary, table, transcript
 from penstock.cli.lines import plain, readable
+from penstock.cli.playing import Exchange, play
 from penstock.cli.script import Script
 
 SCRIPT = Script(

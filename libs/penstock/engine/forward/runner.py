@@ -132,7 +132,7 @@ class Runner:
         return self.decoder.forward(self._builder.build(order), self.memory)
 
     def _takes(self, runs: Sequence[Run]) -> bool:
-        return self._compiled is not None and self._compiled.takes(sum([run.tokens for run in runs]))
+        return self._compiled is not None and self._compiled.takes(sum(run.tokens for run in runs))
 
     def _clear_tail(self, run: Run) -> None:
         """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is

@@ -167,7 +167,7 @@ async def open_publisher(options: WireOptions) -> AsyncIterator[Publisher]:
     """A publisher whose sockets are bound. Raises ConfigError when they can't be, or pyzmq is not installed."""
     try:
         import zmq
-        import zmq.asyncio
+        import zmq.asyncio  # noqa: F401  used as an attribute of zmq
     except ImportError:
         raise ConfigError("events_address", options.address, "needs pyzmq: pip install penstock[events]") from None
     publisher = Publisher(zmq, options)

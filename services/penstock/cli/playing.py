@@ -18,7 +18,7 @@ _MOST_TOKENS = 200
 
 
 @dataclass
-class Call:
+class ToolCall:
     """One tool call and its result."""
 
     id: str = ""
@@ -36,7 +36,7 @@ class Exchange:
     user: str
     """Empty when the request brings tool results."""
     text: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     finish: str = ""
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -65,7 +65,8 @@ async def play(client: AsyncOpenAI, model: str, script: Script, session: str) ->
     for number, user in enumerate(script.turns, 1):
         messages.append({"role": "user", "content": user})
         for _ in range(_MOST_CALLS):
-            exchange = await _ask(client, model, script, messages, session, Exchange(number, user))
+            into = Exchange(number, user)
+            exchange = await _ask(client, messages, into, model=model, script=script, session=session)
             messages.append(_said(exchange))
             for call in exchange.calls:
                 call.result = script.answer(call.name, call.arguments)
@@ -77,7 +78,7 @@ async def play(client: AsyncOpenAI, model: str, script: Script, session: str) ->
 
 
 async def _ask(
-    client: AsyncOpenAI, model: str, script: Script, messages: list[Json], session: str, into: Exchange
+    client: AsyncOpenAI, messages: list[Json], into: Exchange, *, model: str, script: Script, session: str
 ) -> Exchange:
     began = time.perf_counter()
     create: Any = client.chat.completions.create  # its overloads want more types than a session has
@@ -107,7 +108,7 @@ def _take(choice: Any, into: Exchange) -> None:
     into.text += choice.delta.content or ""
     for part in choice.delta.tool_calls or []:
         while len(into.calls) <= part.index:
-            into.calls.append(Call())
+            into.calls.append(ToolCall())
         call = into.calls[part.index]
         call.id = part.id or call.id
         if part.function is not None:
