@@ -228,7 +228,7 @@ async def test_engine_says_what_transformers_says(case, kit):
         max_batch_tokens=60,
         max_running=6,
         threads=1,
-        max_model_len=case.context,
+        max_model_len=case.context or 0,
     )
     async with Engine.open(config) as engine:
         sink = kit.Sink()
