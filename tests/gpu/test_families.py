@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from penstock.checkpoint import SUPPORTED, inspect
-from penstock.engine.forward.batch import Run
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -18,15 +19,15 @@ EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32
 
 def steps(directory, device, dtype):
     """Logits of a prompt of 200 tokens in chunks of 64, and of three that are verified behind it."""
-    runner = Runner(inspect(directory), dtype, device, 40, 16, 1024)
+    runner = Runner(inspect(directory), EngineConfig(model=directory, dtype=dtype, device=device, kv_pool_tokens=640))
     tokens = torch.randint(0, 256, (203,), generator=torch.Generator().manual_seed(5)).tolist()
     seen, compute = [], runner.logits
     runner.logits = lambda order: seen.append(compute(order)) or seen[-1]
     params = SamplingParams(max_tokens=1, temperature=0.0)
     for start in range(0, 200, 64):
-        choice = Choice(params, frozenset(), tokens[:200], 200, (), {})
+        choice = Choice(params, frozenset(), tokens[:200], 200)
         runner.step([Run(choice, start, min(64, 200 - start), list(range(1, 15)), ("one", 0))])
-    choice = Choice(params, frozenset(), tokens[:201], 201, tuple(tokens[201:]), {})
+    choice = Choice(params, frozenset(), tokens[:201], 201, tuple(tokens[201:]))
     runner.step([Run(choice, 200, 1, list(range(1, 15)), ("one", 0))])
     return torch.cat([logits.cpu() for logits in seen])
 

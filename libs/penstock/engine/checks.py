@@ -1,14 +1,59 @@
-"""Whether a request can run at all."""
+"""What can never run here is refused before it begins, by name: a model in these settings, or a request."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from penstock.checkpoint import ModelConfig
+from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
+from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.request import Request, SamplingParams
+from penstock.runtime.config import ConfigError
 
-MAX_LOGPROBS = 1000
+MOST_BIASED = 1024
+"""Tokens in one logit_bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBound:
+    """Both ends are possible."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high  # false for a NaN
+
+
+SAMPLING_BOUNDS = {
+    "max_tokens": SamplingBound(1, 2**31 - 1),
+    "min_tokens": SamplingBound(0, 2**31 - 1),
+    "temperature": SamplingBound(0, 100),
+    "top_k": SamplingBound(0, 2**31 - 1),
+    "top_p": SamplingBound(0, 1),
+    "min_p": SamplingBound(0, 1),
+    "repetition_penalty": SamplingBound(0.01, 100),
+    "presence_penalty": SamplingBound(-2, 2),
+    "frequency_penalty": SamplingBound(-2, 2),
+    "logit_bias": SamplingBound(-100, 100),
+    "logprobs": SamplingBound(0, 20),
+}
+"""The gateway's, which asks with 0 where a client's top_k is -1. Beyond them numbers overflow, and a step fails."""
+
+
+def check_model(settings: EngineSettings, model: ModelConfig) -> None:
+    """Raises ConfigError for settings that nothing here computes this model in.
+
+    float32 and bfloat16 always work: torch computes what the kernels of a CPU can't.
+    """
+    if model.experts is not None and settings.dtype in ("int8", "float8"):
+        raise ConfigError("dtype", settings.dtype, "is not possible for a model with experts: use bfloat16 or float32")
+    if settings.weights == "lossless":
+        reason = misfit(model) if settings.kernels else "the kernels are switched off"
+        if reason is not None:
+            raise ConfigError("weights", settings.weights, f"is not possible here, because {reason}: use plain")
 
 
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
@@ -28,24 +73,15 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raises RequestRefused, naming the field."""
-    logprobs = params.logprobs or 0
-    sound = {
-        "max_tokens": params.max_tokens >= 1,
-        "min_tokens": params.min_tokens >= 0,
-        "temperature": 0 <= params.temperature < math.inf,
-        "top_k": params.top_k >= 0,
-        "top_p": 0 <= params.top_p <= 1,
-        "min_p": 0 <= params.min_p <= 1,
-        "repetition_penalty": 0 < params.repetition_penalty < math.inf,
-        "presence_penalty": math.isfinite(params.presence_penalty),
-        "frequency_penalty": math.isfinite(params.frequency_penalty),
-        "logit_bias": all(map(math.isfinite, params.logit_bias.values())),
-        "logprobs": 0 <= logprobs <= MAX_LOGPROBS,
-        "stop_token_ids": len(params.stop_token_ids) < vocab_size,
-    }
-    for name, fine in sound.items():
-        if not fine:
-            raise RequestRefused(f"{name} is out of range: {getattr(params, name)}")
+    for name, bound in SAMPLING_BOUNDS.items():
+        value = getattr(params, name)
+        values = value.values() if name == "logit_bias" else (value or 0,)
+        if not all(map(bound.holds, values)):
+            raise RequestRefused(f"{name} must be between {bound.low:g} and {bound.high:g}, not {value}")
+    if len(params.logit_bias) > MOST_BIASED:
+        raise RequestRefused(f"logit_bias has {len(params.logit_bias)} entries; at most {MOST_BIASED} are possible")
+    if len(params.stop_token_ids) >= vocab_size:
+        raise RequestRefused(f"stop_token_ids holds all {vocab_size} tokens of the vocabulary")
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 

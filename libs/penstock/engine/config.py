@@ -90,6 +90,16 @@ class EngineSettings:
             raise ConfigError("max_batch_tokens", self.max_batch_tokens, right)
 
     @property
+    def pages(self) -> int:
+        """Of `block_size` tokens, which hold `kv_pool_tokens`."""
+        return -(-self.kv_pool_tokens // self.block_size)
+
+    def context(self, max_positions: int) -> int:
+        """Most tokens of one text, prompt and output, with a model for so many positions."""
+        longest = min(max_positions, self.pages * self.block_size)
+        return min(self.max_model_len or longest, longest)
+
+    @property
     def itl_target_s(self) -> float | None:
         """`itl_target_ms` in seconds; None: no target."""
         return self.itl_target_ms / 1000 or None

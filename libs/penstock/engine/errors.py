@@ -7,6 +7,13 @@ class EngineError(Exception):
     """The request failed inside the engine; the engine goes on. Another worker may try."""
 
 
+class NotFinite(EngineError):
+    """The model's numbers overflow or are spoilt for this request: other requests may be fine."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are not finite numbers: its weights, or stored KV, are damaged")
+
+
 class RequestRefused(EngineError, ValueError):
     """The request can never run here: do not retry it unchanged."""
 

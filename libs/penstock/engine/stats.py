@@ -53,7 +53,6 @@ class Counters:
     decode_step_s: float = 0.0
     steps: int = 0
     computed_tokens: int = 0
-    generated_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     draft_failures: int = 0

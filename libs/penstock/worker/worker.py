@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from penstock.engine.engine import Engine
-from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite, RequestRefused
 from penstock.engine.hooks import KvSource
 from penstock.engine.request import Request, Update
 from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
@@ -103,6 +103,8 @@ class Worker:
             raise Overloaded(str(error), retry_after=1.0) from error
         except EngineClosed as error:
             raise Unavailable(str(error)) from error
+        except NotFinite as error:
+            raise Internal(str(error)) from error
         except EngineError as error:
             raise Internal("the model step failed") from error
         finally:

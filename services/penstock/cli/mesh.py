@@ -10,9 +10,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from penstock.checkpoint import CheckpointError, inspect
+from penstock.checkpoint import CheckpointError, ModelConfig, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.ports import Ports
+from penstock.engine.checks import check_model
 from penstock.engine.config import EngineSettings, kv_token_bytes
 from penstock.models import NAMES, embedded
 from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
@@ -101,11 +102,13 @@ class MeshPlan:
 def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
     model = _model_directory("model", options.model)
-    _check_tiers(options, model)
+    checkpoint = inspect(model)
+    check_model(options.engine, checkpoint.config)
+    _check_tiers(options, checkpoint.config)
     http, grpc = _address("port", options.port, ports), _address("grpc_port", options.grpc_port, ports)
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
-    weights = sum(file.stat().st_size for file in inspect(model).weight_files)
+    weights = sum(file.stat().st_size for file in checkpoint.weight_files)
     worker = (
         *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
         *arguments(options.engine, _SAID),
@@ -186,9 +189,9 @@ def _model_directory(field: str, chosen: str) -> Path:
     return directory.resolve()
 
 
-def _check_tiers(options: MeshOptions, model: Path) -> None:
+def _check_tiers(options: MeshOptions, shape: ModelConfig) -> None:
     """A tier holds a few blocks at least. Raises ConfigError."""
-    shape, engine = inspect(model).config, options.engine
+    engine = options.engine
     token_bytes = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
         check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), engine.block_size * token_bytes)

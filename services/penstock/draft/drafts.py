@@ -60,11 +60,13 @@ def load_drafts(config: DraftConfig) -> Drafts:
         return Drafts(NgramProposer(), Description("ngram"))
     import torch
 
+    from penstock.engine.config import EngineConfig
     from penstock.engine.speculation.draft_model import ModelProposer
 
     torch.set_num_threads(config.threads)  # this thread loads, and decides how many compute
     try:
-        proposer = ModelProposer(Path(config.model), dtype=config.dtype, max_sequences=config.max_sequences)
+        settings = EngineConfig(model=Path(config.model), dtype=config.dtype)
+        proposer = ModelProposer(settings, config.max_sequences)
     except CheckpointError as error:
         raise ConfigError("model", config.model, str(error)) from error
     checkpoint = proposer.checkpoint

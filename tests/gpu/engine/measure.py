@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from penstock.engine.forward.batch import Run
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +85,4 @@ def _run(runner: Runner, tokens: list[int], start: int, count: int, at: int, mos
     each = -(-most // runner.memory.block_size)
     pages = list(range(1 + at * each, 1 + (at + 1) * each))
     params = SamplingParams(max_tokens=most, temperature=0.0)
-    return Run(Choice(params, frozenset(), tokens, 1, drafts, {}), start, count, pages, (f"{at} of {most}", 0))
+    return Run(Choice(params, frozenset(), tokens, 1, drafts), start, count, pages, (f"{at} of {most}", 0))

@@ -12,6 +12,7 @@ import torch
 from tests.gpu.engine.measure import speed
 
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 
 
@@ -19,7 +20,10 @@ def line(directory: Path, dtype: str) -> dict[str, object]:
     """Loading and speed of one model; what can't be had says why."""
     start = time.perf_counter()
     try:
-        runner = Runner(inspect(directory), dtype, "cuda", 4096, 16, 4096)
+        runner = Runner(
+            inspect(directory),
+            EngineConfig(model=directory, dtype=dtype, device="cuda", kv_pool_tokens=65536, max_model_len=4096),
+        )
     except ValueError as reason:
         return {"dtype": dtype, "missing": str(reason)}
     torch.cuda.synchronize()

@@ -10,6 +10,7 @@ import torch
 from tests.libs.engine.cuda.paged_problem import Problem
 
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.choose import candidates
 from penstock.engine.kernels.cuda.graphs import CudaCapture
@@ -86,6 +87,8 @@ def test_a_captured_call_follows_its_input(name, dtype):
 
 def test_something_is_chosen(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel(heads=2, kv_heads=1, head_dim=64))
-    runner = Runner(inspect(directory), "bfloat16", "cuda", 60, 16, 512)
+    runner = Runner(
+        inspect(directory), EngineConfig(model=directory, dtype="bfloat16", device="cuda", kv_pool_tokens=960)
+    )
     assert runner._device._attention is not None, "a CUDA build of torch brings triton"
     assert not runner.memory.data.any(), "the proof leaves nothing behind"

@@ -6,6 +6,7 @@ import pytest
 from tests.libs.engine.test_precision import all_logits
 
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.models import NAMES, embedded
 
@@ -13,9 +14,15 @@ BOUNDS = {"float32": (0.999, 1e-3), "bfloat16": (0.97, 0.05), "int8": (0.96, 0.0
 """Share of positions with the same most probable token, and mean distance of a logit, against float32."""
 
 
+def runner_of(**fields) -> Runner:
+    directory = embedded(NAMES[0])
+    config = EngineConfig(model=directory, kv_pool_tokens=6400, max_model_len=4096, **fields)
+    return Runner(inspect(directory), config)
+
+
 @pytest.fixture(scope="module")
 def exact():
-    return all_logits(Runner(inspect(embedded(NAMES[0])), "float32", "cpu", 400, 16, 4096, kernels=False), 250)
+    return all_logits(runner_of(kernels=False), 250)
 
 
 @pytest.mark.parametrize("step", [5, 250])
@@ -23,7 +30,7 @@ def exact():
 def test_less_precise_weights_say_nearly_the_same(exact, dtype, step):
     agreement, distance = BOUNDS[dtype]
     try:
-        runner = Runner(inspect(embedded(NAMES[0])), dtype, "cuda", 400, 16, 4096)
+        runner = runner_of(dtype=dtype, device="cuda")
     except ValueError as reason:
         pytest.skip(str(reason))
     found = all_logits(runner, step).cpu()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, play, run_of
@@ -20,8 +22,14 @@ EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.05, "float8": 0.2}
 
 
+def config_of(directory: Path, **fields) -> EngineConfig:
+    return EngineConfig(model=directory, kv_pool_tokens=PAGES * BLOCK, block_size=BLOCK, max_model_len=160, **fields)
+
+
 def on_device(directory, dtype, kernels=True, graphs=True):
-    runner = Runner(inspect(directory), dtype, "cuda", PAGES, BLOCK, 160, kernels, max_running=6)
+    runner = Runner(
+        inspect(directory), config_of(directory, dtype=dtype, device="cuda", kernels=kernels, max_running=6)
+    )
     if kernels and not graphs:
         attention = runner._device._attention
         runner._device = DeviceSteps(
@@ -34,7 +42,7 @@ def on_device(directory, dtype, kernels=True, graphs=True):
 @pytest.mark.parametrize("architecture", SUPPORTED)
 def test_float32_tokens_are_those_of_the_cpu(tmp_path, architecture, kernels):
     directory = write_checkpoint(tmp_path / "model", TinyModel(architecture, extra=EXTRA))
-    expected = play(Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False))
+    expected = play(Runner(inspect(directory), config_of(directory, kernels=False)))
     assert play(on_device(directory, "float32", kernels)) == expected
 
 

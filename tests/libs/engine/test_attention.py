@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpoint import ModelConfig, Rope
-from penstock.engine.forward.batch import BatchBuilder, Run, arrange
+from penstock.engine.forward.batch import BatchBuilder, arrange
 from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
 from penstock.engine.layers import attention
 from penstock.engine.layers.attention import attend, naive_attend
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 
 CPU = torch.device("cpu")
 WINDOWS = (None, 11)
@@ -66,7 +67,7 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
     for number, (start, count, drafts, ends) in enumerate(shapes):
         drafts = drafts if ends else 0
         known = [0] * (start + count + (0 if ends else 3))
-        choice = Choice(PARAMS, frozenset(), known, 1, (0,) * drafts, {})
+        choice = Choice(PARAMS, frozenset(), known, 1, (0,) * drafts)
         end = start + count + drafts
         pages = [free.pop() for _ in range(-(-end // block_size))]
         run = Run(choice, start, count, pages, (str(number), 0))

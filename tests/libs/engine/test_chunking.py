@@ -14,7 +14,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.sampling.sampler import Chosen
+from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.chunking import LEAST_TOKENS, chunk_tokens
 from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import StepLimits
@@ -46,20 +46,17 @@ def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: in
 
     def sequence(ticket, length):
         sampling = SamplingParams(max_tokens=10**6, ignore_eos=True)
-        return new_live(Request(str(ticket), (0,) * length, sampling), ticket, frozenset(), None, None, 0.0)
+        return new_live(Request(str(ticket), (0,) * length, sampling), ticket, frozenset())
 
     def step():
         chunk = chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, 512)
-        rows = scheduler.next_step({}, chunk=chunk)
-        prefill = sum(portion.known for _, portion in rows if portion.known > 1)
-        slower = 1 + max(one.length for one, _ in rows) / 10_000
-        took = (decode_s if prefill < sum(portion.known for _, portion in rows) else 0.0) + prefill * token_s * slower
-        counters.step(took, prefill, sum(portion.known for _, portion in rows))
-        for one, portion in rows:
-            one.computed += portion.known
-            if one.computed == one.length:
-                one.tokens.append(0)
-            scheduler.settle(one)
+        lives = scheduler.next_step({}, chunk=chunk)
+        known = [live.run.known for live in lives]
+        prefill = sum(count for count in known if count > 1)
+        slower = 1 + max(live.length for live in lives) / 10_000
+        took = (decode_s if prefill < sum(known) else 0.0) + prefill * token_s * slower
+        counters.step(took, prefill, sum(known))
+        scheduler.commit(lives, [[Chosen(0)] * live.run.samples for live in lives])
         return took
 
     for ticket in range(4):
@@ -99,7 +96,7 @@ def test_a_target_that_cannot_be_met_does_not_starve_prompts():
 class _Noting:
     """A model that answers at once, and notes how many rows of each step belong to whom."""
 
-    pool: PageMemory
+    memory: PageMemory
     steps: list[list[int]] = field(default_factory=list)
     packed = None
 

@@ -11,10 +11,12 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.engine.checks import MOST_BIASED, SAMPLING_BOUNDS, check_sampling
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused, RequestTooLong
 from penstock.engine.request import Request, SamplingParams
+from penstock.gateway.bounds import BOUNDS, MAX_LOGIT_BIAS
 from penstock.testing.checkpoints import END_OF_TURN, EOS, TinyModel, write_checkpoint
 
 
@@ -108,7 +110,7 @@ async def test_stops(config, kit):
         held = await kit.read(engine, kit.request("a", 20, late))
         assert stop not in held.ids[: first + 1] and len(held.ids) > first + 1
         for token in (EOS, END_OF_TURN):
-            forced = kit.greedy(ignore_eos=False, logit_bias={token: 1000.0})
+            forced = kit.greedy(ignore_eos=False, logit_bias={token: 100.0})
             assert (await kit.read(engine, kit.request("a", 20, forced))).ids == [token]
             banned = replace(forced, min_tokens=5)
             ids = (await kit.read(engine, kit.request("a", 20, banned))).ids
@@ -372,13 +374,14 @@ async def test_broken_sink_is_counted_and_ignored(config, kit):
 
 
 async def test_what_the_last_owner_left_is_gone(config, kit):
-    """A source that wrote NaN spoils its own answer, not the next owner's of its pages, and no tail carries it on."""
+    """A source that wrote NaN spoils its own request, not the next owner's of its pages, and no tail carries it on."""
     tight = replace(config, kv_pool_tokens=16 * 14)
     requests = [kit.request(str(number), 20 + number, kit.greedy(12)) for number in range(4)]
     async with Engine.open(tight) as engine:
         expected = await kit.read_all(engine, requests)
         poison = b"\xff\xff\xff\x7f" * (engine.spec.block_bytes // 4)
-        await kit.read(engine, kit.request("x", 200, kit.greedy(2)), kit.Source([poison] * 12))
+        with pytest.raises(EngineError, match="not finite"):
+            await kit.read(engine, kit.request("x", 200, kit.greedy(2)), kit.Source([poison] * 12))
         for one, other in zip(expected, await kit.read_all(engine, requests), strict=True):
             kit.assert_same(one, other)
         sink = kit.Sink()
@@ -539,6 +542,34 @@ async def test_refusals(config, kit):
         assert len((await kit.read(engine, kit.request("a", 60, kit.greedy(4)))).ids) == 4
 
 
+def test_bounds_of_sampling_are_the_gateways():
+    """A request of another client than the gateway is refused by name where the gateway would."""
+    for name, bound in SAMPLING_BOUNDS.items():
+        theirs = BOUNDS[name]
+        low = 0 if name == "top_k" else theirs.low  # -1 is a client's word for off
+        assert (bound.low, bound.high) == (low, theirs.high), name
+    assert MOST_BIASED == MAX_LOGIT_BIAS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"presence_penalty": -2.1},
+        {"frequency_penalty": 1e30},
+        {"temperature": 1e9},
+        {"logit_bias": {3: 101.0}},
+        {"logprobs": 21},
+        {"max_tokens": 2**40},
+    ],
+)
+def test_beyond_the_bounds_is_refused_by_name(fields):
+    [name] = fields
+    with pytest.raises(RequestRefused, match=f"{name} must be between"):
+        check_sampling(SamplingParams(**{"max_tokens": 4, **fields}), 320)
+
+
 async def test_full_line_refuses_at_once(config, kit):
     async with Engine.open(replace(config, max_running=1, max_waiting=2)) as engine:
         async with aclosing(engine.generate(kit.request("a", 10, kit.seeded(1, 500)))) as running:
@@ -551,23 +582,85 @@ async def test_full_line_refuses_at_once(config, kit):
         assert [len((await task).ids) for task in waiting] == [24, 24]
 
 
-async def test_failed_step_fails_its_requests_only(config, kit, monkeypatch):
+class Broken:
+    """A runner whose steps fail when they hold one of `culprits`, after they have computed."""
+
+    def __init__(self, runner, culprits):
+        self._step, self.culprits = runner.step, culprits
+        self.calls = []
+
+    def __call__(self, runs):
+        names = [run.table[0].split("#")[0] for run in runs]
+        self.calls.append(names)
+        answers = self._step(runs)
+        if met := self.culprits & set(names):
+            raise RuntimeError(f"cannot compute {sorted(met)}")
+        return answers
+
+
+@pytest.mark.parametrize("culprits", [{"c"}, {"a"}, {"b", "g"}, set("abcdefg")])
+async def test_a_step_fails_only_those_that_make_it_fail(config, kit, alone, monkeypatch, culprits):
+    """Whatever they are: penalties, logprobs, chunks of a prompt; the others give the tokens that they give alone."""
+    requests = kit.mixed()
+    async with Engine.open(config) as engine:
+        broken = Broken(engine._runner, culprits)
+        monkeypatch.setattr(engine._runner, "step", broken)
+        answers = await asyncio.gather(*[kit.read(engine, one) for one in requests], return_exceptions=True)
+        for request, expected, answer in zip(requests, alone, answers, strict=True):
+            if request.id in culprits:
+                assert isinstance(answer, EngineError) and "cannot compute" in str(answer)
+            else:
+                kit.assert_same(expected, answer)
+        assert engine.stats().failed_steps == len(culprits)
+        assert_idle(engine)
+        most = max(map(len, broken.calls))
+        assert len(broken.calls) < 40 + len(culprits) * (2 * most), "a step is halved, not tried one by one"
+        broken.culprits = set()
+        for expected, again in zip(alone, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(expected, again)
+
+
+async def test_a_step_that_fails_once_costs_nobody_a_request(config, kit, monkeypatch):
     async with Engine.open(config) as engine:
         requests = [kit.request(id, 20, kit.seeded(1)) for id in "ab"]
         expected = await kit.read_all(engine, requests)
         step = engine._runner.step
 
         def fail(runs):
-            monkeypatch.setattr(engine._runner, "step", step)
-            raise RuntimeError("out of memory")
+            if len(runs) > 1:
+                monkeypatch.setattr(engine._runner, "step", step)
+                raise RuntimeError("out of memory")
+            return step(runs)
 
         monkeypatch.setattr(engine._runner, "step", fail)
-        for answer in await asyncio.gather(*[kit.read(engine, one) for one in requests], return_exceptions=True):
-            assert isinstance(answer, EngineError) and "out of memory" in str(answer)
-        assert engine.stats().failed_steps == 1
-        assert_idle(engine)
         for one, other in zip(expected, await kit.read_all(engine, requests), strict=True):
             kit.assert_same(one, other)
+        assert engine._runner.step == step and engine.stats().failed_steps == 0
+        assert_idle(engine)
+
+
+async def test_readers_that_leave_while_a_step_is_halved(config, kit, monkeypatch):
+    async with Engine.open(config) as engine:
+        loop, inside, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        step = engine._runner.step
+
+        def fail(runs):
+            if len(runs) > 1:
+                raise RuntimeError("together it does not work")
+            loop.call_soon_threadsafe(inside.set)
+            assert go.wait(30)
+            return step(runs)
+
+        monkeypatch.setattr(engine._runner, "step", fail)
+        requests = [kit.request(id, 20, kit.seeded(1)) for id in "abc"]
+        reads = [asyncio.create_task(kit.read(engine, one)) for one in requests]
+        await inside.wait()
+        reads[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reads[1]
+        go.set()
+        assert [len((await reads[at]).ids) for at in (0, 2)] == [24, 24]
+        assert_idle(engine)
 
 
 async def test_closing_ends_live_requests(config, kit):

@@ -14,10 +14,10 @@ from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, fingerprint, i
 from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.forward.batch import Run
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 from penstock.testing.checkpoints import write_tokenizer
 
 with warnings.catch_warnings():
@@ -131,7 +131,9 @@ class Case:
         self.lengths = [length + 70 if long else length for length in self.lengths]
 
     def runner(self, dtype="float32"):
-        return Runner(inspect(self.directory, self.context), dtype, "cpu", 100, 16, 512)
+        return Runner(
+            inspect(self.directory, self.context), EngineConfig(model=self.directory, dtype=dtype, kv_pool_tokens=1600)
+        )
 
     def prompt(self, length):
         return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
@@ -156,7 +158,7 @@ def case(request, tmp_path_factory):
 
 def run_of(tokens, start, count, pages, drafts=()):
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)  # else no logits leave the kernels
-    choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts), {})
+    choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts))
     return Run(choice, start, count, pages, (str(pages[0]), 0))
 
 

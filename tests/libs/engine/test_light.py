@@ -41,7 +41,7 @@ from penstock.worker.device import check_device, device_of
 directory = write_checkpoint(Path(sys.argv[1]))
 check_device(EngineConfig(model=directory))
 assert device_of("cpu") is None
-Runner(inspect(directory), "float32", "cpu", 4, 16, 64)
+Runner(inspect(directory), EngineConfig(model=directory, kv_pool_tokens=64))
 print(*[name for name in sys.modules if name.startswith("penstock.engine.kernels.cuda")])
 """
 

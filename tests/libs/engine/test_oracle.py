@@ -10,10 +10,10 @@ import torch
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.forward.batch import Run
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint, write_tokenizer
 
 with warnings.catch_warnings():
@@ -107,7 +107,7 @@ class Recorder:
     """A runner whose logits can be looked at."""
 
     def __init__(self, directory, kernels=True):
-        self.runner = Runner(inspect(directory), "float32", "cpu", 200, 16, 1024, kernels)
+        self.runner = Runner(inspect(directory), EngineConfig(model=directory, kv_pool_tokens=3200, kernels=kernels))
         self._compute = self.runner.logits
         self.runner.logits = self._record
         self._next_page = 1
@@ -124,7 +124,7 @@ class Recorder:
 
 def run_of(tokens, start, count, pages, drafts=()):
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)  # else no logits leave the kernels
-    choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts), {})
+    choice = Choice(params, frozenset(), tokens, len(tokens), tuple(drafts))
     return Run(choice, start, count, pages, (str(pages[0]), 0))
 
 

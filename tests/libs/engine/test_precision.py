@@ -8,10 +8,10 @@ import torch
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.forward.batch import Run
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 from penstock.models import NAMES, embedded
 
 POSITIONS = 2000
@@ -23,7 +23,11 @@ KV_BOUNDS = {"bfloat16": (0.995, 0.01), "int8": (0.99, 0.02)}
 
 
 def runner(dtype: str, kernels: bool = True, kv_dtype: str | None = None) -> Runner:
-    return Runner(inspect(embedded(NAMES[0])), dtype, "cpu", 400, 16, 4096, kernels, kv_dtype=kv_dtype)
+    directory = embedded(NAMES[0])
+    config = EngineConfig(
+        model=directory, dtype=dtype, kv_dtype=kv_dtype, kv_pool_tokens=6400, max_model_len=4096, kernels=kernels
+    )
+    return Runner(inspect(directory), config)
 
 
 def text(length: int, seed: int) -> list[int]:
@@ -36,7 +40,7 @@ def text(length: int, seed: int) -> list[int]:
 
 def run(tokens: list[int], start: int, count: int, first_page: int) -> Run:
     """The rows [start, start + count) of `tokens`, each of them sampled."""
-    choice = Choice(SamplingParams(max_tokens=1, temperature=0.0), frozenset(), tokens[: start + 1], start + 1, (), {})
+    choice = Choice(SamplingParams(max_tokens=1, temperature=0.0), frozenset(), tokens[: start + 1], start + 1)
     choice.drafts = tuple(tokens[start + 1 : start + count])
     pages = list(range(first_page, first_page - (-len(tokens) // 16)))
     return Run(choice, start, 1, pages, (str(first_page), 0))

@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling import noise, reference
-from penstock.engine.sampling.sampler import Choice, Sampler
+from penstock.engine.sampling.choice import Choice, SamplerState
+from penstock.engine.sampling.sampler import Sampler
 
 VOCAB = 24
 CPU = torch.device("cpu")
 SAMPLER = Sampler(VOCAB, CPU)
 
 
-def choice_of(params, prompt, output, stops=frozenset(), drafts=0, memory=None):
+def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None):
     """The last `drafts` tokens of the output as drafts."""
     known = len(output) - drafts
     tokens = [*prompt, *output[:known]]
-    return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), {} if memory is None else memory)
+    return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), state or SamplerState())
 
 
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -77,14 +78,14 @@ def test_equals_the_plain_sampler(batch, seed, drafts):
 def test_counts_follow_a_growing_sequence():
     params = SamplingParams(50, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
-    memory: dict = {}
+    state = SamplerState()
     known = [3, 4, 5]
     for _ in range(40):
         plain = reference.sample(logits[0].tolist(), params, [3, 4, 5], known[3:])
         for drafts in (0, min(2, len(known) - 3)):
-            again = choice_of(params, [3, 4, 5], known[3:], drafts=drafts, memory={})
+            again = choice_of(params, [3, 4, 5], known[3:], drafts=drafts)
             assert SAMPLER.sample(logits, [again])[0].token == plain
-        assert SAMPLER.sample(logits, [choice_of(params, [3, 4, 5], known[3:], memory=memory)])[0].token == plain
+        assert SAMPLER.sample(logits, [choice_of(params, [3, 4, 5], known[3:], state=state)])[0].token == plain
         known.append(plain)
 
 

@@ -8,8 +8,11 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.errors import EngineError
+from penstock.engine.hooks import LoadResult
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
+from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import Situation, StepLimits
 from penstock.engine.scheduling.plan import plan as plan_of
@@ -157,68 +160,162 @@ def test_plans_are_sound(situation):
         assert ours.ticket == theirs.ticket and ours.known <= theirs.known, "chunks are smaller, the order is the same"
 
 
+class Play:
+    """A simulated engine over a scheduler: prompts, drafts accepted or not, loaded pages, sinks that hold pages, steps
+    that fail for one sequence, readers that leave between steps and during them."""
+
+    def __init__(self, requests, limits, spare, seed):
+        self.luck = Random(seed)
+        largest = max(limits.pages_for(prompt + output - 1) for prompt, output, _ in requests)
+        self.pool = PagePool(largest + spare)
+        self.scheduler = Scheduler(limits, self.pool)
+        self.limits = limits
+        self.lives, self.ended, self.lent = [], set(), []
+        self.arrivals = [self._live(ticket, *request) for ticket, request in enumerate(requests)]
+        self.repeated = 0
+
+    def _live(self, ticket, prompt, output, loaded):
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True)
+        request = Request(str(ticket), tuple(range(prompt)), sampling)
+        return new_live(request, ticket, frozenset()), min(loaded, self.limits.pages_for(prompt))
+
+    def arrive(self):
+        live, blocks = self.arrivals.pop(0)
+        self.lives.append(live)
+        if not blocks:
+            assert self.scheduler.add(live) is None
+            return
+        self.scheduler.load(live)
+        written = self.scheduler.room_for(live, 0, blocks)
+        tokens = written * self.limits.block_size
+        assert self.scheduler.loaded(live, written, LoadResult(tokens, (), tokens)) is None
+
+    def drafts(self, drafted):
+        lives = self.scheduler.decoding() if drafted else []
+        found = {live.ticket: (0,) * self.luck.randint(0, 3) for live in lives}
+        return {ticket: tokens for ticket, tokens in found.items() if tokens} if self.luck.random() < 0.8 else {}
+
+    def step(self, drafts, chunk):
+        """One turn; whether something moved."""
+        expected = plan_of(self.scheduler.situation(drafts, chunk=chunk))
+        again = self.scheduler._once_more
+        if drafts:
+            step = self.scheduler.next_step(drafts, chunk=chunk)
+        else:
+            step = again()
+            self.repeated += step is not None
+            step = self.scheduler.next_step(drafts, chunk=chunk) if step is None else step
+        assert [(live.ticket, live.run.known, len(live.run.choice.drafts)) for live in step] == [
+            (portion.ticket, portion.known, portion.drafts) for portion in expected.portions
+        ], "also when it is the last again"
+        self._check_pages()
+        answers = [self._answer(live) for live in step]
+        for live in step:
+            if self.luck.random() < 0.01:
+                self._end(live)
+        ended = self.scheduler.commit(step, answers)
+        for live, answer in zip(step, answers, strict=True):
+            assert not live.busy
+            if isinstance(answer, EngineError):
+                self._end(live)
+            elif live.gone:
+                assert answer == []
+            if live.pages and self.luck.random() < 0.2:
+                self.lent.append(live.pages[0])
+                self.scheduler.hold("sink", self.lent[-1:])
+        for one in ended:
+            assert one.finish == "length" and one.live.generated == one.live.request.sampling.max_tokens
+            self._end(one.live)
+        return bool(step)
+
+    def _answer(self, live):
+        if self.luck.random() < 0.01:
+            return EngineError("this one alone")
+        samples = live.run.samples
+        return [Chosen(0)] * (1 + self.luck.randint(0, samples - 1) if samples else 0)
+
+    def _end(self, live):
+        self.ended.add(live.ticket)
+        self.scheduler.drop(live)
+        self.scheduler.drop(live)
+
+    def _check_pages(self):
+        pages = [page for live in self.lives for page in live.pages]
+        assert len(set(pages)) == len(pages), "no page has two owners"
+        assert len({*pages, *self.lent}) + self.pool.free == self.pool.total
+        for live in self.lives:
+            assert not live.gone or live.busy or not live.pages
+
+    def give_back(self):
+        if self.lent and self.luck.random() < 0.5:
+            self.scheduler.release("sink", [self.lent.pop(self.luck.randrange(len(self.lent)))])
+
+    def over(self):
+        self.scheduler.release("sink", self.lent)
+        assert self.pool.free == self.pool.total and not self.pool.owners()
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.loading, stats.queued_tokens) == (0, 0, 0, 0)
+
+
 @settings(max_examples=150)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),
     limits=st.builds(StepLimits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
     spare=st.integers(0, 12),
     drafted=st.booleans(),
+    chunk=st.none() | st.integers(1, 40),
     seed=st.integers(0, 10**6),
 )
-def test_everything_ends_whatever_happens(requests, limits, spare, drafted, seed):
-    """A simulated engine: prompts, drafts accepted or not, loaded pages, sinks that hold pages, readers that leave."""
-    luck = Random(seed)
-    largest = max(limits.pages_for(prompt + output - 1) for prompt, output, _ in requests)
-    pool = PagePool(largest + spare)
-    scheduler = Scheduler(limits, pool)
-    arrivals = []
-    for ticket, (prompt, output, loaded) in enumerate(requests):
-        sampling = SamplingParams(max_tokens=output, ignore_eos=True)
-        request = Request(str(ticket), tuple(range(prompt)), sampling)
-        one = new_live(request, ticket, frozenset(), None, None, 0.0)
-        arrivals.append((one, min(loaded, limits.pages_for(prompt))))
-    ended = set()
-    lent: list[int] = []
+def test_everything_ends_whatever_happens(requests, limits, spare, drafted, chunk, seed):
+    play = Play(requests, limits, spare, seed)
     for _ in range(20_000):
-        if lent and luck.random() < 0.5:
-            pool.release("sink", [lent.pop(luck.randrange(len(lent)))])
-        if arrivals and (luck.random() < 0.3 or not scheduler.running + scheduler.waiting):
-            one, blocks = arrivals.pop(0)
-            if pool.can_allocate(blocks + len(scheduler.running)):
-                scheduler.grow(one, blocks)
-                one.computed = min(blocks * limits.block_size, one.length - 1)
-            scheduler.add(one)
-        drafts = {one.ticket: luck.randint(0, 3) for one in scheduler.decoding() if drafted}
-        lines = (scheduler.running, scheduler.waiting, scheduler.loading)
-        expected = plan_of(Situation(limits, pool.free, *lines, drafts, pool.sole))
-        step = scheduler.next_step(drafts)
-        planned = [(portion.ticket, portion.known, portion.drafts) for portion in expected.portions]
-        assert [(one.ticket, portion.known, portion.drafts) for one, portion in step] == planned, (
-            "also when it is the last again"
-        )
-        assert step or lent or not (scheduler.running or scheduler.waiting), "somebody always moves"
-        pages = [page for one in scheduler.running + scheduler.waiting for page in one.pages]
-        assert len(set(pages)) == len(pages), "no page has two owners"
-        assert len({*pages, *lent}) + pool.free == pool.total
-        for one, portion in step:
-            one.computed += portion.known
-            grown = 1 + luck.randint(0, portion.drafts) if one.computed == one.length else 0
-            for _ in range(grown):
-                one.tokens.append(0)
-                if one.verdict(10**6):
-                    break
-            one.computed = one.length - 1 if grown else one.computed
-            if one.pages and luck.random() < 0.2:
-                lent.append(one.pages[0])
-                pool.hold("sink", lent[-1:])
-            leaves = luck.random() < 0.01
-            if one.verdict(10**6) or leaves:
-                ended.add(one.ticket)
-                assert leaves or one.generated == one.sampling.max_tokens
-                scheduler.drop(one)
-            scheduler.settle(one)
-        if len(ended) == len(requests):
+        play.give_back()
+        stats = play.scheduler.stats()
+        idle = not stats.running + stats.waiting
+        if play.arrivals and (idle or play.luck.random() < 0.3):
+            play.arrive()
+            idle = False
+        moved = play.step(play.drafts(drafted), chunk)
+        assert moved or idle or play.lent, "something always moves"
+        if len(play.ended) == len(requests):
             break
-    assert ended == set(range(len(requests)))
-    pool.release("sink", lent)
-    assert pool.free == pool.total and not pool.owners()
+    assert play.ended == set(range(len(requests)))
+    play.over()
+
+
+@settings(max_examples=100)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 20), st.integers(5, 40), st.just(0)), min_size=1, max_size=6),
+    size=st.sampled_from([1, 4, 16]),
+    spare=st.integers(0, 40),
+    chunk=st.none() | st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+)
+def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, chunk, seed):
+    """The short way through decode steps gives the policy's own answer wherever it gives one, pages included, and it
+    gives one for every step in which nothing but decoding goes on."""
+    play = Play(requests, StepLimits(200, 6, size), spare, seed)
+    while play.arrivals:
+        play.arrive()
+    decoding = 0
+    while len(play.ended) < len(requests):
+        situation = play.scheduler.situation({}, chunk=chunk)
+        expected = plan_of(situation)
+        before = {live.ticket: len(live.pages) for live in play.lives}
+        step = play.scheduler._once_more()
+        if step is None:
+            step = play.scheduler.next_step({}, chunk=chunk)
+        else:
+            assert (expected.preempt, expected.strip, expected.admit) == ([], [], [])
+            decoding += 1
+        found = [(live.ticket, live.run.known, len(live.pages) - before[live.ticket], 0) for live in step]
+        if not expected.preempt:
+            assert found == [
+                (portion.ticket, portion.known, portion.new_pages, portion.drafts) for portion in expected.portions
+            ]
+        assert all(live.run.start == live.computed and live.busy for live in step)
+        for one in play.scheduler.commit(step, [[Chosen(0)] * live.run.samples for live in step]):
+            play._end(one.live)
+    if len(requests) == 1 and requests[0][0] > 1:
+        assert decoding == requests[0][1] - 2, "the first decode step is planned, the others follow it"
+    play.over()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk
-from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.noise import mix
+from penstock.engine.scheduling.live import new_live
 from penstock.engine.speculation.appetite import Appetite
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.draft_model import ModelProposer
@@ -149,7 +150,7 @@ async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain):
             assert 2 <= drafter.asked <= 6, "the pauses double"
 
 
-async def test_a_busy_drafter_is_logged_once_per_change_of_state(config, caplog):
+async def test_a_busy_drafter_is_logged_once_per_change_of_state(config, caplog, kit):
     class Busy:
         """In time, or not, as the test says."""
 
@@ -163,23 +164,14 @@ async def test_a_busy_drafter_is_logged_once_per_change_of_state(config, caplog)
         def forget(self, id):
             pass
 
-    @dataclass
-    class Decoding:
-        """What is read of a live sequence."""
-
-        ticket: int = 1
-        id: str = "one"
-        tokens: tuple[int, ...] = (1, 2)
-        generated: int = 1
-        sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=100))
-        appetite: Appetite = field(default_factory=Appetite)
-
     drafter, counters = Busy(), Counters()
     speculation = Speculation(config, 320, drafter, counters)
+    live = new_live(kit.request("a", 2, kit.greedy(100)), 1, frozenset())
 
     async def steps(count):
         for _ in range(count):
-            await speculation.ask([Decoding()])
+            speculation.begin(live)
+            await speculation.ask([live])
 
     with caplog.at_level(logging.INFO):
         await steps(3000)
@@ -219,7 +211,7 @@ def test_appetite_follows_success():
 async def test_hopeless_drafts_are_rarely_verified(config, kit):
     drafter = kit.Drafts(lambda ask: [300 + len(ask.tokens) % 7] * ask.k)
     async with Engine.open(config, drafter) as engine:
-        await kit.read(engine, kit.request("a", 10, kit.greedy(200, logit_bias={9: 1000.0})))
+        await kit.read(engine, kit.request("a", 10, kit.greedy(200, logit_bias={9: 100.0})))
         assert engine.stats().accepted == 0 and engine.stats().drafted < 80
 
 
@@ -231,7 +223,7 @@ async def test_no_draft_past_max_tokens(config, kit):
         return [7] * ask.k
 
     async with Engine.open(config, kit.Drafts(propose)) as engine:
-        await kit.read(engine, kit.request("a", 10, kit.greedy(6, logit_bias={7: 1000.0})))
+        await kit.read(engine, kit.request("a", 10, kit.greedy(6, logit_bias={7: 100.0})))
         assert asked == [15], "one step: four drafts and one more"
         await kit.read(engine, kit.request("a", 10, kit.greedy(1)))
         assert len(asked) == 1
@@ -242,9 +234,9 @@ async def test_the_real_proposers(config, kit, plain, tiny, tmp_path, kind):
     if kind == "ngram":
         proposer = NgramProposer()
     elif kind == "model":
-        proposer = ModelProposer(tiny, max_batch_tokens=64)
+        proposer = ModelProposer(EngineConfig(model=tiny, max_batch_tokens=64))
     else:
-        proposer = ModelProposer(write_checkpoint(tmp_path / "draft", TinyModel(layers=1, seed=5)))
+        proposer = ModelProposer(EngineConfig(model=write_checkpoint(tmp_path / "draft", TinyModel(layers=1, seed=5))))
     with thread_drafter(proposer) as threaded:
         drafter = InlineDrafter(proposer) if kind == "ngram" else threaded
         async with Engine.open(config, drafter) as engine:
@@ -264,7 +256,7 @@ def ask_of(id, tokens, k=4, **fields):
 
 
 def test_model_proposer_keeps_common_prefixes(tiny):
-    fresh, kept = ModelProposer(tiny), ModelProposer(tiny)
+    fresh, kept = ModelProposer(EngineConfig(model=tiny)), ModelProposer(EngineConfig(model=tiny))
     tokens = [mix(at) % 256 for at in range(100)]
     for cut, more in [(100, []), (97, [1, 2, 3]), (50, [9]), (100, [5] * 30), (1, [])]:
         now = [*tokens[:cut], *more]
@@ -275,7 +267,7 @@ def test_model_proposer_keeps_common_prefixes(tiny):
 
 
 def test_model_proposer_many_at_once_equal_one_by_one(tiny):
-    many, single = ModelProposer(tiny), ModelProposer(tiny)
+    many, single = ModelProposer(EngineConfig(model=tiny)), ModelProposer(EngineConfig(model=tiny))
     asks = [ask_of(str(at), [mix(at * 100 + n) % 256 for n in range(1 + at * 7)], k=1 + at % 5) for at in range(12)]
     answers = many.propose(asks)
     assert answers == [single.propose([ask])[0] for ask in asks]
@@ -283,7 +275,9 @@ def test_model_proposer_many_at_once_equal_one_by_one(tiny):
 
 
 def test_model_proposer_is_bounded(tiny):
-    proposer = ModelProposer(tiny, kv_pool_tokens=16 * 8, max_batch_tokens=32, max_sequences=3, max_model_len=120)
+    proposer = ModelProposer(
+        EngineConfig(model=tiny, kv_pool_tokens=16 * 8, max_batch_tokens=32, max_running=3, max_model_len=120), 3
+    )
     tokens = [mix(at) % 256 for at in range(200)]
     assert proposer.propose([ask_of("far", tokens[:100])]) == [[]], "catches up over several calls"
     for _ in range(2):

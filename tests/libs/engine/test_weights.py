@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from penstock.checkpoint import CheckpointError, inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward import runner as runners
-from penstock.engine.forward.batch import Run
 from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cpu import build
 from penstock.engine.kernels.cpu.pack import pack
@@ -24,7 +25,7 @@ from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.models import packed as packing
 from penstock.engine.models.loading import all_stacks
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 from penstock.models import NAMES, embedded
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -50,7 +51,9 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def load(directory: Path, dtype: str, cache_bytes: int = 1 << 30) -> Runner:
-    return Runner(inspect(directory), dtype, "cpu", 40, 16, 512, cache_bytes=cache_bytes)
+    return Runner(
+        inspect(directory), EngineConfig(model=directory, dtype=dtype, kv_pool_tokens=640, packed_bytes=cache_bytes)
+    )
 
 
 @torch.inference_mode()
@@ -61,7 +64,7 @@ def logits(runner: Runner) -> torch.Tensor:
     pages = [1, 2, 3, 4]
     rows = []
     for start, count in ((0, 60), (60, 1)):
-        choice = Choice(params, frozenset(), tokens[: start + count], start + count, (), {})
+        choice = Choice(params, frozenset(), tokens[: start + count], start + count)
         rows.append(runner.logits([Run(choice, start, count, pages, ("one", 0))]).clone())
     return torch.cat(rows)
 
@@ -147,14 +150,17 @@ def test_rows_of_a_stored_table(tmp_path):
 
 _PROCESS = """
 import sys
+from pathlib import Path
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 
 def private():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
 
 before = private()
-runner = Runner(inspect(sys.argv[1]), "bfloat16", "cpu", 4, 16, 64)
+config = EngineConfig(model=Path(sys.argv[1]), dtype="bfloat16", kv_pool_tokens=64)
+runner = Runner(inspect(config.model), config)
 print(private() - before, flush=True)
 sys.stdin.readline()  # until all have loaded
 mapping, found = "", {"Rss": 0, "Pss": 0}

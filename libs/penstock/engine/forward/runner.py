@@ -1,20 +1,24 @@
-"""One forward pass and its samples. Synchronous; a single thread drives it."""
+"""One forward pass and its samples. Synchronous; one thread drives it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint
-from penstock.engine.forward.batch import BatchBuilder, Run, arrange
+from penstock.checkpoint import Checkpoint, ModelConfig
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.batch import BatchBuilder, arrange
 from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
+from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
 from penstock.engine.layers.embedding import StoredTable
 from penstock.engine.layers.linear import Matrix
@@ -22,8 +26,11 @@ from penstock.engine.layers.stacks import Stack, as_it_is
 from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.models.loading import EMBEDDING, load_weights
-from penstock.engine.models.packed import CACHE_BYTES, SMALL_BYTES, PackedWeights, packed_weights
-from penstock.engine.sampling.sampler import Choice, Chosen, Sampler
+from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
+from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.sampling.sampler import Sampler
+from penstock.engine.speculation.accepting import accepted
+from penstock.runtime.config import ConfigError
 
 _WEIGHTS = {
     "float32": torch.float32,
@@ -34,67 +41,74 @@ _WEIGHTS = {
 """As loaded; 8 bits are rounded from there. Also what KV is kept in by default, and what a CUDA device computes in."""
 _CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _BYTES_PER_THREAD = 16 << 20
-"""Weights for which one more thread is worth meeting it five times per layer, also when others want its core."""
+"""Weight bytes that justify one more thread, which costs five barriers per layer."""
+_CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
 
 
+class StepsOnDevice(Protocol):
+    """Steps of a CUDA device, see kernels/cuda/steps.py."""
+
+    def logits(self, order: Sequence[Run]) -> Tensor:
+        """float32 [samples, vocab] of runs in the order of `arrange`."""
+        ...
+
+
 class Runner:
-    """A loaded model with its pool of `pages` pages.
+    """A loaded model with its memory of pages. Loading takes as long as reading the weights does."""
 
-    Loading takes as long as reading the weights does. Raises CheckpointError.
-    """
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        dtype: str,
-        device: str,
-        pages: int,
-        block_size: int,
-        max_positions: int,
-        kernels: bool = True,
-        cache_bytes: int = CACHE_BYTES,
-        max_running: int = 64,
-        lossless: bool = False,
-        kv_dtype: str | None = None,
-        threads: int | None = None,
-    ) -> None:
-        """`kernels`: whether a CPU uses the C++ kernels, where there is a compiler and the model suits them, and a CUDA
-        device paged attention and captured steps, of up to `max_running` sequences.
-        `cache_bytes`: how much packed weights of this and other models may take on disk; 0: none is kept.
-        `lossless`: keep the bfloat16 weights for the kernels in 12 bits.
-        `kv_dtype`, `threads`: see EngineConfig.
-
-        Raises ValueError when the device can't compute in this dtype.
-        """
-        config, place = checkpoint.config, torch.device(device)
-        cache = _CACHE[kv_dtype] if kv_dtype else _WEIGHTS[dtype]
-        machine = _machine(checkpoint, place, threads) if kernels else None
-        compute = _WEIGHTS[dtype] if _computes_as_kept(dtype, place, machine) else torch.float32
-        attention, self.packed = None, None
-        if place.type == "cuda":
-            from penstock.engine.kernels.cuda import setup as cuda
-
-            cuda.check(dtype, place)
-            with cuda.uploading(checkpoint, place) as upload:
-                self.memory = PageMemory(config, pages, block_size, cache, place, memory=cuda.memory_on(place))
-                attention = cuda.attention_for(config, self.memory) if kernels else None
-                keep = cuda.keep_for(dtype, place)
-                weights = load_weights(checkpoint, _WEIGHTS[dtype], place, keep=keep, source=upload.take)
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        """Raises CheckpointError, and ConfigError when nothing here computes the model with these settings."""
+        self.packed: PackedWeights | None = None
+        """The weights as the kernels read them; None where torch has them."""
+        self._compiled: CompiledDecoder | None = None
+        self._device: StepsOnDevice | None = None
+        if config.device == "cpu":
+            self._load(checkpoint, config)
         else:
-            weights, self.packed = _load(checkpoint, dtype, place, machine, cache_bytes, lossless)
-            self.memory = PageMemory(config, pages, block_size, cache, place)
-        self.decoder = Decoder(config, weights, max_positions, compute)
-        self.sampler = Sampler(config.vocab_size, place)
-        self._builder = BatchBuilder(self.memory, place, config.windows, compute)
-        self._compiled = self._device = None
-        if machine is not None and CompiledDecoder.fits(config):
-            self._compiled = CompiledDecoder(machine, config, weights, self.decoder.tables[0], self.memory)
-        if place.type == "cuda" and kernels:
-            from penstock.engine.kernels.cuda import setup as cuda
+            self._load_on_device(checkpoint, config)
 
-            own = (self.decoder, self.memory, self._builder, attention)
-            self._device = cuda.steps_for(*own, most_sequences=max_running, max_positions=max_positions)
+    def _load(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        model, kept = checkpoint.config, _WEIGHTS[config.dtype]
+        machine = _machine(checkpoint, config) if config.kernels else None
+        if machine is None:
+            weights = load_weights(checkpoint, kept, _CPU, keep=_rounded if config.dtype == "int8" else as_it_is)
+        else:
+            self.packed, weights = _packed(checkpoint, config, machine)
+        compute = kept if machine is None and config.dtype != "int8" else torch.float32  # as the kernels, and int8
+        self.memory = PageMemory(model, config.pages, config.block_size, _CACHE[config.kv], _CPU)
+        self._build(model, config, weights, compute)
+        if machine is not None and CompiledDecoder.fits(model):
+            self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
+
+    def _load_on_device(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        from penstock.engine.kernels.cuda import setup as cuda  # not where there is no CUDA device
+
+        model, place, kept = checkpoint.config, torch.device(config.device), _WEIGHTS[config.dtype]
+        cuda.check(config.dtype, place)
+        with cuda.uploading(checkpoint, place) as upload:
+            cache, own = _CACHE[config.kv], cuda.memory_on(place)
+            self.memory = PageMemory(model, config.pages, config.block_size, cache, place, memory=own)
+            attention = cuda.attention_for(model, self.memory) if config.kernels else None
+            keep = cuda.keep_for(config.dtype, place)
+            weights = load_weights(checkpoint, kept, place, keep=keep, source=upload.take)
+        self._build(model, config, weights, kept)
+        if config.kernels:
+            self._device = cuda.steps_for(
+                self.decoder,
+                self.memory,
+                self._builder,
+                attention,
+                most_sequences=config.max_running,
+                max_positions=config.context(model.max_positions),
+            )
+
+    def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
+        """`compute`: the type of activations."""
+        place = self.memory.data.device
+        self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
+        self.sampler = Sampler(model.vocab_size, place)
+        self._builder = BatchBuilder(self.memory, place, model.windows, compute)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
@@ -143,43 +157,39 @@ class Runner:
             self.memory.clear(run.pages[run.end // size])
 
 
-def _machine(checkpoint: Checkpoint, place: torch.device, threads: int | None) -> Machine | None:
-    if place.type != "cpu" or checkpoint.config.experts is not None:
+def _machine(checkpoint: Checkpoint, config: EngineConfig) -> Machine | None:
+    """The kernels of this CPU; None where they can't be built, or can't compute the model."""
+    reason = misfit(checkpoint.config)
+    if reason is not None:
+        _log.info("torch computes everything: %s", reason)
         return None
     size = sum(file.stat().st_size for file in checkpoint.weight_files)
     try:
-        return Machine(threads or max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD)))
-    except NotBuilt as reason:
-        _log.warning("no C++ kernels, torch computes everything: %s", reason)
+        return Machine(config.threads or max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD)))
+    except NotBuilt as error:
+        if config.weights == "lossless":
+            raise ConfigError("weights", config.weights, f"needs the C++ kernels: {error}; or use plain") from error
+        _log.warning("no C++ kernels, torch computes everything: %s", error)
         return None
 
 
-def _load(
-    checkpoint: Checkpoint, dtype: str, place: torch.device, machine: Machine | None, cache_bytes: int, lossless: bool
-) -> tuple[Weights, PackedWeights | None]:
-    """The weights, and how they were packed, where they are."""
-    loaded = _WEIGHTS[dtype]
-    if machine is None:
-        return load_weights(checkpoint, loaded, place, keep=_rounded if dtype == "int8" else as_it_is), None
-    kind = "lossless" if lossless else dtype
-    packed = packed_weights(checkpoint, kind, loaded, torch.get_num_threads(), cache_bytes)
+def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> tuple[PackedWeights, Weights]:
+    """How the weights were packed, and the weights."""
+    kept = _WEIGHTS[config.dtype]
+    kind = "lossless" if config.weights == "lossless" else config.dtype
+    packed = packed_weights(checkpoint, kind, kept, torch.get_num_threads(), config.packed_bytes)
     _log.info("weights: %s", packed)
 
     def keep(stack: Stack, _: object, bias: Tensor | None) -> tuple[Matrix, None]:
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
     table = StoredTable(checkpoint.tensors[EMBEDDING]) if packed.nbytes >= SMALL_BYTES else None
-    return load_weights(checkpoint, loaded, place, keep=keep, table=table), packed
+    return packed, load_weights(checkpoint, kept, _CPU, keep=keep, table=table)
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-    """To what int8 can say."""
+    """To values that int8 has."""
     return dequantised(matrix()), None if bias is None else bias.float()
-
-
-def _computes_as_kept(dtype: str, place: torch.device, machine: Machine | None) -> bool:
-    """Whether activations have the weights' type; a CPU's own kernels, and int8 there, compute in float32."""
-    return place.type == "cuda" or (machine is None and dtype != "int8")
 
 
 def _choices(run: Run) -> list[Choice]:
@@ -187,28 +197,5 @@ def _choices(run: Run) -> list[Choice]:
     choice = run.choice
     if run.samples <= 1 or choice.plain:
         return [choice] * run.samples
-    return [
-        Choice(
-            choice.params,
-            choice.stops,
-            choice.tokens,
-            choice.prompt_length,
-            choice.drafts[:count],
-            choice.memory,
-        )
-        for count in range(run.samples)
-    ]
-
-
-def accepted(drafts: Sequence[int], sampled: Sequence[Chosen]) -> list[Chosen]:
-    """The samples up to and including the first that differs from its draft.
-
-    Every sample is the target's own for its place, with that place's noise, so keeping those that rest on right
-    guesses gives exactly the tokens that plain decoding gives.
-    """
-    kept: list[Chosen] = []
-    for number, chosen in enumerate(sampled):
-        kept.append(chosen)
-        if number < len(drafts) and drafts[number] != chosen.token:
-            break
-    return kept
+    own = (choice.params, choice.stops, choice.tokens, choice.prompt_length)
+    return [Choice(*own, choice.drafts[:count], choice.state) for count in range(run.samples)]

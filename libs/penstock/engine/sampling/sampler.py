@@ -9,82 +9,39 @@ renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.request import SamplingParams
+from penstock.engine.errors import NotFinite
 from penstock.engine.sampling import noise
+from penstock.engine.sampling.choice import Choice, Chosen
 
 _OUT = float("-inf")
 _NUCLEUS = 512
 """Most probable tokens in which a top-p cut is looked for first."""
 _AT_ONCE = 1 << 17
 """Logits that get noise at once on a CPU."""
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would only overflow."""
 
 
 @dataclass(slots=True)
-class Choice:
-    """One token to choose: the one that follows `tokens` and `drafts`."""
+class Occurrences:
+    """Which tokens a sequence has, up to some place."""
 
-    params: SamplingParams
-    stops: frozenset[int]
-    tokens: Sequence[int]
-    prompt_length: int
-    drafts: tuple[int, ...]
-    """Proposed tokens taken for granted in this row."""
-    memory: dict[str, Any]
-    """The sequence's scratch space; the sampler keeps token counts in it."""
-    plain: bool = field(init=False)
-    """Whatever the place, the most probable token and nothing else is asked for."""
-
-    def __post_init__(self) -> None:
-        params = self.params
-        unbanned = params.min_tokens == 0 or not self.stops
-        unbiased = unbanned and not params.logit_bias and not self.penalised
-        self.plain = self.greedy and unbiased and params.logprobs is None
-
-    @property
-    def position(self) -> int:
-        return len(self.tokens) + len(self.drafts)
-
-    @property
-    def generated(self) -> int:
-        return self.position - self.prompt_length
-
-    @property
-    def greedy(self) -> bool:
-        return self.params.temperature < GREEDY_BELOW
-
-    @property
-    def penalised(self) -> bool:
-        params = self.params
-        return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-
-    @property
-    def banned(self) -> frozenset[int]:
-        return self.stops if self.generated < self.params.min_tokens else frozenset()
-
-    @property
-    def bare(self) -> bool:
-        """Nothing acts on the logits before the temperature."""
-        return not (self.penalised or self.params.logit_bias or self.banned)
-
-
-class Chosen(msgspec.Struct, frozen=True, gc=False):
-    """A sampled token."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    seen: Tensor
+    """bool [vocab]: in prompt or output."""
+    counts: Tensor
+    """float32 [vocab]: how often in the output."""
+    until: int = 0
+    """Leading tokens of prompt and output that are counted."""
 
 
 class Sampler:
+    """Chooses tokens for one model. Keeps nothing between calls but what `Choice.state` holds."""
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
@@ -94,10 +51,12 @@ class Sampler:
         """One token per row of `logits` (float32 [rows, vocab], which is not changed).
 
         On a device all is submitted without waiting, and the host waits once, for the copies of the results; a
-        second time when some row's top-p takes more than its best _NUCLEUS tokens.
+        second time when some row's top-p takes more than its best _NUCLEUS tokens. Raises NotFinite.
         """
         if all(choice.plain for choice in choices):
-            [tokens] = on_host(_argmax(logits))
+            best = _argmax(logits)
+            tokens, peaks = on_host(best, _peaks(logits, best))
+            check_finite(peaks.numpy())
             return [Chosen(token) for token in tokens.tolist()]
         chosen = self._sample(logits, choices, _NUCLEUS)
         if chosen is None:
@@ -108,6 +67,7 @@ class Sampler:
     def _sample(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> list[Chosen] | None:
         """None when `nucleus` tokens do not hold some row's top-p."""
         tokens, missed = _argmax(logits), None
+        peaks = _peaks(logits, tokens)
         changed = [row for row, choice in enumerate(choices) if not (choice.greedy and choice.bare)]
         if changed:
             index = self._tensor(changed, torch.int64)
@@ -116,7 +76,8 @@ class Sampler:
             tokens.index_copy_(0, index, found)
         wanted = [row for row, choice in enumerate(choices) if choice.params.logprobs is not None]
         described = self._describe(logits, tokens, choices, wanted) if wanted else ()
-        values, short, *facts = on_host(tokens, tokens[:0] if missed is None else missed, *described)
+        values, short, peaks, *facts = on_host(tokens, tokens[:0] if missed is None else missed, peaks, *described)
+        check_finite(peaks.numpy())
         if missed is not None and bool(short.any()):
             return None
         chosen = [Chosen(token) for token in values.tolist()]
@@ -166,27 +127,26 @@ class Sampler:
 
     def _counts(self, choice: Choice) -> tuple[Tensor, Tensor]:
         """(occurs in prompt or output: bool [vocab], occurrences in the output: float32 [vocab])."""
-        memory = choice.memory
-        if "seen" not in memory:
-            memory["seen"] = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-            memory["counts"] = torch.zeros(self._vocab_size, dtype=torch.float32, device=self._device)
-            memory["until"] = 0
-        seen, counts, until = memory["seen"], memory["counts"], memory["until"]
-        self._count(seen, counts, choice.tokens[until:], max(0, choice.prompt_length - until))
-        memory["until"] = len(choice.tokens)
+        known = choice.state.occurrences
+        if known is None:
+            seen = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
+            known = Occurrences(seen, torch.zeros(self._vocab_size, dtype=torch.float32, device=self._device))
+            choice.state.occurrences = known
+        self._count(known, choice.tokens[known.until :], max(0, choice.prompt_length - known.until))
         if choice.drafts:
-            seen, counts = seen.clone(), counts.clone()
-            self._count(seen, counts, choice.drafts, 0)
-        return seen, counts
+            known = Occurrences(known.seen.clone(), known.counts.clone(), known.until)
+            self._count(known, choice.drafts, 0)
+        return known.seen, known.counts
 
-    def _count(self, seen: Tensor, counts: Tensor, tokens: Sequence[int], skip: int) -> None:
-        """Adds `tokens` to the counts, the first `skip` of them (prompt) to `seen` alone."""
+    def _count(self, known: Occurrences, tokens: Sequence[int], skip: int) -> None:
+        """Adds the next `tokens`, the first `skip` of them (prompt) to `seen` alone."""
         if not tokens:
             return
         ids = self._tensor(tokens, torch.int64)
-        seen.index_fill_(0, ids, True)
         output = ids[skip:]
-        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.float32))
+        known.seen.index_fill_(0, ids, True)
+        known.counts.index_add_(0, output, torch.ones_like(output, dtype=torch.float32))
+        known.until += len(tokens)
 
     def _draw(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor, Tensor | None]:
         """(sampled ids [rows], rows whose nucleus is wider than `nucleus` or None) from shaped logits [rows, vocab],
@@ -294,6 +254,17 @@ def _argmax(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
+
+
+def _peaks(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[rows, 1]: the logits of `tokens`, the most probable ones. One NaN anywhere in a row makes it the largest."""
+    return logits.gather(1, tokens.unsqueeze(1))
+
+
+def check_finite(peaks: npt.NDArray[np.float32]) -> None:
+    """Raises NotFinite when some row's largest logit is none: nothing could be sampled from it."""
+    if not np.isfinite(peaks).all():
+        raise NotFinite
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:

@@ -1,141 +1,62 @@
-"""One request while the engine has it: its tokens, its pages, and the slot its reader takes news from."""
+"""One request while the engine has it: its tokens, its pages, and how far they are computed."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from penstock.engine.hooks import KvSink, KvSource
-from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut
-from penstock.engine.speculation.appetite import Appetite
-
-if TYPE_CHECKING:
-    from penstock.engine.forward.batch import Run
+from penstock.engine.forward.run import Run
+from penstock.engine.request import FinishReason, Request
+from penstock.engine.sampling.choice import Choice, Chosen
 
 
-@dataclass(slots=True)
-class Timeline:
-    """Moments on the engine's clock, in seconds, None while they have not come yet, and the times between them."""
-
-    submitted: float
-    loaded: float | None = None
-    started: float | None = None
-    first_token: float | None = None
-    last_token: float = 0.0
-    load_s: float = 0.0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-
-    def load_over(self, now: float) -> None:
-        self.loaded, self.load_s = now, now - self.submitted
-
-    def step_begins(self, now: float) -> None:
-        """The first one."""
-        assert self.loaded is not None
-        self.started, self.queue_s = now, now - self.loaded
-
-    def first(self, now: float) -> None:
-        """A token is there."""
-        assert self.started is not None
-        self.first_token, self.prefill_s = now, now - self.started
-
-
-class Slot:
-    """Where tokens wait for their reader. Whatever the reader has not taken is merged, so nothing queues up."""
-
-    def __init__(self) -> None:
-        self.tokens: list[TokenOut] = []
-        self.finish: FinishReason | None = None
-        self.error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
-        self.wake()
-
-    def wake(self) -> None:
-        """Tells the reader, if it waits, of what was put into the fields."""
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
-
-    def news(self) -> asyncio.Future[None]:
-        """For the reader: done at the next `wake`. Only to be awaited while there is nothing to take."""
-        self._reader = asyncio.get_running_loop().create_future()
-        return self._reader
-
-    def take(self) -> tuple[TokenOut, ...]:
-        """For the reader: the tokens since the last call. Raises the error when the last token is taken."""
-        if self.error is not None and not self.tokens:
-            raise self.error
-        tokens, self.tokens = tuple(self.tokens), []
-        return tokens
-
-
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Live:
-    """Mutable state of one request. The event loop owns it; a running step only reads it."""
+    """State of one request. The scheduler owns it and changes it between steps; a step only reads it."""
 
     request: Request
+    id: str
+    """The request's."""
     ticket: int
     """Order of arrival, unique in the engine."""
+    owner: str
+    """Its name in the page pool."""
     stops: frozenset[int]
     """Tokens that end the sequence."""
-    source: KvSource | None
-    sink: KvSink | None
-    slot: Slot
-    timeline: Timeline
     tokens: list[int]
     """Prompt and output. Only ever grows."""
     given: int
     """How many of them came with the request."""
     ends_at: int
     """Tokens with which `max_tokens` is used up."""
-    computed: int = 0
-    """Leading tokens whose KV is in `pages`."""
-    pages: list[int] = field(default_factory=list)
+    run: Run
+    """What it puts in a step, aimed again before each. Reads `tokens` and `pages` where they are."""
+    pages: list[int]
     version: int = 0
     """Changes whenever `pages` changes."""
-    reported: int = 0
-    """Leading blocks the sink knows of or a source loaded."""
+    computed: int = 0
+    """Leading tokens whose KV is in `pages`."""
     loaded: int = 0
     """Leading given tokens that a source provided and that were used."""
+    loaded_blocks: int = 0
+    """Leading blocks that a source provided, so that no sink needs them."""
     reached: int = 0
     """The most given tokens that were ever computed or loaded."""
     cached_tokens: int = 0
+    """Given tokens that the source calls cached."""
     computed_tokens: int = 0
     """Given tokens that steps computed, those computed again after a preemption counted once."""
     stripped: bool = False
     """Its loaded pages were taken away."""
-    drafted: int = 0
-    accepted: int = 0
     preemptions: int = 0
-    appetite: Appetite = field(default_factory=Appetite)
     busy: bool = False
     """A step is reading its tokens and pages."""
     gone: bool = False
-    """Finished, failed or dropped: no more news, pages go as soon as nothing uses them."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    """The sampler's running counts; touched by steps only."""
-    run: Run = field(init=False)
-    """What it puts in a step, made once by the engine and aimed anew before each."""
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def owner(self) -> str:
-        """Its name in the page pool."""
-        return f"{self.request.id}#{self.ticket}"
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return self.request.sampling
+    """Finished, failed or dropped: it takes part in nothing any more."""
 
     @property
     def length(self) -> int:
+        """All known tokens."""
         return len(self.tokens)
 
     @property
@@ -148,41 +69,74 @@ class Live:
         """Output tokens, those of `Request.output` included."""
         return len(self.tokens) - len(self.request.prompt)
 
+    def pages_changed(self) -> None:
+        """To be called after every change of `pages`: block tables are remembered by this name."""
+        self.version += 1
+        self.run.table = (self.owner, self.version)
+
+    def use_loaded(self, valid: int, cached: int | None, block_size: int) -> None:
+        """A source has filled the pages of the first `valid` tokens and calls `cached` of them cached; None: those
+        that are used. The last token is always computed, for its logits."""
+        self.loaded_blocks = valid // block_size
+        self.computed = min(valid, self.length - 1)
+        self.loaded = self.reached = min(self.computed, self.given)
+        self.cached_tokens = self.loaded if cached is None else min(cached, self.given)
+
     def forget_loaded(self) -> None:
-        """What a source loaded was lost before it was of use; what it loads from now on will not be used."""
+        """What a source loaded is lost before it was of use; what it loads from now on will not be used."""
         self.loaded = self.reached = self.cached_tokens = 0
         self.stripped = True
 
-    def verdict(self, limit: int) -> FinishReason | None:
-        """Whether its last token ended it; `limit` is the most tokens a sequence may have."""
+    def advance(self, answer: list[Chosen]) -> FinishReason | None:
+        """Its run is computed, and these tokens follow: why it has ended, or None. Tokens behind the end are taken out
+        of `answer`."""
+        run, tokens, finish = self.run, self.tokens, None
+        before = len(tokens)
+        for chosen in answer:
+            token = chosen.token
+            tokens.append(token)
+            if token in self.stops or len(tokens) >= self.ends_at:
+                finish = self.verdict()
+                if finish is not None:
+                    del answer[len(tokens) - before :]
+                    break
+        known = run.start + run.known
+        self.computed = known + len(answer) - 1 if answer else known
+        if self.reached < self.given:
+            reached = min(known, self.given)
+            self.computed_tokens += max(0, reached - max(run.start, self.reached))
+            self.reached = max(self.reached, reached)
+        return finish
+
+    def verdict(self) -> FinishReason | None:
+        """Whether its last token has ended it."""
         if self.generated == 0:
             return None
-        if self.tokens[-1] in self.stops and self.generated > self.sampling.min_tokens:
+        if self.tokens[-1] in self.stops and self.generated > self.request.sampling.min_tokens:
             return "stop"
-        if self.length >= self.ends_at or self.length >= limit:
-            return "length"
-        return None
+        return "length" if self.length >= self.ends_at else None
 
 
-def new_live(
-    request: Request,
-    ticket: int,
-    eos: frozenset[int],
-    source: KvSource | None,
-    sink: KvSink | None,
-    now: float,
-) -> Live:
+def new_live(request: Request, ticket: int, eos: frozenset[int]) -> Live:
     """A sequence at the start of its life; `eos` are the model's end tokens."""
-    sampling = request.sampling
+    sampling, tokens = request.sampling, [*request.prompt, *request.output]
+    stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos)
+    pages: list[int] = []
+    owner = f"{request.id}#{ticket}"
     return Live(
         request=request,
+        id=request.id,
         ticket=ticket,
-        stops=sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos),
-        source=source,
-        sink=sink,
-        slot=Slot(),
-        timeline=Timeline(submitted=now),
-        tokens=[*request.prompt, *request.output],
-        given=len(request.prompt) + len(request.output),
+        owner=owner,
+        stops=stops,
+        tokens=tokens,
+        given=len(tokens),
         ends_at=len(request.prompt) + sampling.max_tokens,
+        run=_idle(Choice(sampling, stops, tokens, len(request.prompt)), pages, owner),
+        pages=pages,
     )
+
+
+def _idle(choice: Choice, pages: Sequence[int], owner: str) -> Run:
+    """Of no tokens."""
+    return Run(choice, 0, 0, pages, (owner, 0))

@@ -1,4 +1,4 @@
-"""How much guessing pays."""
+"""How many drafts one sequence is worth."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PROBE_EVERY = 16
 
 @dataclass(slots=True)
 class Appetite:
-    """How many drafts one sequence wants: about one more than were right lately, none but for a trial now and then
-    when none were. Every draft row costs computing, right or wrong.
+    """How many drafts one sequence wants: about one more than were right lately. When none were, it wants none but for
+    a trial now and then. Every draft costs computing, right or wrong.
 
     Affects speed only. Starts hopeful.
     """
@@ -22,6 +22,10 @@ class Appetite:
     """Moving average of guesses that were right, per step; a step whose guesses were all right counts double."""
     idle: int = 0
     """Steps since the last draft."""
+    drafted: int = 0
+    """Drafts that were verified so far."""
+    accepted: int = 0
+    """Those of them that were right."""
 
     def wanted(self, most: int) -> int:
         """How many drafts to ask for in the next step, at most `most`."""
@@ -31,7 +35,9 @@ class Appetite:
         return min(most, int(self.right) + 2)
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """What became of a step's drafts."""
+        """A step verified `drafted` drafts and accepted the first `accepted` of them."""
         self.idle = 0
+        self.drafted += drafted
+        self.accepted += accepted
         worth = 2 * accepted if accepted == drafted else accepted
         self.right = _MEMORY * self.right + (1 - _MEMORY) * worth

@@ -1,4 +1,4 @@
-"""Asking for drafts, and for no more than they are worth."""
+"""Asking a drafter for drafts, and for no more than they are worth."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from penstock.engine.config import EngineConfig
 from penstock.engine.hooks import DraftAsk, Drafter
 from penstock.engine.scheduling.live import Live
+from penstock.engine.speculation.appetite import Appetite
 from penstock.engine.stats import Counters
 from penstock.runtime.tasks import being_cancelled
 
@@ -21,25 +22,36 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The engine's dealings with its drafter, if it has one.
 
-    A drafter may be late, fail or talk nonsense: then there are no drafts, and one that fails is left alone for ever
-    more steps.
+    A drafter may be late, fail or talk nonsense: then there are no drafts. After each failure in a row it is left alone
+    for twice as many steps.
     """
 
     def __init__(self, config: EngineConfig, vocab_size: int, drafter: Drafter | None, counters: Counters) -> None:
         self._most = config.draft_tokens
         self._timeout_s = config.draft_timeout_s
         self._vocab_size = vocab_size
-        self.drafter = drafter
+        self._drafter = drafter
         self._counters = counters
+        self._appetites: dict[int, Appetite] = {}
         self._pause = 0
         self._misses = 0
         self._answers = 0
         """In a row."""
         self._reliable = True
 
+    @property
+    def active(self) -> bool:
+        """Whether there is a drafter."""
+        return self._drafter is not None
+
+    def begin(self, live: Live) -> Appetite:
+        """The account of a new sequence; ends with `forget`."""
+        self._appetites[live.ticket] = appetite = Appetite()
+        return appetite
+
     async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
         """Proposed tokens by ticket, for sequences whose next step is a decode step."""
-        if self.drafter is None:
+        if self._drafter is None:
             return {}
         if self._pause:
             self._pause -= 1
@@ -49,7 +61,7 @@ class Speculation:
             return {}
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self.drafter.propose(list(asks.values()))
+                found = await self._drafter.propose(list(asks.values()))
             self._answered()
             return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
         except (Exception, asyncio.CancelledError) as error:
@@ -59,31 +71,36 @@ class Speculation:
             return {}
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
-        """What became of a step's drafts."""
-        live.appetite.learn(drafted, accepted)
-        live.drafted += drafted
-        live.accepted += accepted
+        """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""
+        self._appetites[live.ticket].learn(drafted, accepted)
         self._counters.drafted += drafted
         self._counters.accepted += accepted
 
-    def forget(self, id: str) -> None:
+    def forget(self, live: Live) -> None:
         """The sequence is gone."""
-        if self.drafter is None:
+        self._appetites.pop(live.ticket, None)
+        if self._drafter is None:
             return
         try:
-            self.drafter.forget(id)
+            self._drafter.forget(live.id)
         except Exception:
-            _log.warning("the drafter could not forget %s", id, exc_info=True)
+            _log.warning("the drafter could not forget %s", live.id, exc_info=True)
 
     def _ask_of(self, live: Live) -> DraftAsk:
-        params = live.sampling
-        k = live.appetite.wanted(min(self._most, params.max_tokens - live.generated - 1))
+        params = live.request.sampling
         return DraftAsk(
-            live.id, live.tokens, k, params.seed, params.temperature, params.top_k, params.top_p, params.min_p
+            id=live.id,
+            tokens=live.tokens,
+            k=self._appetites[live.ticket].wanted(min(self._most, params.max_tokens - live.generated - 1)),
+            seed=params.seed,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
         )
 
     def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:
-        """The proposal up to its first token that is none."""
+        """The proposal up to the first entry that is not a token."""
         usable: list[int] = []
         for token in proposed[: ask.k]:
             if not isinstance(token, int) or not 0 <= token < self._vocab_size:

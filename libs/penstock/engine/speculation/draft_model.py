@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.checkpoint import Checkpoint, inspect
-from penstock.engine.forward.batch import Run
+from penstock.engine.checks import check_model
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.hooks import DraftAsk
 from penstock.engine.pages import PagePool
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class _Task:
 
 
 class ModelProposer:
-    """Proposer with a model of its own. Raises CheckpointError when the model cannot be loaded.
+    """Proposer with a model of its own. Raises CheckpointError when the model cannot be loaded,
+    ConfigError when it can't be with these settings.
 
     Keeps the KV of up to `max_sequences` sequences, least recently asked first to go; of a sequence that comes
     back with other tokens the common prefix is kept. One call costs one step over at most `max_batch_tokens`
@@ -65,26 +67,14 @@ class ModelProposer:
     agree when sampling as often as their distributions allow. Not thread-safe: one thread at a time.
     """
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        dtype: str = "float32",
-        device: str = "cpu",
-        block_size: int = 16,
-        kv_pool_tokens: int = 32768,
-        max_batch_tokens: int = 512,
-        max_sequences: int = 256,
-        max_model_len: int | None = None,
-    ) -> None:
-        self.checkpoint: Checkpoint = inspect(model, max_model_len)
-        limit = self.checkpoint.config.max_positions
-        self._limit = limit if max_model_len is None else min(limit, max_model_len)
-        pages = -(-kv_pool_tokens // block_size)
-        self._runner = Runner(self.checkpoint, dtype, device, pages, block_size, self._limit)
-        self._pool = PagePool(pages)
-        self._block_size = block_size
-        self._budget = max_batch_tokens
+    def __init__(self, config: EngineConfig, max_sequences: int = 256) -> None:
+        self.checkpoint: Checkpoint = inspect(config.model, config.max_model_len or None)
+        check_model(config, self.checkpoint.config)
+        self._limit = config.context(self.checkpoint.config.max_positions)
+        self._runner = Runner(self.checkpoint, config)
+        self._pool = PagePool(config.pages)
+        self._block_size = config.block_size
+        self._budget = config.max_batch_tokens
         self._most = max_sequences
         self._contexts: OrderedDict[str, _Context] = OrderedDict()
         self._made = 0
@@ -187,7 +177,7 @@ class ModelProposer:
 
     def _run(self, task: _Task, count: int) -> Run:
         length = len(task.ask.tokens)
-        choice = Choice(task.params, frozenset(), task.tokens, length, (), {})
+        choice = Choice(task.params, frozenset(), task.tokens, length)
         context = task.context
         return Run(choice, task.computed, count, context.pages, (context.owner, context.version))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,16 +13,22 @@ from tests.libs.engine.cuda.pretend import CUDA, Pretend, there
 from tests.libs.engine.cuda.test_steps import BLOCK, PAGES, Recorder, play, run_of
 
 from penstock.checkpoint import SUPPORTED, inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda import copies, setup, streams
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice, Sampler
+from penstock.engine.sampling.choice import Choice
+from penstock.engine.sampling.sampler import Sampler
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.testing.twin import TwinDevice
 
 EXTRA = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 20}
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, see tests/gpu")
+
+
+def config_of(directory: Path, **fields) -> EngineConfig:
+    return EngineConfig(model=directory, kv_pool_tokens=PAGES * BLOCK, block_size=BLOCK, max_model_len=160, **fields)
 
 
 @pytest.fixture
@@ -54,9 +61,9 @@ def pretend(monkeypatch):
 @pytest.mark.parametrize("architecture", SUPPORTED)
 def test_the_same_tokens_as_on_the_cpu(tmp_path, pretend, architecture):
     directory = write_checkpoint(tmp_path / "model", TinyModel(architecture, extra=EXTRA))
-    plain = play(Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False))
+    plain = play(Runner(inspect(directory), config_of(directory, kernels=False)))
     assert not pretend.waits
-    on_device = Runner(inspect(directory), "float32", "cuda", PAGES, BLOCK, 160)
+    on_device = Runner(inspect(directory), config_of(directory, device="cuda"))
     assert there(on_device.memory.data) and on_device.memory.data.shape[0] == PAGES + 2
     assert play(on_device) == plain
 
@@ -64,14 +71,14 @@ def test_the_same_tokens_as_on_the_cpu(tmp_path, pretend, architecture):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8"])
 def test_every_dtype_runs(tmp_path, pretend, dtype):
     directory = write_checkpoint(tmp_path / "model", TinyModel("Qwen2ForCausalLM", head_dim=16))
-    on_device = Runner(inspect(directory), dtype, "cuda", PAGES, BLOCK, 160)
+    on_device = Runner(inspect(directory), config_of(directory, dtype=dtype, device="cuda"))
     assert play(on_device)
     assert on_device.memory.data.dtype == torch.bfloat16
 
 
 def test_a_captured_step_waits_once(tmp_path, pretend):
     directory = write_checkpoint(tmp_path / "model", TinyModel())
-    on_device = Runner(inspect(directory), "float32", "cuda", PAGES, BLOCK, 160)
+    on_device = Runner(inspect(directory), config_of(directory, device="cuda"))
     for _ in range(3):
         pretend.waits.clear()
         on_device.step([run_of(list(range(40)), 39, 1, [1, 2, 3, 4, 5], seed=at) for at in range(3)])
@@ -94,13 +101,13 @@ def test_sampling_waits_once(pretend, least):
         SamplingParams(9, temperature=0.4, frequency_penalty=0.2, min_p=0.2),
         SamplingParams(9),
     ]
-    choices = [Choice(one, frozenset([3, 4]), [1, 2, 3], 2, (8,), {}) for one in params]
+    choices = [Choice(one, frozenset([3, 4]), [1, 2, 3], 2, (8,)) for one in params]
     for _ in range(2):
         pretend.waits.clear()
         found = sampler.sample(logits, choices)
         assert pretend.waits == ["synchronize"]
     again = Sampler(1000, torch.device("cpu")).sample(
-        logits.cpu(), [Choice(one, frozenset([3, 4]), [1, 2, 3], 2, (8,), {}) for one in params]
+        logits.cpu(), [Choice(one, frozenset([3, 4]), [1, 2, 3], 2, (8,)) for one in params]
     )
     assert found == again, "and says what it says on a CPU"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from tests.gpu.engine.measure import speed
 
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 
 def test_what_is_counted(tmp_path):
-    runner = Runner(inspect(write_checkpoint(tmp_path / "model", TinyModel())), "float32", "cpu", 40, 16, 512)
+    directory = write_checkpoint(tmp_path / "model", TinyModel())
+    runner = Runner(inspect(directory), EngineConfig(model=directory, kv_pool_tokens=640))
     steps, compute = [], runner.step
     runner.step = lambda runs: steps.append([run.tokens for run in runs]) or compute(runs)
     found = speed(runner, prompts=(20, 70), batches=(1, 3), context=10, tokens=4, rounds=2)

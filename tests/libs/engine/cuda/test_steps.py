@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,22 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint import inspect
-from penstock.engine.forward.batch import Run
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.graphs import GraphSteps
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
 from penstock.engine.kernels.cuda.steps import DeviceSteps
 from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.sampler import Choice
+from penstock.engine.sampling.choice import Choice
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 BLOCK, PAGES = 8, 60
 
 
+def config_of(directory: Path, **fields) -> EngineConfig:
+    return EngineConfig(model=directory, kv_pool_tokens=PAGES * BLOCK, block_size=BLOCK, max_model_len=160, **fields)
+
+
 def run_of(tokens, start, count, pages, drafts=(), seed=0, version=0):
     params = SamplingParams(500, temperature=0.7 if seed % 2 else 0.0, seed=seed)
-    choice = Choice(params, frozenset(), tokens, 1, tuple(drafts), {})
+    choice = Choice(params, frozenset(), tokens, 1, tuple(drafts))
     return Run(choice, start, count, pages, (f"s{seed}", version))
 
 
@@ -99,7 +105,7 @@ class Recorder:
 
 def device_runner(directory, capture, most_rows=None):
     """A runner whose steps are a device's, with the pool's last page for scratch."""
-    runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
+    runner = Runner(inspect(directory), config_of(directory, kernels=False))
     attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
     attention.graph_rows, attention.most_rows = 4, most_rows
     runner._device = DeviceSteps(
@@ -146,7 +152,7 @@ def play(runner, seed=0):
 )
 def test_the_same_tokens_as_plain_steps(tmp_path, tiny, most_rows):
     directory = write_checkpoint(tmp_path / "model", tiny)
-    expected = play(Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False))
+    expected = play(Runner(inspect(directory), config_of(directory, kernels=False)))
     recorder = Recorder()
     runner = device_runner(directory, recorder, most_rows)
     assert play(runner) == expected
@@ -161,7 +167,7 @@ def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog):
     def refuse(body):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    expected = play(Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False))
+    expected = play(Runner(inspect(directory), config_of(directory, kernels=False)))
     assert play(device_runner(directory, refuse)) == expected
     assert "can't be captured" in caplog.text
 
@@ -169,7 +175,7 @@ def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog):
 def test_routed_experts_are_not_captured(tmp_path):
     extra = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     directory = write_checkpoint(tmp_path / "model", TinyModel("Qwen3MoeForCausalLM", extra=extra))
-    runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
+    runner = Runner(inspect(directory), config_of(directory, kernels=False))
     attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
     assert not GraphSteps(
         runner.decoder, runner.memory, attention, most_sequences=4, max_positions=160, capture=Recorder()
@@ -178,7 +184,7 @@ def test_routed_experts_are_not_captured(tmp_path):
 
 def test_without_a_backend_torch_gathers(tmp_path):
     directory = write_checkpoint(tmp_path / "model", TinyModel())
-    runner = Runner(inspect(directory), "float32", "cpu", PAGES, BLOCK, 160, kernels=False)
+    runner = Runner(inspect(directory), config_of(directory, kernels=False))
     expected = play(runner)
     runner._device = DeviceSteps(
         runner.decoder, runner.memory, runner._builder, None, capture=Recorder(), most_sequences=4, max_positions=160

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.batch import Run, sampled_rows
+from penstock.engine.forward.batch import sampled_rows
 from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
@@ -28,6 +29,7 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.sampling.sampler import check_finite
 
 _TABLES = (torch.float32, torch.bfloat16)
 """What step.cpp reads embeddings in."""
@@ -108,12 +110,13 @@ class CompiledDecoder:
         return torch.from_numpy(logits)
 
     def best(self, runs: Sequence[Run]) -> list[int]:
-        """As `forward`, but only the most probable token of each sample, the first of several."""
+        """As `forward`, but only the most probable token of each sample, the first of several. Raises NotFinite."""
         sampled = sampled_rows(runs)
         if len(self._room) < len(sampled):
             self._room = np.empty((len(sampled), self._vocab), dtype=np.float32)
         best = np.empty(len(sampled), dtype=np.int32)
         self._step(runs, sampled, self._room, best)
+        check_finite(self._room[np.arange(len(sampled)), best])
         found: list[int] = best.tolist()
         return found
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.batch import Batch, Leading, Run
+from penstock.engine.forward.batch import Batch, Leading
 from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
 from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.forward.batch import Run
+from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda.paged import HostPaged, Int32s
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.engine.forward.batch import Batch, BatchBuilder, Leading, Run
+from penstock.engine.forward.batch import Batch, BatchBuilder, Leading
 from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device

@@ -1,0 +1,1 @@
+"""What a request gets from the engine: tokens for its reader, pages for its sink."""

@@ -1,0 +1,130 @@
+"""Where the tokens of one request wait for its reader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.engine.delivery.sinks import SinkFeed
+from penstock.engine.request import FinishReason, TokenOut, Update
+from penstock.engine.sampling.choice import Chosen
+from penstock.engine.scheduling.live import Live
+from penstock.engine.speculation.appetite import Appetite
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Moments on the monotonic clock, in seconds, None while they have not come yet, and the times between them."""
+
+    submitted: float
+    loaded: float | None = None
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float = 0.0
+    load_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def load_over(self, now: float) -> None:
+        """The sequence enters the line."""
+        self.loaded, self.load_s = now, now - self.submitted
+
+    def step_begins(self, now: float) -> None:
+        """The first one."""
+        assert self.loaded is not None
+        self.started, self.queue_s = now, now - self.loaded
+
+    def first(self, now: float) -> None:
+        """The first token comes."""
+        assert self.started is not None
+        self.first_token, self.prefill_s = now, now - self.started
+
+
+class Outlet:
+    """The reader's end of one request. Tokens that the reader has not taken yet are merged, so nothing queues up."""
+
+    def __init__(self, live: Live, feed: SinkFeed | None, appetite: Appetite) -> None:
+        """`feed`: of the request's sink, if it has one."""
+        self.live = live
+        self.feed = feed
+        self.timeline = Timeline(time.monotonic())
+        self.finish: FinishReason | None = None
+        self.error: Exception | None = None
+        self._chosen: list[Chosen] = []
+        self._index = 0
+        """Of the first of `_chosen` among the generated tokens."""
+        self._appetite = appetite
+        self._reader: asyncio.Future[None] | None = None
+
+    def enter(self) -> None:
+        """The sequence is in the line, with all the output that was given to it."""
+        self._index = self.live.generated
+        self.timeline.load_over(time.monotonic())
+
+    def add(self, answer: Sequence[Chosen], now: float) -> None:
+        """Tokens that a step gave at `now`; the reader hears of them by `tell`."""
+        self._chosen += answer
+        times = self.timeline
+        if times.first_token is None:
+            times.first(now)
+        times.last_token = now
+
+    def fail(self, error: Exception) -> None:
+        """The reader gets `error` behind the tokens that are there."""
+        self.error = error
+        self.wake()
+
+    def tell(self) -> None:
+        """Reports to sink and reader what the last steps gave."""
+        if self.feed is not None and not self.live.gone:
+            self.feed.report()
+        reader = self._reader
+        if reader is not None and self._chosen:
+            self._reader = None
+            if not reader.done():
+                reader.set_result(None)
+
+    def wake(self) -> None:
+        """Lets the reader look, if it waits."""
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return not (self._chosen or self.finish or self.error)
+
+    def news(self) -> asyncio.Future[None]:
+        """For the reader: done when it should look again. Only to be awaited while the outlet is empty."""
+        self._reader = asyncio.get_running_loop().create_future()
+        return self._reader
+
+    def take(self) -> Update:
+        """For the reader: what there is since the last call. Raises the error when all tokens are taken."""
+        if self.error is not None and not self._chosen:
+            raise self.error
+        live, times, appetite = self.live, self.timeline, self._appetite
+        return Update(
+            self._tokens(),
+            self.finish,
+            live.cached_tokens,
+            live.computed_tokens,
+            appetite.drafted,
+            appetite.accepted,
+            live.preemptions,
+            times.load_s,
+            times.queue_s,
+            times.prefill_s,
+            0.0 if times.first_token is None else times.last_token - times.first_token,
+        )
+
+    def _tokens(self) -> tuple[TokenOut, ...]:
+        chosen, first = self._chosen, self._index
+        self._chosen, self._index = [], first + len(chosen)
+        if len(chosen) == 1:  # nearly always
+            [one] = chosen
+            return (TokenOut(first, one.token, one.logprob, one.top),)
+        return tuple([TokenOut(at, one.token, one.logprob, one.top) for at, one in enumerate(chosen, first)])

@@ -1,0 +1,107 @@
+"""Pages that are lent to sinks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.engine.forward.memory import PageMemory
+from penstock.engine.hooks import KvSink
+from penstock.engine.scheduling.live import Live
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.stats import Counters
+
+_LENT = "lent to sinks"
+_log = logging.getLogger(__name__)
+
+
+class LentPage:
+    """PageRef: one hold on one page."""
+
+    def __init__(self, memory: PageMemory, page: int, give_back: Callable[[int], None]) -> None:
+        self._memory = memory
+        self._page = page
+        self._give_back: Callable[[int], None] | None = give_back
+
+    def view(self) -> memoryview:
+        """The page's bytes, read-only. See PageRef."""
+        assert self._give_back is not None, "the page was released"
+        return self._memory.view(self._page)
+
+    def read_into(self, destination: memoryview) -> None:
+        """Copies the page's bytes. See PageRef."""
+        assert self._give_back is not None, "the page was released"
+        self._memory.read_into(self._page, destination)
+
+    def release(self) -> None:
+        """Ends the hold; a second call does nothing."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(self._page)
+
+
+class Lender:
+    """Lends pages of sequences, each until its borrower releases it."""
+
+    def __init__(self, scheduler: Scheduler, memory: PageMemory, returned: Callable[[], None]) -> None:
+        """`returned` is called when a page has come back."""
+        self._scheduler = scheduler
+        self._memory = memory
+        self._returned = returned
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per page."""
+        return self._memory.block_size
+
+    def lend(self, pages: Sequence[int]) -> list[LentPage]:
+        """One reference for each page; the borrower releases each."""
+        self._scheduler.hold(_LENT, pages)
+        return [LentPage(self._memory, page, self._take_back) for page in pages]
+
+    def _take_back(self, page: int) -> None:
+        self._scheduler.release(_LENT, (page,))
+        self._returned()
+
+
+class SinkFeed:
+    """Reports one sequence's blocks to its sink, each once. A sink that raises is logged and counted, no more."""
+
+    def __init__(self, live: Live, sink: KvSink, lender: Lender, counters: Counters) -> None:
+        self._live = live
+        self._sink = sink
+        self._lender = lender
+        self._counters = counters
+        self._reported = 0
+        """Leading blocks that the sink knows."""
+
+    def report(self) -> None:
+        """Blocks that are full since the last call; not those that a source loaded."""
+        live = self._live
+        first = max(self._reported, live.loaded_blocks)
+        whole = live.computed // self._lender.block_size
+        if whole <= first:
+            return
+        self._reported = whole
+        lent = self._lender.lend(live.pages[first:whole])
+        try:
+            self._sink.filled(first, lent, live.tokens)
+        except Exception:
+            self._failed(lent)
+
+    def finish(self) -> None:
+        """The sequence ended normally: reports the rest, and the page that is partly filled."""
+        self.report()
+        live = self._live
+        whole, rest = divmod(live.computed, self._lender.block_size)
+        tail = self._lender.lend(live.pages[whole : whole + 1]) if rest else []
+        try:
+            self._sink.finished(live.computed, tail[0] if tail else None)
+        except Exception:
+            self._failed(tail)
+
+    def _failed(self, lent: Sequence[LentPage]) -> None:
+        self._counters.sink_failures += 1
+        _log.warning("the sink of %s failed", self._live.id, exc_info=True)
+        for page in lent:
+            page.release()

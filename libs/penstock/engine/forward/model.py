@@ -1,0 +1,64 @@
+"""The model of an engine: what carries out its steps, and what its KV is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
+from penstock.engine.config import EngineConfig
+from penstock.engine.forward.memory import PageMemory
+from penstock.engine.forward.run import Run
+from penstock.engine.forward.runner import Runner
+from penstock.engine.models.packed import PackedWeights
+from penstock.engine.sampling.choice import Chosen
+from penstock.kv.spec import KvSpec
+from penstock.runtime.cores import available_cores
+
+_log = logging.getLogger(__name__)
+
+
+class Computes(Protocol):
+    """Carries out steps: a Runner, or what stands in for one."""
+
+    @property
+    def memory(self) -> PageMemory:
+        """Where the KV is."""
+        ...
+
+    @property
+    def packed(self) -> PackedWeights | None:
+        """The weights as the kernels read them; None where torch has them."""
+        ...
+
+    def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
+        """The tokens that are certain after each run, in lists of their own. Called in the engine's thread, and again
+        with a part of the runs when it raises."""
+        ...
+
+
+Load = Callable[[EngineConfig, Checkpoint], tuple[Computes, KvSpec]]
+
+
+def set_threads(threads: int) -> None:
+    """How many threads torch computes with; 0: one for each core."""
+    torch.set_num_threads(threads or available_cores())
+
+
+def load_model(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Runner, KvSpec]:
+    """The model and the name of its KV. Raises CheckpointError or ConfigError."""
+    runner = Runner(checkpoint, config)
+    token, tokens = runner.memory.block_bytes // config.block_size, config.pages * config.block_size
+    _log.info("KV of %d tokens fits: %d bytes each in %s, %.0f MiB", tokens, token, config.kv, tokens * token / 2**20)
+    spec = KvSpec(
+        model=remembered_fingerprint(checkpoint),
+        tokenizer=tokenizer_fingerprint(checkpoint),
+        layout=runner.memory.layout,
+        dtype=config.identity,
+        block_size=config.block_size,
+        block_bytes=runner.memory.block_bytes,
+    )
+    return runner, spec

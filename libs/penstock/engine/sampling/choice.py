@@ -1,0 +1,80 @@
+"""What the sampler is asked, and what it answers. Plain Python, importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.engine.sampling.sampler import Occurrences
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would only overflow."""
+
+
+@dataclass(slots=True)
+class SamplerState:
+    """What the sampler remembers of one sequence from step to step, where penalties need it. Nobody else's."""
+
+    occurrences: Occurrences | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One token to choose: the one that follows `tokens` and `drafts`."""
+
+    params: SamplingParams
+    stops: frozenset[int]
+    tokens: Sequence[int]
+    prompt_length: int
+    drafts: tuple[int, ...] = ()
+    """Proposed tokens taken for granted in this row."""
+    state: SamplerState = field(default_factory=SamplerState)
+    """What the sampler remembers of the sequence."""
+    plain: bool = field(init=False)
+    """Whatever the place, the most probable token and nothing else is asked for."""
+
+    def __post_init__(self) -> None:
+        params = self.params
+        unbanned = params.min_tokens == 0 or not self.stops
+        unbiased = unbanned and not params.logit_bias and not self.penalised
+        self.plain = self.greedy and unbiased and params.logprobs is None
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens) + len(self.drafts)
+
+    @property
+    def generated(self) -> int:
+        return self.position - self.prompt_length
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature < GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        params = self.params
+        return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+    @property
+    def banned(self) -> frozenset[int]:
+        return self.stops if self.generated < self.params.min_tokens else frozenset()
+
+    @property
+    def bare(self) -> bool:
+        """Nothing acts on the logits before the temperature."""
+        return not (self.penalised or self.params.logit_bias or self.banned)
+
+
+class Chosen(msgspec.Struct, frozen=True, gc=False):
+    """A sampled token."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
