@@ -8,25 +8,37 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from penstock.runtime.config import ConfigError, Size
+from penstock.runtime.config import (
+    LOG_LEVELS,
+    Address,
+    ConfigError,
+    HostPort,
+    OptionalAddress,
+    Size,
+    addresses,
+    at_least,
+    more_than,
+    one_of,
+    optional_addresses,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """Settings of one gateway."""
 
-    router: str = ""
+    router: Address
     """Where the router serves, host:port."""
-    model_dir: Path = Path()
+    model_dir: Path
     """The served model's directory; only its tokenizer and templates are read."""
     model_name: str = ""
     """The name that clients ask for; empty: the directory's name."""
-    http_address: str = "127.0.0.1:8080"
+    http_address: Address = HostPort("127.0.0.1:8080")
     """Where HTTP listens; port 0 lets the kernel choose."""
-    grpc_address: str = "127.0.0.1:0"
+    grpc_address: Address = HostPort("127.0.0.1:0")
     """Where gRPC listens; port 0 lets the kernel choose."""
     api_keys: Path | None = None
-    """A JSON file {"key": "tenant"}; without it everybody is the tenant "default"."""
+    """A JSON file {"key": "tenant"}; without it all clients are the tenant "default"."""
     server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
     """Hex, 32 characters or more: separates tenants in the cache. All gateways of a mesh need the same. Empty: a
     built-in one, which is good for a single user and refused together with api_keys."""
@@ -49,33 +61,25 @@ class GatewayConfig:
     max_sessions: int = 1024
     """Sessions whose last prompt is remembered."""
     ping_s: float = 15.0
-    """A stream that is silent for this long gets a comment, so that nobody in between gives up."""
+    """A stream that is silent for this long gets a comment, so that no proxy on its way gives up."""
     drain_s: float = 5.0
     """Grace for running requests at the end."""
-    metrics_address: str = ""
+    metrics_address: OptionalAddress = None
     """Where Prometheus may read besides GET /metrics, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        if not self.model_dir.is_dir() or self.model_dir == Path():
-            raise ConfigError("model_dir", str(self.model_dir), "give the directory of the served model")
-        for name in ("http_address", "grpc_address", "router"):
-            if ":" not in getattr(self, name):
-                raise ConfigError(name, getattr(self, name), "write host:port, for example 127.0.0.1:8080")
-        for name in ("max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "must be 1 or more")
-        for name in ("request_timeout_s", "ping_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(name, getattr(self, name), "must be more than 0")
-        for name in ("max_replans", "max_sessions", "drain_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "must be 0 or more")
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise ConfigError("log_level", self.log_level, "use debug, info, warning or error")
+        if not self.model_dir.is_dir():
+            raise ConfigError("model_dir", str(self.model_dir), "must be the directory of the served model")
+        addresses(self, "router", "http_address", "grpc_address")
+        optional_addresses(self, "metrics_address")
+        at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens")
+        more_than(self, 0, "request_timeout_s", "ping_s")
+        at_least(self, 0, "max_replans", "max_sessions", "drain_s")
+        one_of(self, LOG_LEVELS, "log_level")
         if self.server_key and self.server_key_file:
-            raise ConfigError("server_key_file", str(self.server_key_file), "server_key is set too; use one of them")
+            raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 
     @property
     def served_name(self) -> str:

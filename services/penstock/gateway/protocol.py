@@ -1,31 +1,40 @@
-"""HTTP/1.1 as uvicorn reads it, with bounds on what comes before a request is a request."""
+"""HTTP/1.1 as uvicorn reads it, with bounds on everything but bodies: those are bounded where they are read."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_OUTSIDE_BYTES = 64 * 1024
+"""Bytes in a row that are no body: a request line with its headers, the sizes of chunks, or trailers."""
 HEAD_S = 10.0
+"""From the first byte of a request to the end of its headers."""
+MESSAGE_S = 60.0
+"""From there to the end of its body and trailers."""
+_LOG_EVERY_S = 10.0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose request line and headers are too long or too slow; the parser itself bounds neither."""
+    """Closes connections that send too much, or for too long, besides bodies; the parser itself bounds neither.
+
+    uvicorn keeps trailers like headers, also when nobody reads the body and after the response.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0
-        self._head_open = True
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._outside = 0
+        self._advanced = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The head of the first request is awaited from now on."""
         super().connection_made(transport)
-        self._await_head()
+        self._await(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""
@@ -33,36 +42,72 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Counts what belongs to a head that is still incomplete."""
-        open_before = self._head_open
+        """Counts the bytes since the last that ended a head or a message, or belonged to a body."""
+        self._advanced = False
         super().data_received(data)
-        if self._head_open and open_before:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_TOO_LARGE)
+        self._outside = 0 if self._advanced else self._outside + len(data)
+        if self._outside > MAX_OUTSIDE_BYTES:
+            self._refuse(_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         """Another request begins."""
         super().on_message_begin()
-        self._await_head()
+        self._await(HEAD_S)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._head_open = False
-        self._stop_timer()
+        self._advanced = True
+        self._await(MESSAGE_S)
         super().on_headers_complete()
 
-    def _await_head(self) -> None:
-        self._head_open, self._head_bytes = True, 0
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._advanced = True
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_S, self._refuse, _TOO_SLOW)
+        super().on_message_complete()
+
+    def _await(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._late, seconds)
+
+    def _late(self, seconds: float) -> None:
+        if self.flow.read_paused:  # it is we who do not read
+            self._await(seconds)
+        else:
+            self._refuse(_TOO_SLOW)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _refuse(self, answer: bytes) -> None:
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(answer)
-            self.transport.close()
+        self.transport.close()
+
+
+class Sparse(logging.Filter):
+    """Lets a message through once in ten seconds: a client can make the server write one for every few bytes."""
+
+    def __init__(self, clock: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether `record` is written: every error, and a warning when the last with its text is some time ago."""
+        if record.levelno > logging.WARNING:
+            return True
+        now = self._clock.time()
+        if now - self._last.get(str(record.msg), -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return False
+        self._last[str(record.msg)] = now
+        return True

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 
 import httpx2
 import openai
 import pytest
 
 from penstock.gateway.bounds import BOUNDS
+from penstock.gateway.protocol import Sparse
 
 from .fakes import CONTEXT
 
@@ -314,6 +317,86 @@ async def test_heads_that_never_end_are_not_waited_for(setup, monkeypatch):
     monkeypatch.setattr("penstock.gateway.protocol.HEAD_S", 0.05)
     for begun in (b"", HEAD):
         assert (await raw(setup.gateway.address, begun)).startswith(b"HTTP/1.1 408")
+
+
+CHUNKED = b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+TRAILERS = b"".join(b"x-%d: y\r\n" % n for n in range(5000))
+
+
+@pytest.mark.parametrize("path", [b"GET /healthz", f"POST {CHAT}".encode()])
+@pytest.mark.parametrize(
+    "tail",
+    [[b"0\r\n", *[TRAILERS] * 40], [b"0\r\nx: ", *[b"a" * 60_000] * 40], [b"5;x=", *[b"a" * 60_000] * 40]],
+    ids=["many trailers", "one long trailer", "a long extension of a chunk"],
+)
+async def test_what_is_no_body_is_bounded_behind_the_head_too(setup, path, tail):
+    connection = await asyncio.open_connection(*setup.gateway.address.split(":"))
+    reader, writer = connection
+    try:
+        for piece in [path + CHUNKED, *tail]:
+            writer.write(piece)
+            await writer.drain()
+    except ConnectionResetError:
+        pass
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read(-1)  # ends: the gateway has closed the connection
+    writer.close()
+    async with httpx2.AsyncClient(base_url=setup.url) as client:
+        assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_bodies_in_tiny_chunks_are_served(setup):
+    """One byte in each chunk, six on the wire: more around the body than a head may have, and nothing wrong."""
+    body = json.dumps(chat(messages=[{"role": "user", "content": "x" * 20_000}])).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    answer = await raw(setup.gateway.address, head, chunks[:100_000], chunks[100_000:] + b"0\r\nx-sum: 1\r\n\r\n")
+    assert b"context_length_exceeded" in answer
+
+
+@pytest.mark.parametrize("tail", [b"0\r\nx-sum: ", b"5\r\nab", b""])
+async def test_messages_that_never_end_are_not_waited_for(setup, monkeypatch, tail):
+    monkeypatch.setattr("penstock.gateway.protocol.MESSAGE_S", 0.1)
+    connection = await raw(setup.gateway.address, b"GET /healthz" + CHUNKED + tail)
+    assert connection.startswith((b"HTTP/1.1 200", b"HTTP/1.1 408"))  # and then it ends
+
+
+async def test_a_running_stream_outlives_the_time_of_a_message_that_waits_behind_it(setup, monkeypatch):
+    """A second request with a long body on the same connection is not read meanwhile; its client is not to blame."""
+    monkeypatch.setattr("penstock.gateway.protocol.MESSAGE_S", 0.1)
+    setup.script.hang = True
+    reader, writer = await asyncio.open_connection(*setup.gateway.address.split(":"))
+    body = json.dumps(chat(stream=True)).encode()
+    first = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    writer.write(first + HEAD + b"content-length: 1000000\r\n\r\n" + b" " * 500_000)
+    await reader.readuntil(b"data: ")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await reader.readuntil(b"HTTP/1.1 408")
+    setup.script.gate.set()
+    await reader.readuntil(b"[DONE]")
+    writer.close()
+    await setup.gateway.admission.idle()
+
+
+def test_a_line_for_many_alike():
+    class Clock:
+        now = 100.0
+
+        def time(self) -> float:
+            return self.now
+
+    clock = Clock()
+    sparse = Sparse(clock)
+
+    def kept(level: int, text: str) -> bool:
+        return sparse.filter(logging.LogRecord("uvicorn.error", level, "", 0, text, None, None))
+
+    assert [kept(logging.WARNING, "invalid") for _ in range(3)] == [True, False, False]
+    assert kept(logging.WARNING, "other") and kept(logging.ERROR, "invalid")
+    clock.now += 11
+    assert kept(logging.WARNING, "invalid")
 
 
 async def test_no_http(setup):

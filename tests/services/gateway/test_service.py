@@ -16,11 +16,13 @@ import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import trace
+from uvicorn.importer import ImportFromStringError
 
 from penstock.gateway.auth import load_auth, session_digest
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import open_gateway
 from penstock.kv.identity import block_keys, namespace, root_key
+from penstock.rpc.server import RpcServer
 from penstock.runtime.config import ConfigError
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -168,6 +170,24 @@ async def test_another_tokenizer_is_not_served(opened, model_dir, tmp_path):
             async with gateway.mesh.changed:
                 await gateway.mesh.changed.wait_for(lambda: gateway.mesh._connected)
             assert not gateway.mesh.ready
+
+
+async def test_a_server_that_fails_before_it_listens_ends_the_start(opened, monkeypatch):
+    """uvicorn fails while it loads its protocol; the start neither succeeds nor waits for ever."""
+    monkeypatch.setattr("penstock.gateway.server.BoundedProtocol", "penstock.nowhere:Protocol")
+    async with asyncio.timeout(10):
+        with pytest.raises(ImportFromStringError, match=r"penstock\.nowhere"):
+            async with opened():
+                pass
+
+
+async def test_an_address_that_is_taken_is_named(model_dir):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, http_address=address)
+        with pytest.raises(ConfigError, match=f"http_address = '{address}': cannot listen there: .*in use"):
+            async with open_gateway(config):
+                pass
 
 
 async def test_two_gateways_in_one_process(opened):
@@ -347,6 +367,28 @@ async def test_the_end_waits_for_running_requests(opened):
             await begun.wait()
             closing.set()
         assert await reading == "The quick brown fox."
+
+
+async def test_grpc_health_goes_on_after_a_failure(opened, monkeypatch):
+    set_serving, failures = RpcServer.set_serving, 1
+
+    async def fails_once(server, serving):
+        nonlocal failures
+        if not serving and failures:
+            failures -= 1
+            raise RuntimeError("a defect")
+        await set_serving(server, serving)
+
+    async with opened() as setup, grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        while (await call.read()).status != health_pb2.HealthCheckResponse.SERVING:
+            pass
+        monkeypatch.setattr(RpcServer, "set_serving", fails_once)
+        setup.mesh.set_view(ready=False)
+        async with asyncio.timeout(5):
+            assert (await call.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert b'penstock_task_failures_total{task="health"} 1.0' in setup.gateway.metrics.text()
+        call.cancel()
 
 
 async def test_grpc_health_follows_the_mesh(setup):

@@ -117,10 +117,9 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             await stack.enter_async_context(open_decode(DecodeConfig(role=role, draft=draft_address, **worker(number))))
             for number in range(options.decode)
         ]
-        settings = {"model_dir": options.model, "model_name": options.model_name, **options.gateway}
-        gateway = await stack.enter_async_context(
-            open_gateway(GatewayConfig(http_address="127.0.0.1:0", router=router.address, **settings))
-        )
+        settings = {"model_dir": options.model, "model_name": options.model_name, "router": router.address}
+        settings |= {"http_address": "127.0.0.1:0", **options.gateway}
+        gateway = await stack.enter_async_context(open_gateway(GatewayConfig(**settings)))
         await wait_joined(router.address, len(prefill), len(decode))
         async with gateway.mesh.changed, asyncio.timeout(30):
             await gateway.mesh.changed.wait_for(lambda: gateway.mesh.ready)

@@ -1,0 +1,103 @@
+"""uvicorn inside the gateway's loop: it fails loudly before it listens, and drains when its block ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from penstock.gateway.protocol import BoundedProtocol, Sparse
+from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.tasks import Failed, beside
+
+_BACKLOG = 1024
+_KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep an idle connection, so that it is they who close it."""
+
+
+class _Server(uvicorn.Server):
+    """Signals are not its business, and its start is an event."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepting = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to the process."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Sets `accepting` when requests are accepted."""
+        await super().startup(sockets)
+        self.accepting.set()
+
+
+@asynccontextmanager
+async def serve_http(app: Starlette, address: HostPort, *, drain_s: float, failed: Failed) -> AsyncIterator[HostPort]:
+    """Serves `app` for the length of the block; gives the address with its port.
+
+    Raises ConfigError when the process cannot listen there, and whatever ends uvicorn before the block ends. Leaving
+    the block stops accepting, gives running requests `drain_s` seconds, then cancels them.
+    """
+    listener = _listen(address)
+    settings = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+        backlog=_BACKLOG,
+    )
+    server = _Server(settings)
+
+    async def run() -> None:
+        await server.serve([listener])
+        if not server.should_exit:
+            raise RuntimeError("the HTTP server ended by itself")
+
+    with listener, _few_lines():
+        async with beside(run, name="http", on_failure="stop", failed=failed) as serving:
+            await server.accepting.wait()
+            try:
+                yield address.at(listener.getsockname()[1])
+            finally:
+                server.should_exit = True
+                await serving.ended()
+
+
+@contextmanager
+def _few_lines() -> Iterator[None]:
+    """uvicorn writes a line for each request that is not HTTP; of many alike only some are kept."""
+    logger, sparse = logging.getLogger("uvicorn.error"), Sparse(asyncio.get_running_loop())
+    logger.addFilter(sparse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(sparse)
+
+
+def _listen(address: HostPort) -> socket.socket:
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(target)
+            listener.listen(_BACKLOG)  # here and not only in uvicorn: two may bind to a port, one may listen
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError("http_address", address, f"cannot listen there: {error}") from None
+    return listener
