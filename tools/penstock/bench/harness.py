@@ -27,7 +27,7 @@ Measure = Callable[[int], Awaitable[Sample]]
 _PACKAGES = ("penstock", "torch", "grpcio", "uvloop", "uvicorn", "transformers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One result. `value` is the median over the rounds; None when nothing could be measured."""
 
@@ -87,12 +87,14 @@ def figure(
     """A figure from one sample per round."""
     value = statistics.median(samples)
     met = None if goal is None else (value <= goal if lower_is_better else value >= goal)
-    return Figure(id, value, unit, min(samples), max(samples), against, goal, met)
+    return Figure(
+        id=id, value=value, unit=unit, min=min(samples), max=max(samples), against=against, goal=goal, met=met
+    )
 
 
 def missing(id: str, unit: str, why: str, goal: float | None = None) -> Figure:
     """A figure that could not be measured."""
-    return Figure(id, None, unit, None, None, why, goal, None)
+    return Figure(id=id, value=None, unit=unit, min=None, max=None, against=why, goal=goal)
 
 
 async def interleave(

@@ -65,16 +65,16 @@ class Clairvoyant:
         return len(self._current)
 
     def stored(self, block: Block) -> None:
-        """Knows it all."""
+        """Learns nothing: it knows the future already."""
 
     def removed(self, block: Block) -> None:
-        """Knows it all."""
+        """Learns nothing: it knows the future already."""
 
     def used(self, block: Block) -> None:
-        """Knows it all."""
+        """Learns nothing: it knows the future already."""
 
     def expect(self, session: str, outlook: ReturnHint) -> None:
-        """Knows it all."""
+        """Learns nothing: it knows the future already."""
 
     def offer(self, block: Block) -> None:
         """See EvictionPolicy."""

@@ -42,20 +42,20 @@ class ReplayRates:
     output_tokens_per_s: float = 50.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a replay came to."""
+    """The result of a replay."""
 
     block_hit: float
     """Blocks found, of those asked for."""
     token_hit: float
     seconds_saved: float
     seconds_asked: float
-    """Of prefill, without any store."""
+    """Seconds of prefill without any store."""
     below: float
     """Blocks found in the second tier, of those found."""
     evictions: int
-    """From the last tier."""
+    """Evictions from the last tier."""
     moves: int
     """Blocks written to the second tier."""
     full: int
@@ -80,7 +80,7 @@ class TraceReplay:
         return self._now
 
     def at(self) -> int:
-        """Its number."""
+        """The number of the request that runs."""
         return self._number
 
     def run(self, capacities: Sequence[int], policy: MakePolicy) -> Saved:
@@ -105,14 +105,14 @@ class TraceReplay:
             tokens += hit
             seconds += self.rates.prefill.seconds(0, hit)
         return Saved(
-            found / sum(len(ask.keys) for ask in self.trace.asks),
-            tokens / sum(ask.tokens for ask in self.trace.asks),
-            seconds,
-            sum(self.rates.prefill.seconds(0, ask.tokens) for ask in self.trace.asks),
-            lower / max(1, found),
-            self._tiers[-1].stats().evictions,
-            self._tiers[1].stats().puts if len(self._tiers) > 1 else 0,
-            self._full,
+            block_hit=found / sum(len(ask.keys) for ask in self.trace.asks),
+            token_hit=tokens / sum(ask.tokens for ask in self.trace.asks),
+            seconds_saved=seconds,
+            seconds_asked=sum(self.rates.prefill.seconds(0, ask.tokens) for ask in self.trace.asks),
+            below=lower / max(1, found),
+            evictions=self._tiers[-1].stats().evictions,
+            moves=self._tiers[1].stats().puts if len(self._tiers) > 1 else 0,
+            full=self._full,
         )
 
     def _ask(self, ask: RecordedAsk) -> tuple[int, int]:
@@ -156,7 +156,7 @@ class TraceReplay:
         return room
 
     def _tokens(self, held: int, ask: RecordedAsk) -> int:
-        """Of the prompt that need no prefill: whole blocks, and the last token is always computed."""
+        """Tokens of the prompt that need no prefill: whole blocks, and never the last token."""
         size = self.trace.block_tokens
         return min(held, max(0, ask.tokens - 1) // size) * size
 
@@ -174,7 +174,7 @@ class TraceReplay:
 
 
 class _Hints:
-    """What sessions say, and what the store makes of it."""
+    """Hints of the sessions, and the return hints that the store derives from them."""
 
     def __init__(self) -> None:
         self._table = sessions.SessionTable()
@@ -204,7 +204,7 @@ class _Hints:
         heapq.heappush(self._pending, (at, next(self._count), session, state))
 
     def due(self, now: float) -> list[tuple[str, ReturnHint]]:
-        """What was said until now."""
+        """Hints that are due by now."""
         while self._pending and self._pending[0][0] <= now:
             at, _, session, state = heapq.heappop(self._pending)
             self._table.hint(session, state, at)
@@ -212,7 +212,7 @@ class _Hints:
 
 
 def _next_asks(trace: Trace) -> list[float]:
-    """Per request, when the next one of its session begins; infinity: none does, or nobody knows."""
+    """Per request, when the next one of its session begins; infinity when none does or the session is unknown."""
     following: dict[str, float] = {}
     found = []
     for ask in reversed(trace.asks):
@@ -223,7 +223,7 @@ def _next_asks(trace: Trace) -> list[float]:
 
 
 class _Nobody:
-    """A watcher that doesn't listen."""
+    """A watcher that ignores everything."""
 
     def stored(self, block: Block) -> None: ...
 
