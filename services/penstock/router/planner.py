@@ -11,7 +11,7 @@ from penstock.errors import NotFound, Overloaded, TooLarge, Unavailable
 from penstock.router.config import RouterConfig
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
-from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, Worker, decide
+from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, WorkerFacts, decide
 from penstock.router.registry import Means, Member, Registry, Report, Seat, means
 from penstock.router.sessions import OutputLengths, Recent, SessionHome
 
@@ -169,18 +169,18 @@ class Planner:
             hosts[store.host_id] = max(hosts.get(store.host_id, 0), depth)
         return _Holdings(sorted(stores, key=lambda one: -one[1]), hosts)
 
-    def _workers(self, seats: list[Seat], holdings: _Holdings, now: float) -> list[Worker]:
+    def _workers(self, seats: list[Seat], holdings: _Holdings, now: float) -> list[WorkerFacts]:
         average = means(seats)
         return [self._worker(seat, holdings, average, now) for seat in seats]
 
-    def _worker(self, seat: Seat, holdings: _Holdings, average: Means, now: float) -> Worker:
+    def _worker(self, seat: Seat, holdings: _Holdings, average: Means, now: float) -> WorkerFacts:
         member, report = seat.member, seat.report
         spec, role = member.spec, member.role
         assert spec is not None and role is not None, "a store is no candidate"
         queued, sequences, context = self._ahead(member, report, seat.reported_at)
         here = holdings.here(member.host_id)
         token_bytes = spec.block_bytes / spec.block_size
-        return Worker(
+        return WorkerFacts(
             id=member.id,
             role=role,
             max_model_len=member.max_model_len,
