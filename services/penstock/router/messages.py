@@ -1,4 +1,4 @@
-"""Router messages to and from plain objects. What a peer sent is checked here, once."""
+"""Router messages to and from plain objects. Every field that a peer sends is checked here, once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROLES = {
 
 
 def member(hello: router_pb2.Hello) -> Member:
-    """What a peer says of itself. Raises InvalidRequest."""
+    """A peer, as it describes itself. Raises InvalidRequest."""
     check_id("hello.member_id", hello.member_id)
     if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
         raise _bad("hello.role", "prefill, decode, both or kvstore")
@@ -111,7 +111,7 @@ def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
 
 
 def view(seen: RegistryView) -> router_pb2.MeshView:
-    """What gateways watch."""
+    """The view that gateways watch."""
     return router_pb2.MeshView(
         models=[
             router_pb2.ServedModel(
@@ -129,7 +129,7 @@ def view(seen: RegistryView) -> router_pb2.MeshView:
 
 
 def stores(addresses: Iterable[str]) -> router_pb2.JoinResponse:
-    """What stores are told of each other."""
+    """The message that introduces the stores to each other."""
     return router_pb2.JoinResponse(stores=router_pb2.Stores(addresses=addresses))
 
 
