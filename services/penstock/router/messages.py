@@ -14,6 +14,9 @@ from penstock.router.registry import Member, RegistryView, Report, Seat
 from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
 from penstock.v1 import common_pb2, router_pb2
 
+_STATES = frozenset(common_pb2.SessionState.values())
+_MOST_HINTS = 512
+"""Of one call: telling each store of each takes some 10 ms of the event loop."""
 _MOST_AVOIDED = 256
 """Members that one request may have lost; a stream that moves more often has long been given up."""
 _ROLES = {
@@ -68,10 +71,16 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     seat.measure(*rates, now, load.remote_bytes_per_s)
 
 
+def hints(request: common_pb2.HintRequest) -> list[common_pb2.SessionHint]:
+    """The session hints of a request. Raises InvalidRequest."""
+    check_count("hints", request.hints, _MOST_HINTS)
+    return [hint(message) for message in request.hints]
+
+
 def hint(message: common_pb2.SessionHint) -> common_pb2.SessionHint:
     """A session hint. Raises InvalidRequest."""
     check_session("hint.session", message.session)
-    if message.state not in common_pb2.SessionState.values():
+    if message.state not in _STATES:
         raise _bad("hint.state", "one of SessionState")
     check_seconds("hint.returns_in_s", message.returns_in_s)
     return message
