@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +58,18 @@ def names(path: Path) -> frozenset[str]:
 def section(title: str) -> str:
     text = (ROOT / "README.md").read_text()
     return re.split(r"\n## ", text.split(f"\n## {title}\n", 1)[1])[0]
+
+
+@pytest.mark.parametrize(("verb", "ends"), [("demo", "penstock demo"), ("test", "pytest")])
+def test_the_two_commands_prepare_what_they_need(tmp_path: Path, verb: str, ends: str) -> None:
+    """On a clone without an environment, make would create one, install into it and then run the command."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(["make", "-n", verb], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert any("python3 -m venv" in line for line in lines) and any("pip install" in line for line in lines)
+    assert lines[-1].endswith(ends)
 
 
 def test_there_are_promises() -> None:

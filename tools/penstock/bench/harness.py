@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress
@@ -114,26 +114,6 @@ async def interleave(
                     samples[name].append(sample)
                 bar.advance(task)
     return samples
-
-
-class Showable(Protocol):
-    """What can be printed in two ways."""
-
-    def json(self) -> str: ...
-
-    def shown(self) -> RenderableType: ...
-
-
-def show(report: Showable, *, as_json: bool, as_markdown: bool = False) -> None:
-    """Prints the report to standard output."""
-    if as_json:
-        print(report.json())
-    elif as_markdown:
-        from penstock.bench.measured.document import section
-
-        print(section(report.json()))
-    else:
-        Console(width=None if sys.stdout.isatty() else 120).print(report.shown())
 
 
 def describe_host() -> dict[str, object]:
