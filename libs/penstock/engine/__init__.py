@@ -1,11 +1,15 @@
 """The inference engine: paged KV, continuous batching, chunked prefill, sampling, speculation.
 
-`request`, `hooks`, `errors`, `config`, `scheduler` and the n-gram proposer are plain Python; torch is imported by
-`engine`, `runner` and what they stand on.
+A request enters by `engine`, may get KV from a source (`loading`), is put into steps (`scheduling`), which one pass
+through the model computes (`forward`, over `models`, `layers` and `kernels`), gets tokens (`sampling`, `speculation`),
+and hands them out (`delivery`). `request`, `hooks`, `errors` and `config` are the interface.
+
+`scheduling`, the interface and the n-gram proposer are plain Python; `engine`, `forward` and everything below import
+torch.
 """
 
 import os
 
-# torch's threads that wait should sleep: spinning, they take the cores from the kernels' own threads and from the
-# other processes of the host. Read when torch is loaded; who has set it is left alone.
+# Idle threads of torch should sleep: spinning, they take cores from the kernels' own threads and from other processes
+# of the host. torch reads this when it is loaded; a value that the environment has already is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

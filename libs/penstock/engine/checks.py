@@ -40,13 +40,13 @@ SAMPLING_BOUNDS = {
     "logit_bias": SamplingBound(-100, 100),
     "logprobs": SamplingBound(0, 20),
 }
-"""The gateway's, which asks with 0 where a client's top_k is -1. Beyond them numbers overflow, and a step fails."""
+"""As the gateway's, where a client's top_k -1 has become 0. Beyond them numbers overflow and a step fails."""
 
 
 def check_model(settings: EngineSettings, model: ModelConfig) -> None:
     """Raises ConfigError for settings that nothing here computes this model in.
 
-    float32 and bfloat16 always work: torch computes what the kernels of a CPU can't.
+    float32 and bfloat16 always work: where the kernels of a CPU do not fit, torch computes.
     """
     if model.experts is not None and settings.dtype in ("int8", "float8"):
         raise ConfigError("dtype", settings.dtype, "is not possible for a model with experts: use bfloat16 or float32")

@@ -1,17 +1,18 @@
 """The engine: requests in, tokens out.
 
-Everything is decided on the event loop; only the forward pass runs elsewhere, in one thread of its own. The loop of an
-engine is: ask for drafts, plan a step, have it computed, and hand out meanwhile what the step before gave.
+Everything is decided on the event loop; only the forward pass runs in a thread of its own. The loop of an engine is:
+ask for drafts, plan a step, have it computed, and meanwhile hand out the tokens of the step before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import check_model, check_request
@@ -33,10 +34,24 @@ from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
-from penstock.engine.stats import Counters, EngineStats
+from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.kv.spec import KvSpec
 
+_COPIERS = 4
+"""Threads that copy loaded KV: more would not make memory faster."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Helpers:
+    """Whatever works for an engine beside its own calls; all of it ends when the engine is closed."""
+
+    lane: Lane
+    """Computes steps."""
+    tasks: asyncio.TaskGroup
+    """Holds the loop of steps, and loads."""
+    threads: Executor
+    """Copy loaded KV."""
 
 
 class Engine:
@@ -49,8 +64,7 @@ class Engine:
         *,
         spec: KvSpec,
         runner: Computes,
-        lane: Lane,
-        tasks: asyncio.TaskGroup,
+        helpers: Helpers,
         drafter: Drafter | None,
     ) -> None:
         self.config = config
@@ -58,7 +72,7 @@ class Engine:
         self.spec = spec
         self.max_model_len = config.context(checkpoint.config.max_positions)
         self._runner = runner
-        self._lane = lane
+        self._lane = helpers.lane
         limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size)
         self._scheduler = Scheduler(limits, PagePool(config.pages))
         self._counters = Counters()
@@ -69,7 +83,8 @@ class Engine:
         self._loads = Loads(
             self._scheduler,
             runner.memory,
-            tasks=tasks,
+            tasks=helpers.tasks,
+            threads=helpers.threads,
             vocab_size=vocab_size,
             counters=self._counters,
             loaded=self._loaded,
@@ -94,12 +109,13 @@ class Engine:
         """
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
         check_model(config, checkpoint.config)
-        with Lane("engine") as lane:
+        with Lane("engine") as lane, ThreadPoolExecutor(_COPIERS, "load") as threads:
             await lane.call(set_threads, config.threads)
             runner, spec = await lane.call(load, config, checkpoint)
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
-                engine = cls(config, checkpoint, spec=spec, runner=runner, lane=lane, tasks=tasks, drafter=drafter)
+                helpers = Helpers(lane, tasks, threads)
+                engine = cls(config, checkpoint, spec=spec, runner=runner, helpers=helpers, drafter=drafter)
                 tasks.create_task(engine._serve(), name="engine")
                 try:
                     yield engine
@@ -142,31 +158,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Now."""
-        lines, counters, packed = self._scheduler.stats(), self._counters, self._runner.packed
-        return EngineStats(
-            running=lines.running,
-            waiting=lines.waiting,
-            loading=len(self._loads),
-            queued_tokens=lines.queued_tokens,
-            free_pages=lines.free_pages,
-            total_pages=lines.total_pages,
-            prefill_tokens_per_s=counters.prefill_tokens_per_s,
-            decode_step_s=counters.decode_step_s,
-            in_step_s=counters.in_step_s,
-            steps=counters.steps,
-            computed_tokens=counters.computed_tokens,
-            generated_tokens=lines.generated_tokens,
-            preemptions=lines.preemptions,
-            drafted=counters.drafted,
-            accepted=counters.accepted,
-            draft_failures=counters.draft_failures,
-            load_failures=counters.load_failures,
-            sink_failures=counters.sink_failures,
-            failed_steps=counters.failed_steps,
-            weights_bytes=0 if packed is None else packed.nbytes,
-            weights_shared=packed is not None and packed.shared,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        )
+        return collect(self._scheduler.stats(), self._counters, len(self._loads), self._runner.packed)
 
     # A request's way in and out
 
@@ -249,7 +241,7 @@ class Engine:
                 stalled = not await self._woken()
 
     def _chunk(self) -> int:
-        """Prompt tokens beside decode rows."""
+        """Most prompt tokens of a step with decode rows."""
         config, counters = self.config, self._counters
         rate = counters.prefill_tokens_per_s
         return chunk_tokens(config.itl_target_s, counters.decode_step_s, rate, config.max_batch_tokens)
@@ -265,8 +257,8 @@ class Engine:
             return False
 
     async def _step(self, step: Sequence[Live]) -> None:
-        """Has a step computed and takes its tokens in. What the one before gave is handed out meanwhile, so that no
-        model waits for it."""
+        """Has a step computed and takes its tokens in. Tokens of the step before are handed out meanwhile, so that the
+        model never waits for readers."""
         started = time.monotonic()
         runs, outlets, rows, prefill = [], [], 0, 0
         for live in step:
@@ -313,7 +305,7 @@ class Engine:
             return [error if isinstance(error, EngineError) else EngineError(f"the step failed: {error}")]
 
     def _hand_out(self) -> None:
-        """Tells sinks and readers what the last step gave."""
+        """Lets sinks and readers know of the last step."""
         news, self._news = self._news, ()
         for outlet in news:
             outlet.tell()

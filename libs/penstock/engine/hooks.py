@@ -55,7 +55,7 @@ class KvSource(Protocol):
     async def load(self, pages: PageWriter) -> int | LoadResult:
         """Fills pages and says how many leading tokens are valid (a bare int is also `cached_tokens`).
 
-        Awaited before the sequence is scheduled, beside the steps of others; cancelled when the request is
+        Awaited before the sequence is scheduled, while others are computed; cancelled when the request is
         dropped. Any exception means that nothing was loaded: the engine logs it and computes everything.
         """
         ...

@@ -1,4 +1,4 @@
-"""A thread beside the event loop, for calls that would block it."""
+"""A thread for calls that would block the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Call = tuple["asyncio.Future[Any]", Callable[[], object] | None, Callable[..., 
 class Lane:
     """Carries out one call after the other in a thread of its own. Belongs to the event loop that made it.
 
-    A way there and back costs a third of what an executor takes, which a small model notices.
+    A call costs a third of the time that an executor adds, which matters for a small model.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,10 +27,10 @@ class Lane:
     def call(
         self, function: Callable[..., _T], *arguments: Any, begun: Callable[[], object] | None = None
     ) -> asyncio.Future[_T]:
-        """What the function returns or raises. Cancelling the future does not stop a call that has begun.
+        """The function's result or exception. Cancelling the future does not stop a call that has begun.
 
-        `begun` is called on the event loop when the thread has taken the call up, and before its answer is there: work
-        for it does not hold the interpreter while the thread wants it to begin.
+        `begun` is called on the event loop once the thread has begun the call, and before its result is there: so work
+        that `begun` does cannot hold the interpreter lock while the thread needs it to begin.
         """
         future: asyncio.Future[_T] = self._loop.create_future()
         self._calls.put((future, begun, function, arguments))

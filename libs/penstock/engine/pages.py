@@ -1,7 +1,7 @@
 """Who holds which page.
 
-The pool hands out page numbers, counts the holds on each and knows in whose name they are. It has no idea what a
-page contains. Page 0 is never handed out: it stays all zeros, so that padding can point somewhere harmless.
+The pool hands out page numbers, counts the holds on each and knows their owners. It knows nothing of the contents.
+Page 0 is never handed out: it stays all zeros, so that padding can point somewhere harmless.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PagePool:
         return pages
 
     def hold(self, owner: str, pages: Sequence[int]) -> None:
-        """One more hold by `owner` on each of `pages`, which somebody must already hold."""
+        """One more hold by `owner` on each of `pages`, each of which has a hold already."""
         for page in pages:
             assert self._refs[page] > 0, f"page {page} is free and cannot be held"
             self._refs[page] += 1

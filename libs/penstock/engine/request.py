@@ -1,4 +1,4 @@
-"""What is asked of the engine and what it answers. Plain values, importable without torch."""
+"""Requests to the engine and its answers. Plain values, importable without torch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Update(msgspec.Struct, frozen=True, gc=False):
     tokens: tuple[TokenOut, ...]
     finish: FinishReason | None
     cached_tokens: int
-    """Leading tokens whose KV was fetched; what the source says if it says."""
+    """Leading tokens whose KV was fetched; the source's own count if it gives one."""
     computed_tokens: int
     """Given tokens whose KV this engine's steps computed (recomputation after preemption not counted again)."""
     drafted: int

@@ -1,19 +1,28 @@
-"""What the engine knows about itself."""
+"""The engine's statistics."""
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.engine.models.packed import PackedWeights
+    from penstock.engine.scheduling.scheduler import SchedulerStats
 
 _WEIGHT = 0.2
-"""Of the newest measurement in the moving averages."""
+"""Weight of the newest measurement in the moving averages."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
+    """Of one engine, since its start."""
+
     running: int
     waiting: int
     loading: int
+    """Requests whose source is at work, those that were dropped included."""
     queued_tokens: int
     """Known tokens of waiting and running sequences whose KV is still to be computed, decode rows not counted."""
     free_pages: int
@@ -37,12 +46,13 @@ class EngineStats:
     """Times a source raised and everything was computed instead."""
     sink_failures: int
     failed_steps: int
+    """Sequences for which a step failed, alone."""
     weights_bytes: int
     """Of packed matrices; 0 where torch has them."""
     weights_shared: bool
     """They are a file's, and the same memory in all processes that have mapped it."""
     peak_bytes: int
-    """The most memory that this process ever held, what it shares included."""
+    """Peak memory of this process, shared memory included."""
 
 
 @dataclass(slots=True)
@@ -64,7 +74,7 @@ class Counters:
 
     @property
     def in_step_s(self) -> float:
-        """See EngineStats."""
+        """How long the step in progress has been computed; 0 between steps."""
         return 0.0 if self.step_began is None else time.monotonic() - self.step_began
 
     def step(self, seconds: float, prefill_rows: int, rows: int) -> None:
@@ -76,6 +86,34 @@ class Counters:
             return
         own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)
         self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, prefill_rows / max(own, 1e-9))
+
+
+def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: PackedWeights | None) -> EngineStats:
+    """All of it now; `loading` counts loads that have not ended."""
+    return EngineStats(
+        running=lines.running,
+        waiting=lines.waiting,
+        loading=loading,
+        queued_tokens=lines.queued_tokens,
+        free_pages=lines.free_pages,
+        total_pages=lines.total_pages,
+        prefill_tokens_per_s=counters.prefill_tokens_per_s,
+        decode_step_s=counters.decode_step_s,
+        in_step_s=counters.in_step_s,
+        steps=counters.steps,
+        computed_tokens=counters.computed_tokens,
+        generated_tokens=lines.generated_tokens,
+        preemptions=lines.preemptions,
+        drafted=counters.drafted,
+        accepted=counters.accepted,
+        draft_failures=counters.draft_failures,
+        load_failures=counters.load_failures,
+        sink_failures=counters.sink_failures,
+        failed_steps=counters.failed_steps,
+        weights_bytes=0 if packed is None else packed.nbytes,
+        weights_shared=packed is not None and packed.shared,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def _average(old: float, new: float) -> float:

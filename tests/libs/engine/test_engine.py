@@ -474,11 +474,9 @@ async def test_large_copy_outlives_its_reader_but_not_its_pages(tmp_path, kit):
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
+        assert engine.stats().loading == 1 and engine.stats().free_pages == engine.stats().total_pages - 20
+        go.set()  # until then the copy holds its pages and reads from the source's blocks
         while engine.stats().loading:
-            await asyncio.sleep(0)
-        assert engine.stats().free_pages == engine.stats().total_pages - 20, "the copy still holds its pages"
-        go.set()
-        while engine.stats().free_pages != engine.stats().total_pages:
             await asyncio.sleep(0)
         assert_idle(engine)
 

@@ -17,9 +17,10 @@ from penstock.engine.scheduling.live import new_live
 from penstock.engine.speculation.appetite import Appetite
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.draft_model import ModelProposer
-from penstock.engine.speculation.drafting import InlineDrafter, NgramProposer, draft_misfit, thread_drafter
+from penstock.engine.speculation.drafting import NgramProposer, draft_misfit
 from penstock.engine.stats import Counters
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
+from penstock.testing.drafters import InlineDrafter, thread_drafter
 
 
 @pytest.fixture

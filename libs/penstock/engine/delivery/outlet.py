@@ -77,7 +77,7 @@ class Outlet:
         self.wake()
 
     def tell(self) -> None:
-        """Reports to sink and reader what the last steps gave."""
+        """Lets sink and reader know of the last step."""
         if self.feed is not None and not self.live.gone:
             self.feed.report()
         reader = self._reader
@@ -103,7 +103,7 @@ class Outlet:
         return self._reader
 
     def take(self) -> Update:
-        """For the reader: what there is since the last call. Raises the error when all tokens are taken."""
+        """For the reader: everything new since the last call. Raises the error once all tokens are taken."""
         if self.error is not None and not self._chosen:
             raise self.error
         live, times, appetite = self.live, self.timeline, self._appetite

@@ -28,7 +28,7 @@ _Tables = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(slots=True)
 class Context:
-    """What a group's rows look at in the layers of one kind."""
+    """The keys and values that a group's rows attend to, in the layers with one width of view."""
 
     tokens: int
     """Width of the gathered context."""
@@ -40,7 +40,7 @@ class Context:
 
 @dataclass(slots=True)
 class Group:
-    """Rows [first, first + batch * rows) of the queries it is for, attending in one call."""
+    """Queries [first, first + batch * rows), which attend in one call."""
 
     first: int
     batch: int
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(slots=True)
 class Leading:
-    """The first rows of the queries it is for, which are attended in one call that reads pages where they are."""
+    """The first `rows` queries, which attend in one call that reads pages where they are."""
 
     rows: int
     attend: Callable[[int, Tensor], Tensor]
@@ -83,7 +83,7 @@ class Batch:
 class BatchBuilder:
     """Builds batches over one memory; keeps the gather indices of the last step, which rarely change.
 
-    `windows` are those of the model's layers, see ModelConfig.windows; `dtype` is that of its queries.
+    `windows` are those of the model's layers, see ModelConfig.windows; `dtype` is the type of queries.
     """
 
     def __init__(

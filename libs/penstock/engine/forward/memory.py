@@ -29,7 +29,7 @@ from penstock.kv.device.leased import PoolLease
 _LAYOUT = "lkbhd-v1"
 """Order of a block's axes: layer, key then value, token, KV head, head dimension; little-endian, no padding."""
 _SCALED_LAYOUT = "lkbhd-scaled-v1"
-"""The same in int8, but that each token's heads are followed by their float32 scales, see int8_kv."""
+"""The same in int8, with the float32 scales of a token's heads behind them, see int8_kv."""
 
 
 class SharedArena(Protocol):
@@ -39,15 +39,15 @@ class SharedArena(Protocol):
     """uint8 [size], zeros."""
 
     def lease(self, page_bytes: int, pages: int) -> PoolLease:
-        """What another process needs to read pages."""
+        """Lets another process read the pages."""
         ...
 
 
 class PageTransfer(Protocol):
-    """Copies of pages between a device and the host, beside the steps."""
+    """Copies pages between a device and the host while steps run."""
 
     def mark(self, wait: bool) -> None:
-        """See PageMemory.computed."""
+        """Later copies come after the step that this thread has submitted; `wait`: returns when the step is over."""
         ...
 
     def read(self, page: int) -> Tensor:
@@ -55,19 +55,19 @@ class PageTransfer(Protocol):
         ...
 
     def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
-        """See PageMemory.write."""
+        """Copies blocks to pages as PageMemory.write does."""
         ...
 
 
 class DeviceMemory(Protocol):
-    """What a pool on a CUDA device stands on; see kernels/cuda/memory.py."""
+    """Memory and copies of a CUDA device, see kernels/cuda/memory.py."""
 
     def arena(self, nbytes: int) -> SharedArena | None:
-        """None where the device can't share its memory."""
+        """Memory of so many bytes; None where the device can't share its memory."""
         ...
 
     def copies(self, content: Tensor) -> PageTransfer:
-        """Of the pages `content` [pages, bytes], uint8."""
+        """Copies of the pages `content`: uint8 [pages, bytes]."""
         ...
 
 
@@ -89,7 +89,7 @@ class PageMemory:
         *,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """`memory`: that of `device` when this is a CUDA device; None on a CPU."""
+        """`memory` belongs to `device` when this is a CUDA device; None on a CPU."""
         cuda = memory is not None
         self._heads = (config.n_kv_heads, config.head_dim)
         self._scaled = dtype == torch.int8
@@ -117,11 +117,11 @@ class PageMemory:
 
     @property
     def lease(self) -> PoolLease | None:
-        """By this another process of the host reads pages on the device; None when it can't."""
+        """IPC handle for other processes on this host, or None where the device can't share its memory."""
         return None if self._arena is None else self._arena.lease(self.block_bytes, self.data.shape[0])
 
     def computed(self, wait: bool) -> None:
-        """The calling thread has submitted a step over this pool: copies come after it. `wait`: until it is over."""
+        """This thread has submitted a step: later copies come after it. `wait`: returns when the step is over."""
         if self._copies is not None:
             self._copies.mark(wait)
 
@@ -149,7 +149,7 @@ class PageMemory:
         return keys[:, :tokens], values[:, :tokens]
 
     def clear(self, page: int) -> None:
-        """Zeroes a page, so that what its last owner left in it (another tenant's, or not even numbers) is gone."""
+        """Zeroes a page: its last owner may have been another tenant, and may have left NaN in it."""
         self.data[page].zero_()
 
     def view(self, page: int) -> memoryview:

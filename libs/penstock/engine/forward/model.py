@@ -1,4 +1,4 @@
-"""The model of an engine: what carries out its steps, and what its KV is."""
+"""The model of an engine, loaded, and the name of its KV."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Computes(Protocol):
-    """Carries out steps: a Runner, or what stands in for one."""
+    """Computes steps: a Runner, or a stand-in in tests and benches."""
 
     @property
     def memory(self) -> PageMemory:

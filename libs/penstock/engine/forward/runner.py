@@ -38,7 +38,7 @@ _WEIGHTS = {
     "int8": torch.bfloat16,
     "float8": torch.bfloat16,
 }
-"""As loaded; 8 bits are rounded from there. Also what KV is kept in by default, and what a CUDA device computes in."""
+"""The type in which weights are loaded (8 bits are rounded from it), and in which a CUDA device computes."""
 _CACHE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _BYTES_PER_THREAD = 16 << 20
 """Weight bytes that justify one more thread, which costs five barriers per layer."""
@@ -112,10 +112,11 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
-        """Computes the runs' KV and samples; per run the tokens that are certain.
+        """Computes the runs' KV and samples; returns the tokens that are certain after each run.
 
-        That is none for a run that leaves known tokens for later, else one, plus one for each draft that equals
-        the token sampled in its place.
+        These are none for a run that leaves known tokens for later steps, else one, plus one for each draft that
+        equals the token sampled in its place. Raises NotFinite. May be called again with the same runs when it raised:
+        it writes the same KV at the same places.
         """
         for run in runs:
             self._clear_tail(run)
@@ -137,8 +138,8 @@ class Runner:
         return [answers[id(run)] for run in runs]
 
     def logits(self, order: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab] of runs, which the kernels take in any order and others in that of `arrange`; leaves
-        their keys and values in the pool."""
+        """float32 [samples, vocab]; leaves the runs' keys and values in the memory. The kernels take runs in any order,
+        torch in that of `arrange`."""
         if self._compiled is not None and self._takes(order):
             return self._compiled.forward(order)
         if self._device is not None:
@@ -149,8 +150,8 @@ class Runner:
         return self._compiled is not None and self._compiled.takes(sum(run.tokens for run in runs))
 
     def _clear_tail(self, run: Run) -> None:
-        """The last page of a run that begins it and will not fill it: attention masks the rest, but a masked NaN is
-        still a NaN, and the page may leave as a sequence's tail."""
+        """Zeroes the last page of a run that begins that page and does not fill it. Attention masks the rest, but a
+        masked NaN is still a NaN; and the page may leave the engine as a sequence's tail."""
         size = self.memory.block_size
         filled = run.end % size
         if filled and run.end - filled >= run.start:

@@ -1,10 +1,11 @@
-"""KV that sources bring, before a sequence is scheduled and beside the steps of others."""
+"""KV that sources bring before a sequence is scheduled, while the steps of others go on."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.hooks import KvSource, LoadResult
@@ -17,11 +18,11 @@ from penstock.runtime.tasks import being_cancelled
 _log = logging.getLogger(__name__)
 
 Loaded = Callable[[Live, int, LoadResult], None]
-"""Told when a source is done with a sequence that is still there: leading blocks it wrote, and what it says."""
+"""Called when a source is done with a sequence that is still live: leading blocks it wrote, and its result."""
 
 
 class Loads:
-    """One task for each load. A load that fails or talks nonsense has brought nothing: everything is computed."""
+    """One task for each load. A load that fails has brought nothing: everything is computed."""
 
     def __init__(
         self,
@@ -29,15 +30,17 @@ class Loads:
         memory: PageMemory,
         *,
         tasks: asyncio.TaskGroup,
+        threads: Executor,
         vocab_size: int,
         counters: Counters,
         loaded: Loaded,
         changed: Callable[[], None],
     ) -> None:
-        """`changed` is called when pages came free or a load has ended."""
+        """`threads` copy large blocks; `changed` is called when a load has ended."""
         self._scheduler = scheduler
         self._memory = memory
         self._tasks = tasks
+        self._threads = threads
         self._vocab_size = vocab_size
         self._counters = counters
         self._loaded = loaded
@@ -62,7 +65,7 @@ class Loads:
             load.cancel()
 
     async def _load(self, live: Live, source: KvSource) -> None:
-        writer = LoadWriter(self._memory, self._scheduler, live, self._changed)
+        writer = LoadWriter(self._memory, self._scheduler, live, self._threads)
         try:
             result = await self._ask(live, source, writer)
         finally:
@@ -78,7 +81,7 @@ class Loads:
         self._changed()
 
     async def _ask(self, live: Live, source: KvSource, writer: LoadWriter) -> LoadResult:
-        """What the source found; nothing when it raised or talks nonsense."""
+        """The source's result; an empty one when it raised or its result is impossible."""
         try:
             found = await source.load(writer)
             result = LoadResult(found, (), found) if isinstance(found, int) else found

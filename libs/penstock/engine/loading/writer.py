@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Executor
 
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.hooks import Check, Source
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.runtime.threads import to_its_end
 
 _INLINE_BYTES = 1 << 18
 """Copies up to this size take less time than a trip to a thread."""
 
 
 class LoadWriter:
-    """PageWriter of one sequence. The pages belong to the sequence from the moment they are allocated; while a copy is
-    under way in a thread, the copy holds them too, so that no other sequence can get them."""
+    """PageWriter of one sequence. The pages belong to the sequence from the moment they are allocated; while a thread
+    copies, the copy holds them too, so that no other sequence can get them."""
 
-    def __init__(self, memory: PageMemory, scheduler: Scheduler, live: Live, released: Callable[[], None]) -> None:
-        """`released` is called when a copy has let go of pages."""
+    def __init__(self, memory: PageMemory, scheduler: Scheduler, live: Live, threads: Executor) -> None:
         self._memory = memory
         self._scheduler = scheduler
         self._live = live
-        self._released = released
+        self._threads = threads
         self._open = True
-        self._copies: set[asyncio.Future[int]] = set()
+        self._copies = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._written = 0
 
     @property
@@ -40,7 +43,7 @@ class LoadWriter:
 
     @property
     def written(self) -> int:
-        """Leading blocks that hold what was written; 0 when the pages were taken away."""
+        """Leading blocks that were written and are still there; 0 when the pages were taken away."""
         return 0 if self._live.stripped else self._written
 
     @property
@@ -61,7 +64,7 @@ class LoadWriter:
             good = await self._copy(self._live.pages[first_block : first_block + count], blocks[:count], check)
             if first_block <= self._written:
                 self._written = max(self._written, first_block + good)
-            if good < count:  # the next page holds what was refused
+            if good < count:  # the next page holds a refused block
                 self._written = min(self._written, first_block + good)
             count = good
         return count if self._usable else 0
@@ -71,22 +74,20 @@ class LoadWriter:
             return self._memory.write(pages, blocks, check)
         owner = f"copy to {self._live.owner}"
         self._scheduler.hold(owner, pages)
-        copy = asyncio.get_running_loop().run_in_executor(None, self._memory.write, pages, blocks, check)
-        self._copies.add(copy)
-
-        def done(_: asyncio.Future[int]) -> None:
-            self._copies.discard(copy)
+        self._copies += 1
+        self._idle.clear()
+        try:
+            return await to_its_end(self._threads, lambda: self._memory.write(pages, blocks, check))
+        finally:
             self._scheduler.release(owner, pages)
-            self._released()
-
-        copy.add_done_callback(done)
-        return await asyncio.shield(copy)
+            self._copies -= 1
+            if not self._copies:
+                self._idle.set()
 
     def close(self) -> None:
         """Later writes touch nothing."""
         self._open = False
 
     async def drain(self) -> None:
-        """Waits for copies whose callers have stopped waiting."""
-        while self._copies:
-            await asyncio.wait(self._copies)
+        """Waits for copies that the source has begun and does not wait for."""
+        await self._idle.wait()

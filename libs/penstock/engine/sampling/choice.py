@@ -1,4 +1,4 @@
-"""What the sampler is asked, and what it answers. Plain Python, importable without torch."""
+"""The sampler's questions and answers. Plain Python, importable without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(slots=True)
 class SamplerState:
-    """What the sampler remembers of one sequence from step to step, where penalties need it. Nobody else's."""
+    """The sampler's notes on one sequence, from step to step. Only the sampler reads and writes them."""
 
     occurrences: Occurrences | None = None
 
@@ -35,9 +35,9 @@ class Choice:
     drafts: tuple[int, ...] = ()
     """Proposed tokens taken for granted in this row."""
     state: SamplerState = field(default_factory=SamplerState)
-    """What the sampler remembers of the sequence."""
+    """The sampler's notes on the sequence."""
     plain: bool = field(init=False)
-    """Whatever the place, the most probable token and nothing else is asked for."""
+    """At every place the most probable token is wanted, and nothing else."""
 
     def __post_init__(self) -> None:
         params = self.params

@@ -165,7 +165,7 @@ class Sampler:
 
     def _noisiest(self, scaled: Tensor, streams: Tensor) -> Tensor:
         """The tokens [rows] that win with noise; `scaled` is written over. A CPU takes a few rows at a time, so that
-        what the noise is made of stays in its cache."""
+        the tensors behind the noise stay in its cache."""
         rows = len(scaled) if self._device.type != "cpu" else max(1, _AT_ONCE // self._vocab_size)
         found = []
         for first in range(0, len(scaled), rows):

@@ -1,22 +1,22 @@
-"""How much of a prompt a step may take along when others wait for their next token."""
+"""How many prompt tokens a step may compute while other streams wait for their next token."""
 
 from __future__ import annotations
 
 LEAST_TOKENS = 16
-"""However late the running streams are, prompts get on by so much in each step."""
+"""Prompts advance by at least this much in each step, however late the running streams are."""
 _LEAST_SHARE = 0.5
-"""Of a decode step's time; prompts get as much of every step, also where the target is less than decoding takes."""
+"""Share of a decode step's time that prompts always get, also when decoding alone takes longer than the target."""
 _UNKNOWN = 64
 """Tokens while nothing has been measured."""
 
 
 def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:
-    """Prompt tokens, between LEAST_TOKENS and `most`, that fit beside the decode rows of a step that should take
-    `target_s` seconds; None is no target.
+    """Prompt tokens, between LEAST_TOKENS and `most`, that a step with decode rows can take if it should last
+    `target_s` seconds; None: there is no target.
 
-    `step_s` is what the decode rows take, `tokens_per_s` the rate of prompts, both as measured; 0 is not known. Beside
-    a step that takes as long as the target, or longer, a prompt gets half of the step's time on top: it would not end
-    otherwise.
+    `step_s` is the measured time of the decode rows, `tokens_per_s` the measured rate of prompts; 0: not known yet. If
+    the decode rows alone take as long as the target, or longer, a prompt gets half of their time on top; otherwise it
+    would never end.
     """
     if target_s is None:
         return most

@@ -30,7 +30,7 @@ class Live:
     ends_at: int
     """Tokens with which `max_tokens` is used up."""
     run: Run
-    """What it puts in a step, aimed again before each. Reads `tokens` and `pages` where they are."""
+    """Its share of a step, aimed again before each. Refers to the lists `tokens` and `pages`."""
     pages: list[int]
     version: int = 0
     """Changes whenever `pages` changes."""
@@ -83,7 +83,7 @@ class Live:
         self.cached_tokens = self.loaded if cached is None else min(cached, self.given)
 
     def forget_loaded(self) -> None:
-        """What a source loaded is lost before it was of use; what it loads from now on will not be used."""
+        """Loaded pages were taken away before they were of use; later writes of the source do not count."""
         self.loaded = self.reached = self.cached_tokens = 0
         self.stripped = True
 

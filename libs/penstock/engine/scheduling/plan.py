@@ -2,11 +2,11 @@
 
 `plan` reads the lines and the number of free pages and says what to do, touching nothing; `Scheduler` does it.
 
-Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival,
-all within `max_batch_tokens`; beside decode rows, prompts get `chunk` tokens at most. When pages run out, sequences
-with loaded pages that do not run yet give theirs up, then the youngest running sequence goes back to the line with its
-output kept. Pages that a sink still holds do not come free by that; a sequence that cannot be helped otherwise sits
-steps out until they do.
+Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival, all
+within `max_batch_tokens`; in a step with decode rows, prompts get at most `chunk` tokens. When pages run out, sequences
+that do not run yet give up their loaded pages; then the youngest running sequence goes back to the line and keeps its
+output. That does not free pages that a sink still holds; a sequence for which no page can be freed skips steps until
+the sink lets go.
 """
 
 from __future__ import annotations
@@ -18,28 +18,39 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
+    """How large a step may be, and what a page holds."""
+
     max_batch_tokens: int
     max_running: int
     block_size: int
 
     def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
         return -(-tokens // self.block_size)
 
 
 class Schedulable(Protocol):
-    """What the policy sees of a sequence."""
+    """The part of a sequence that the policy reads."""
 
     @property
-    def ticket(self) -> int: ...
+    def ticket(self) -> int:
+        """Order of arrival."""
+        ...
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """All known tokens."""
+        ...
 
     @property
-    def remaining(self) -> int: ...
+    def remaining(self) -> int:
+        """Known tokens whose KV is still to be computed; 1 is a decode step."""
+        ...
 
     @property
-    def pages(self) -> Sequence[int]: ...
+    def pages(self) -> Sequence[int]:
+        """Held by the sequence."""
+        ...
 
 
 @dataclass(slots=True)
@@ -55,7 +66,7 @@ class Portion:
 
 @dataclass(slots=True)
 class StepPlan:
-    """To be carried out in the order of the fields."""
+    """What to do in the next step, in the order of the fields. Sequences are named by their tickets."""
 
     preempt: list[int] = field(default_factory=list)
     """Running sequences that lose their pages and go back to the line."""
@@ -90,7 +101,7 @@ class Situation:
 
 
 class _Planner:
-    """The working state of one call of `plan`: what is left to give."""
+    """The working state of one call of `plan`: the tokens and pages that are left."""
 
     def __init__(self, situation: Situation) -> None:
         self.limits = situation.limits
@@ -137,7 +148,7 @@ class _Planner:
         return Portion(live.ticket, 1, need)
 
     def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
-        """As many drafts as budget and free pages allow; nobody loses a page for a guess."""
+        """As many drafts as budget and free pages allow; no sequence loses a page for a guess."""
         room = (len(live.pages) + portion.new_pages + self.free) * self.limits.block_size - live.length
         portion.drafts = max(0, min(wanted, self.budget, room))
         extra = self.missing(live, live.length + portion.drafts) - portion.new_pages

@@ -1,4 +1,4 @@
-"""The owner of every sequence's tokens and pages: carries out the plans of the policy, and takes in what steps give."""
+"""The owner of every sequence's tokens and pages: carries out the policy's plans and takes in the tokens of steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scheduler:
         self._preemptions = 0
         self._generated = 0
         self._decoding: list[Live] | None = None
-        """The last step, when it was nothing but a token for each that runs, and nobody has come or gone since."""
+        """The last step, if it had one token of every running sequence and none has come or gone since."""
 
     def stats(self) -> SchedulerStats:
         """Now."""
@@ -84,8 +84,8 @@ class Scheduler:
         insort(self._loading, live, key=_by_ticket)
 
     def room_for(self, live: Live, first_block: int, wanted: int) -> int:
-        """Blocks from `first_block` on, at most `wanted`, that a source may fill: allocates what is missing and may be
-        had. Running sequences keep a page each to grow."""
+        """How many blocks from `first_block` on a source may fill, at most `wanted`: allocates missing pages as far as
+        they can be spared. One free page for each running sequence stays."""
         last = min(first_block + wanted, self._limits.pages_for(live.length))
         spare = max(0, self._pool.free - len(self._running))
         grow = min(max(0, last - len(live.pages)), spare)
@@ -129,8 +129,8 @@ class Scheduler:
         return self._planned(drafts, stalled, chunk) if step is None else step
 
     def _once_more(self) -> list[Live] | None:
-        """The last step again, one token later: what `plan` would say, in a fraction of its time. None where it
-        would say something else."""
+        """The last step again, one token later: the answer of `plan` in a fraction of its time. None where `plan` would
+        answer otherwise."""
         step, size = self._decoding, self._limits.block_size
         if step is None:
             return None
@@ -193,8 +193,8 @@ class Scheduler:
     def commit(self, step: Sequence[Live], answers: Sequence[list[Chosen] | EngineError]) -> list[Ended]:
         """A step is over: takes in the tokens that it gave to each sequence, and says which have ended.
 
-        Afterwards each answer holds what was taken: nothing behind an end, nothing for a sequence that was dropped
-        meanwhile. An error: the step failed for that sequence, which stays as it was.
+        Afterwards each answer holds the tokens that were taken: none behind an end, none for a sequence that was
+        dropped meanwhile. An error: the step failed for that sequence, which stays as it was.
         """
         ended, generated = [], 0
         for live, answer in zip(step, answers, strict=True):

@@ -1,4 +1,4 @@
-"""A small model that guesses what a large one will say."""
+"""A small model that guesses the tokens of a large one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from penstock.engine.sampling.choice import Choice
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
+    """Of one draft model."""
+
     sequences: int
     free_pages: int
     evicted: int
@@ -29,7 +31,7 @@ class DraftStats:
 
 @dataclass(eq=False, slots=True)
 class _Context:
-    """What the draft knows of one sequence: `tokens` have their KV in `pages`."""
+    """KV that the draft model keeps of one sequence: that of `tokens` is in `pages`."""
 
     owner: str
     tokens: list[int] = field(default_factory=list)
@@ -82,7 +84,7 @@ class ModelProposer:
         self._behind = 0
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """See Proposer.propose."""
+        """Guesses for each ask; empty for a sequence that is still too far behind, or when there are no pages."""
         asked = {ask.id for ask in asks}
         tasks = [self._prepare(ask, asked) for ask in asks]
         able = [task for task in tasks if task is not None]
@@ -95,7 +97,7 @@ class ModelProposer:
         return [task.guesses if task is not None else [] for task in tasks]
 
     def forget(self, id: str) -> None:
-        """See Proposer.forget."""
+        """Frees the sequence's KV."""
         context = self._contexts.pop(id, None)
         if context is not None:
             self._pool.release(context.owner, context.pages)
@@ -125,7 +127,7 @@ class ModelProposer:
         return _Task(ask, context, tokens, computed, params)
 
     def _context(self, id: str, asked: set[str]) -> _Context | None:
-        """The sequence's context, new if need be, marked as used last; None when there is no place for it."""
+        """The sequence's context, made if it is missing and marked as used last; None when there is no room for it."""
         if id not in self._contexts:
             if len(self._contexts) >= self._most and not self._evict(asked):
                 return None
@@ -155,7 +157,8 @@ class ModelProposer:
         return False
 
     def _catch_up(self, tasks: list[_Task]) -> list[_Task]:
-        """One step for what the target has said meanwhile, nearly ready sequences first; those that want more."""
+        """One step over tokens that the target gave meanwhile, sequences with the fewest first. Returns those that need
+        further steps."""
         budget = self._budget
         work: list[tuple[_Task, int]] = []
         for task in sorted(tasks, key=lambda task: task.remaining):

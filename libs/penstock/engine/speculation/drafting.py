@@ -1,15 +1,12 @@
-"""Guessing the next tokens without torch: n-gram lookup, the check whether a draft model fits, adapters.
+"""Guessing the next tokens without torch: n-gram lookup, and the check whether a draft model fits.
 
 The draft model itself is in `draft_model`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.checkpoint import Checkpoint, CheckpointError, tokenizer_fingerprint
@@ -25,7 +22,7 @@ class Proposer(Protocol):
         ...
 
     def forget(self, id: str) -> None:
-        """Frees what is kept for a sequence, known or not."""
+        """Frees everything kept for a sequence; does nothing for an unknown one."""
         ...
 
 
@@ -44,7 +41,7 @@ class NgramProposer:
         self._window = window
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """See Proposer.propose."""
+        """What followed the last tokens of each ask; an empty list where they did not occur before."""
         return [self._continue(list(ask.tokens[-self._window :]), ask.k) for ask in asks]
 
     def forget(self, id: str) -> None:
@@ -102,48 +99,3 @@ def _vocabulary(checkpoint: Checkpoint) -> dict[str, int]:
         return {**vocab, **{token["content"]: token["id"] for token in added}}
     except (TypeError, KeyError):
         raise CheckpointError(checkpoint.tokenizer, "its added_tokens are malformed") from None
-
-
-class InlineDrafter:
-    """Drafter over a proposer that is quick enough to be called on the event loop."""
-
-    def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
-
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """See Drafter.propose."""
-        return _by_id(asks, self._proposer.propose(asks))
-
-    def forget(self, id: str) -> None:
-        self._proposer.forget(id)
-
-
-class ThreadDrafter:
-    """Drafter over a proposer that works in a thread. While a call that was given up still runs, answers nothing."""
-
-    def __init__(self, proposer: Proposer, thread: ThreadPoolExecutor) -> None:
-        self._proposer = proposer
-        self._thread = thread
-        self._call: asyncio.Future[list[list[int]]] | None = None
-
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """See Drafter.propose."""
-        if self._call is not None and not self._call.done():
-            return {}
-        loop = asyncio.get_running_loop()
-        self._call = loop.run_in_executor(self._thread, self._proposer.propose, asks)
-        return _by_id(asks, await asyncio.shield(self._call))
-
-    def forget(self, id: str) -> None:
-        self._thread.submit(self._proposer.forget, id)
-
-
-@contextmanager
-def thread_drafter(proposer: Proposer) -> Iterator[ThreadDrafter]:
-    """A ThreadDrafter with a thread of its own; leaving waits for the call in progress."""
-    with ThreadPoolExecutor(1, "draft") as thread:
-        yield ThreadDrafter(proposer, thread)
-
-
-def _by_id(asks: Sequence[DraftAsk], answers: list[list[int]]) -> dict[str, Sequence[int]]:
-    return {ask.id: answer for ask, answer in zip(asks, answers, strict=True) if answer}

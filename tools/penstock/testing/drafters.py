@@ -1,0 +1,58 @@
+"""Drafters in the engine's own process; a mesh has a draft service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from penstock.engine.hooks import DraftAsk
+from penstock.engine.speculation.drafting import Proposer
+
+
+class InlineDrafter:
+    """Drafter over a proposer that is quick enough to be called on the event loop."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
+        """The proposer's guesses for each ask."""
+        return _by_id(asks, self._proposer.propose(asks))
+
+    def forget(self, id: str) -> None:
+        """The sequence is gone."""
+        self._proposer.forget(id)
+
+
+class ThreadDrafter:
+    """Drafter over a proposer that works in a thread. While a call that was given up still runs, answers nothing."""
+
+    def __init__(self, proposer: Proposer, thread: ThreadPoolExecutor) -> None:
+        self._proposer = proposer
+        self._thread = thread
+        self._call: asyncio.Future[list[list[int]]] | None = None
+
+    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
+        """The proposer's guesses for each ask."""
+        if self._call is not None and not self._call.done():
+            return {}
+        loop = asyncio.get_running_loop()
+        self._call = loop.run_in_executor(self._thread, self._proposer.propose, asks)
+        return _by_id(asks, await asyncio.shield(self._call))
+
+    def forget(self, id: str) -> None:
+        """The sequence is gone."""
+        self._thread.submit(self._proposer.forget, id)
+
+
+@contextmanager
+def thread_drafter(proposer: Proposer) -> Iterator[ThreadDrafter]:
+    """A ThreadDrafter with a thread of its own; leaving waits for the call in progress."""
+    with ThreadPoolExecutor(1, "draft") as thread:
+        yield ThreadDrafter(proposer, thread)
+
+
+def _by_id(asks: Sequence[DraftAsk], answers: list[list[int]]) -> dict[str, Sequence[int]]:
+    return {ask.id: answer for ask, answer in zip(asks, answers, strict=True) if answer}
