@@ -38,7 +38,7 @@ class Attention {
   };
 
   void run(int layer, const Unit &unit, int member, bool mixes);
-  template <class Cache> void run(int layer, const Unit &unit, float *room, bool mixes);
+  template <class Way> void run(int layer, const Unit &unit, float *room, bool mixes);
   void units_of(int sequence, bool needed);
   int pieces(int sequence) const;
 

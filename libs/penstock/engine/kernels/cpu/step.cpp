@@ -58,19 +58,19 @@ class Pass {
   }
 
   void run() {
-    add(EMBED, 0, model_.table ? (step_.rows + kTogether - 1) / kTogether : 0, 0);
+    add(EMBED, 0, model_.table ? (step_.rows + kTogether - 1) / kTogether : 0);
     for (int layer = 0; layer < model_.layers; ++layer) {
       const Layer &own = model_.layer[layer];
       const Rows &rows = layer + 1 < model_.layers ? all_ : last_;  // behind the last attention: what is sampled
-      product_of(PREPARE_QKV, QKV, layer, own.qkv.outputs, all_);
-      add(KEEP, layer, attention_.keeping(), 0);
-      add(ATTENTION, layer, attention_.chunks(), 0);
-      product_of(PREPARE_OUTPUT, OUTPUT, layer, own.output.outputs, rows);
-      product_of(PREPARE_MLP, GATE_UP, layer, model_.intermediate, rows);
-      product_of(PREPARE_DOWN, DOWN, layer, own.down.outputs, rows);
+      product_of(QKV, layer, own.qkv.outputs, all_);
+      add(KEEP, layer, attention_.keeping());
+      add(ATTENTION, layer, attention_.chunks());
+      product_of(OUTPUT, layer, own.output.outputs, rows);
+      product_of(GATE_UP, layer, model_.intermediate, rows);
+      product_of(DOWN, layer, own.down.outputs, rows);
     }
-    product_of(PREPARE_HEAD, HEAD, model_.layers, model_.head.outputs, last_);
-    add(BEST, model_.layers, step_.best ? step_.samples : 0, 0);
+    product_of(HEAD, model_.layers, model_.head.outputs, last_);
+    add(BEST, model_.layers, step_.best ? step_.samples : 0);
     std::vector<int> chunks;
     for (const Phase &phase : phases_) chunks.push_back(phase.chunks);
     team_run(
@@ -80,25 +80,12 @@ class Pass {
   }
 
  private:
-  enum Part {
-    EMBED,
-    PREPARE_QKV,
-    QKV,
-    KEEP,
-    ATTENTION,
-    PREPARE_OUTPUT,
-    OUTPUT,
-    PREPARE_MLP,
-    GATE_UP,
-    PREPARE_DOWN,
-    DOWN,
-    PREPARE_HEAD,
-    HEAD,
-    BEST
-  };
-  static constexpr int kTogether = 16;  // rows that are embedded as one chunk
+  enum Job { EMBED, KEEP, ATTENTION, PACK_ROWS, MULTIPLY, BEST };
+  enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // whose rows are packed, and which is multiplied
+  static constexpr int kTogether = 16;                      // rows that are embedded as one chunk
   struct Phase {
-    Part part;
+    Job job;
+    Product product;
     int layer, chunks;
     int size;  // panels of a chunk
   };
@@ -113,14 +100,15 @@ class Pass {
   int narrow() const { return model_.heads * model_.head_dim; }
   float *floats(int width) { return scratch_.floats(int64_t(step_.rows) * width); }
 
-  void add(Part part, int layer, int chunks, int size) { phases_.push_back({part, layer, chunks, size}); }
+  void add(Job job, int layer, int chunks) { phases_.push_back({job, NONE, layer, chunks, 0}); }
 
-  // Few rows are packed by every member for itself, which is less work than waiting for each other.
-  void product_of(Part prepare, Part part, int layer, int columns, const Rows &rows) {
-    const int panels = columns / kLanes,
-              size = part == GATE_UP && kGang > 8 ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);  // of two matrices
-    add(prepare, layer, shared_ ? rows.all_blocks() : 0, 0);
-    add(part, layer, rows.slabs() ? (panels + size - 1) / size : 0, size);
+  // Two phases. Few rows are packed by every member for itself instead, which is less work than waiting for each other.
+  void product_of(Product product, int layer, int columns, const Rows &rows) {
+    const int panels = columns / kLanes;
+    const bool halved = product == GATE_UP && kGang > 8;  // of two matrices at once
+    const int size = halved ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);
+    phases_.push_back({PACK_ROWS, product, layer, shared_ ? rows.all_blocks() : 0, 0});
+    phases_.push_back({MULTIPLY, product, layer, rows.slabs() ? (panels + size - 1) / size : 0, size});
   }
 
   // Panels of a chunk: few enough that every member gets some, and whole gangs where there are many.
@@ -130,30 +118,30 @@ class Pass {
   }
 
   const Rows &rows_of(const Phase &phase) const {
-    return phase.part == PREPARE_QKV || phase.part == QKV || phase.layer + 1 < model_.layers ? all_ : last_;
+    return phase.product == QKV || phase.layer + 1 < model_.layers ? all_ : last_;
   }
 
   void chunk(int number, int chunk, int who) {
     const Phase &phase = phases_[number];
     Member &member = members_[who];
-    switch (phase.part) {
+    switch (phase.job) {
       case EMBED: return embed(chunk * kTogether, std::min((chunk + 1) * kTogether, step_.rows));
-      case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab); return;
       case KEEP: return attention_.keep(phase.layer, chunk, who);
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
-      case QKV:
-      case OUTPUT:
-      case GATE_UP:
-      case DOWN:
-      case HEAD: break;
-      default: return prepare(phase, Part(phase.part + 1), member.x, chunk);
+      case PACK_ROWS: return pack_rows(phase, member.x, chunk);
+      case MULTIPLY: return multiply(phase, number, chunk * phase.size, member);
+      case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab);
     }
+  }
+
+  // The panels from `first` on, of phase `number`, with all rows.
+  void multiply(const Phase &phase, int number, int first, Member &member) {
     const Rows &rows = rows_of(phase);
     if (!shared_ && member.ready != number) {
       member.ready = number;
-      for (int block = 0; block < rows.all_blocks(); ++block) prepare(phase, phase.part, member.x, block);
+      for (int block = 0; block < rows.all_blocks(); ++block) pack_rows(phase, member.x, block);
     }
-    for (int slab = 0; slab < rows.slabs(); ++slab) multiply(phase, rows, slab, chunk * phase.size, member);
+    for (int slab = 0; slab < rows.slabs(); ++slab) multiply(phase, rows, slab, first, member);
   }
 
   void embed(int first, int last) {
@@ -181,14 +169,14 @@ class Pass {
     return std::max(0, int(std::find(logits, logits + model_.vocab, most) - logits) % model_.vocab);
   }
 
-  // Packs one block of the rows that `part` multiplies.
-  void prepare(const Phase &phase, Part part, float *x, int number) {
+  // Packs one block of the rows that a product takes.
+  void pack_rows(const Phase &phase, float *x, int number) {
     const Rows &rows = rows_of(phase);
     const int slab = number / rows.blocks(0).count, block = number % rows.blocks(0).count;
     const Blocks &blocks = rows.blocks(slab);
     const int first = blocks.first(block), size = blocks.size(block);
     auto packed = [&](int in) { return x + rows.number(slab, first) * packed_width(in); };
-    switch (part) {
+    switch (phase.product) {
       case OUTPUT: {
         const int in = narrow();
         return pack_block(model_.head.kind, size, in, packed(in), [&](int r, int k) {
@@ -203,9 +191,7 @@ class Pass {
       }
       default: {
         const int in = model_.hidden;
-        const float *weight = part == HEAD  ? model_.norm
-                              : part == QKV ? model_.layer[phase.layer].input_norm
-                                            : model_.layer[phase.layer].mlp_norm;
+        const float *weight = norm_of(phase);
         const float *from[kMostRows];
         float factor[kMostRows];
         for (int r = 0; r < size; ++r) {
@@ -222,11 +208,11 @@ class Pass {
   void multiply(const Phase &phase, const Rows &rows, int slab, int first, Member &member) {
     const Blocks &blocks = rows.blocks(slab);
     const Linear &matrix = matrix_of(phase);
-    const int width = (phase.part == GATE_UP ? model_.intermediate : matrix.outputs) / kLanes,
+    const int width = (phase.product == GATE_UP ? model_.intermediate : matrix.outputs) / kLanes,
               count = std::min(width - first, phase.size);
     const float *x = member.x + rows.number(slab, 0) * packed_width(matrix.inputs);
     auto each = [&](auto take) { product(matrix, first, count, x, blocks, member.room, member.sums, take); };
-    switch (phase.part) {
+    switch (phase.product) {
       case QKV:
         return each([&](int row, int panel, Floats sum) {
           sum.store(qkv_ + int64_t(rows.number(slab, row)) * wide() + panel * kLanes);
@@ -254,13 +240,22 @@ class Pass {
     }
   }
 
-  const Linear &matrix_of(const Phase &phase) const {
-    if (phase.part == HEAD) return model_.head;
+  // What the rows are normalised with before a product of the residual stream.
+  const float *norm_of(const Phase &phase) const {
+    if (phase.product == HEAD) return model_.norm;
     const Layer &layer = model_.layer[phase.layer];
-    return phase.part == QKV       ? layer.qkv
-           : phase.part == OUTPUT  ? layer.output
-           : phase.part == GATE_UP ? layer.gate_up
-                                   : layer.down;
+    return phase.product == QKV ? layer.input_norm : layer.mlp_norm;
+  }
+
+  const Linear &matrix_of(const Phase &phase) const {
+    if (phase.product == HEAD) return model_.head;
+    const Layer &layer = model_.layer[phase.layer];
+    switch (phase.product) {
+      case QKV: return layer.qkv;
+      case OUTPUT: return layer.output;
+      case GATE_UP: return layer.gate_up;
+      default: return layer.down;
+    }
   }
 
   Team *team_;

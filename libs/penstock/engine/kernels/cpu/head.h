@@ -1,0 +1,217 @@
+// The rows of one sequence in the heads that share a key head: where their keys and values are kept, and what their
+// queries have seen. How queries look at a piece of the context is in head_lanes.h and head_amx.h.
+#pragma once
+#include "attention.h"
+#include "tiles.h"
+
+#include <algorithm>
+
+namespace penstock {
+
+constexpr int kQueries = 32;         // that look at a piece together in lanes
+constexpr int kTile = 4 * kQueries;  // of a chunk of a run with many rows; in the processor's tiles all look together
+
+typedef float Eight __attribute__((vector_size(32)));
+
+// A query, or the row's key, as it looks and is looked at: normalised where the model asks for it, and rotated.
+inline void turn(const Model &model, const Layer &layer, int position, int head, const float *x, float *out) {
+  const int dim = model.head_dim, half = dim / 2;
+  if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
+  const float *cosine = model.cosine + int64_t(position) * dim, *sine = model.sine + int64_t(position) * dim;
+  auto at = [](const float *from) {
+    Eight eight;
+    std::memcpy(&eight, from, sizeof eight);
+    return eight;
+  };
+  for (int i = 0; i < half; i += 8) {
+    const Eight a = at(x + i), b = at(x + i + half);
+    const Eight first = a * at(cosine + i) + b * at(sine + i);
+    const Eight second = b * at(cosine + i + half) + a * at(sine + i + half);
+    std::memcpy(out + i, &first, sizeof first);
+    std::memcpy(out + i + half, &second, sizeof second);
+  }
+}
+
+// What a query has seen: the highest score, the sum of the weights e^(score - most), and the values' mix by these.
+struct Seen {
+  float *at;
+  float &most() const { return at[0]; }
+  float &sum() const { return at[1]; }
+  float *mixed() const { return at + kLanes; }
+  static int size(int dim) { return kLanes + dim; }
+};
+
+// Joins what was seen in the next piece. Not inlined: always the same instructions, so always the same bits.
+inline __attribute__((noinline)) void join_seen(Seen all, Seen piece, int dim) {
+  if (piece.sum() == 0) return;
+  if (all.sum() == 0) {
+    std::memcpy(all.at, piece.at, Seen::size(dim) * sizeof(float));
+    return;
+  }
+  const float most = std::max(all.most(), piece.most());
+  const float kept = exponential(Floats::all(all.most() - most)).part[0][0];
+  const float added = exponential(Floats::all(piece.most() - most)).part[0][0];
+  all.most() = most;
+  all.sum() = all.sum() * kept + piece.sum() * added;
+  for (int i = 0; i < dim; i += kLanes) {
+    Floats mixed = Floats::load(all.mixed() + i) * kept;
+    mixed.add(Floats::load(piece.mixed() + i), added);
+    mixed.store(all.mixed() + i);
+  }
+}
+
+// A member's memory, handed out from its beginning on.
+struct Room {
+  float *next;
+  float *take(int64_t count) { return next += count, next - count; }
+};
+
+// `Own` is the class that looks: it has `look`, and keeps turned keys and queries in `query_`.
+template <class Own, class Cache> class Head {
+ public:
+  using Number = typename Cache::Number;
+
+  int queries() const { return (last_ - first_) * group_; }
+
+  // Keys and values of the rows whose positions are in [begin, end).
+  void keep(int begin, int end) {
+    for (int row = first_; row < last_; ++row) {
+      const int position = step_.position[row], key_head = model_.heads + kv_head_;
+      if (position < begin || position >= end) continue;
+      const float *x = qkv_ + int64_t(row) * (model_.heads + 2 * model_.kv_heads) * dim_;
+      turn(model_, layer_, position, key_head, x + key_head * dim_, query_);
+      put(query_, at(position, 0));
+      put(x + (key_head + model_.kv_heads) * dim_, at(position, 1));
+    }
+  }
+
+  // All pieces, one after the other.
+  void look_through() {
+    auto *own = static_cast<Own *>(this);
+    const int first = begin(0) / kPiece, last = (end(count_ - 1) + kPiece - 1) / kPiece;
+    if (last == first + 1) return own->look(first, all_);
+    forget();
+    for (int piece = first; piece < last; ++piece) {
+      own->look(piece, piece_);
+      join(piece_);
+    }
+  }
+
+  void forget() { std::fill_n(all_, count_ * Seen::size(dim_), 0.0f); }
+
+  // Adds what the queries saw of the next piece.
+  void join(float *piece) {
+    for (int q = 0; q < count_; ++q)
+      join_seen(Seen{all_ + q * Seen::size(dim_)}, Seen{piece + q * Seen::size(dim_)}, dim_);
+  }
+
+ protected:
+  // `most`: queries that look together; `queries` floats are room for as many.
+  Head(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room &room,
+       int most, int64_t queries)
+      : model_(model),
+        step_(step),
+        layer_(model.layer[layer]),
+        number_(layer),
+        kv_head_(kv_head),
+        qkv_(qkv),
+        table_(step.table + step.table_at[sequence]),
+        first_(step.first[sequence]),
+        last_(step.first[sequence + 1]),
+        dim_(model.head_dim),
+        group_(model.heads / model.kv_heads),
+        tokens_(reinterpret_cast<const Number **>(room.take(kListed))),
+        query_(room.take(queries)),
+        piece_(room.take(most * Seen::size(model.head_dim))),
+        all_(room.take(most * Seen::size(model.head_dim))) {}
+
+  // Floats of the room that it takes itself.
+  static int64_t own_room(const Model &model, int most, int64_t queries) {
+    return kListed + queries + 2 * int64_t(most) * Seen::size(model.head_dim);
+  }
+
+  int row(int q) const { return first_ + (from_ + q) / group_; }
+  int end(int q) const { return step_.position[row(q)] + 1; }
+  int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
+
+  // Query q, turned and scaled.
+  void turn_query_to(int q, float *out) const {
+    const int row = this->row(q), head = kv_head_ * group_ + (from_ + q) % group_;
+    const float *x = qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_;
+    turn(model_, layer_, step_.position[row], head, x, out);
+    for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * model_.scale).store(out + i);
+  }
+
+  // The part of a piece that some query looks at, in positions of the piece, which begins at `zero`.
+  struct Span {
+    int zero, begin, end;
+  };
+  Span span_of(int piece) const {
+    const int zero = piece * kPiece;
+    return {zero, std::max(0, begin(0) - zero), std::min(kPiece, end(count_ - 1) - zero)};
+  }
+
+  // The mix of what query q has seen, in `out`.
+  void mix_of(int q, float *out) const {
+    const float *seen = all_ + q * Seen::size(dim_);
+    const float whole = 1.0f / seen[1];
+    for (int i = 0; i < dim_; i += kLanes) (Floats::load(seen + kLanes + i) * whole).store(out + i);
+  }
+  float *row_of(int q, float *mixed) const {
+    return mixed + (int64_t(row(q)) * model_.heads + kv_head_ * group_ + (from_ + q) % group_) * dim_;
+  }
+
+  // A token's key (0) or value (1).
+  Number *at(int position, int which) const {
+    const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
+    return static_cast<Number *>(model_.pool) + (run * model_.block_size + position % model_.block_size) * apart() +
+           kv_head_ * dim_;
+  }
+  int64_t apart() const { return int64_t(model_.kv_heads) * (dim_ + Cache::kScale); }  // numbers of a token
+
+  // Where the scale of a vector is.
+  Number *scale_of(Number *vector) const {
+    return vector + (model_.kv_heads - kv_head_) * dim_ + kv_head_ * Cache::kScale;
+  }
+
+  void put(const float *from, Number *to) const {
+    if constexpr (Cache::kScale) {
+      const float scale = Cache::write(from, dim_, to);
+      std::memcpy(scale_of(to), &scale, sizeof scale);
+    } else {
+      Cache::write(from, dim_, to);
+    }
+  }
+
+  // Where the keys (0) or values (1) of `count` tokens are, with the last one again up to a whole call of `scores`.
+  void list(int begin, int count, int which) {
+    const int64_t step = apart();
+    for (int t = 0; t < count;) {
+      const int offset = (begin + t) % model_.block_size, stop = std::min(count, t + model_.block_size - offset);
+      const Number *token = at(begin + t, which);
+      for (; t < stop; ++t, token += step) tokens_[t] = token;
+    }
+    for (int t = count; t % kTokens; ++t) tokens_[t] = tokens_[count - 1];
+  }
+
+  // Asks for listed tokens: heads lie too far apart for the processor to see where the next token's is.
+  void fetch(int from, int count, int all) const {
+    for (int t = from; t < std::min(from + count, all); ++t)
+      for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(tokens_[t] + i);
+  }
+
+  static constexpr int kListed = 2 * (kPiece + kTokens);  // floats that the list takes
+
+  const Model &model_;
+  const Step &step_;
+  const Layer &layer_;
+  const int number_, kv_head_;
+  const float *qkv_;
+  const int32_t *table_;
+  const int first_, last_, dim_, group_;
+  int from_ = 0, count_ = 0;  // queries that look
+  const Number **tokens_;
+  float *query_, *piece_, *all_;
+};
+
+}  // namespace penstock

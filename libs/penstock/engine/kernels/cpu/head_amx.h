@@ -1,0 +1,135 @@
+// Queries that look at a cache of bfloat16, in the processor's tiles.
+#pragma once
+#include "amx_attention.h"
+#include "head.h"
+
+namespace penstock {
+
+class HeadTiles : public Head<HeadTiles, Bf16Cache> {
+ public:
+  static constexpr int kMost = kTile;  // queries of one call of `ask`
+
+  HeadTiles(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room)
+      : Head(model, step, layer, sequence, kv_head, qkv, room, kMost, kMost / 2 * model.head_dim),
+        score_(room.take(kPiece * kTileQueries)),
+        weight_(reinterpret_cast<uint32_t *>(room.take(kPiece / 2 * kTileQueries))),
+        value_(reinterpret_cast<uint16_t *>(room.take(model.head_dim * kValues / 2))) {}
+  static int64_t room(const Model &model) {
+    return own_room(model, kMost, kMost / 2 * model.head_dim) + kPiece * 3 / 2 * kTileQueries +
+           model.head_dim * kValues / 2;
+  }
+
+  // Queries [from, to) are those of the following calls.
+  void ask(int from, int to) {
+    from_ = from, count_ = to - from;
+    std::fill_n(query_, kMost / 2 * dim_, 0.0f);
+    for (int q = 0; q < count_; ++q) {
+      turn_query_to(q, score_);
+      turn_query(score_, dim_, columns(q / kTileQueries) + q % kTileQueries);
+    }
+  }
+
+  // What queries see of a piece: in `to`, Seen::size floats each.
+  void look(int piece, float *to) {
+    const Span span = span_of(piece);
+    for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
+    if (span.begin >= span.end) return;
+    TileShapes shapes;
+    tiles_for_attention(shapes);
+    turn_values_of(span);
+    for (int from = 0; from < count_; from += kTileQueries) look_together(span, from, to);
+  }
+
+  // The queries' rows of `mixed`, from what they have seen.
+  void finish(float *mixed) {
+    for (int q = 0; q < count_; ++q) mix_of(q, row_of(q, mixed));
+  }
+
+ private:
+  static constexpr int kValues = kPiece + 32;  // numbers of a dimension's values in a piece; not a power of two
+
+  // The tiles' columns of a block of queries.
+  uint32_t *columns(int block) const {
+    return reinterpret_cast<uint32_t *>(query_) + int64_t(block) * dim_ / 2 * kTileQueries;
+  }
+
+  // From the beginning of a block of 32 tokens on.
+  void turn_values_of(const Span &span) {
+    const int first = span.begin / 32 * 32, all = span.end - first;
+    list(span.zero + first, all, 1);
+    for (int t = first; t < span.end; t += 32) {
+      fetch(t + 32 - first, 32, all);
+      turn_values(tokens_ + t - first, std::min(32, span.end - t), dim_, value_ + t, kValues);
+    }
+  }
+
+  // The queries [from, from + 16), at the tokens [low, high) of the piece that one of them sees.
+  void look_together(const Span &span, int from, float *to) {
+    const int some = std::min(count_ - from, kTileQueries);
+    const int low = std::max(span.begin, begin(from) - span.zero) / 32 * 32;
+    const int high = std::min(span.end, end(from + some - 1) - span.zero);
+    if (low >= high) return;
+    alignas(64) int32_t begins[kTileQueries] = {}, ends[kTileQueries] = {};
+    for (int q = 0; q < some; ++q)
+      begins[q] = begin(from + q) - span.zero - low, ends[q] = end(from + q) - span.zero - low;
+    const Sight sight{_mm512_load_si512(begins), _mm512_load_si512(ends), begins[some - 1], ends[0]};
+    score(span.zero + low, high - low, from);
+    Floats most, sum;
+    weigh_tokens(score_, (high - low + 31) / 32 * 32, sight, weight_, most, sum);
+    alignas(64) float mosts[kLanes], sums[kLanes];
+    most.store(mosts), sum.store(sums);
+    for (int q = 0; q < some; ++q) {
+      const Seen seen{to + (from + q) * Seen::size(dim_)};
+      seen.most() = mosts[q], seen.sum() = sums[q];
+    }
+    mix(low, (high - low + 31) / 32, some, to + from * Seen::size(dim_));
+  }
+
+  // Scores of `count` tokens from position `first` on, which begins 16 tokens of a page.
+  void score(int first, int count, int from) {
+    const int64_t apart = this->apart() * sizeof(Number);
+    const uint32_t *queries = columns(from / kTileQueries);
+    int t = 0;
+    for (; t + 64 <= count; t += 64) {
+      const Number *keys[4];
+      for (int i = 0; i < 4; ++i) {
+        keys[i] = at(first + t + 16 * i, 0);
+        if (from == 0 && t + 64 + 16 * i < count) ask_for(at(first + t + 64 + 16 * i, 0));
+      }
+      score_tokens<4>(keys, apart, dim_, queries, score_ + t * kTileQueries);
+    }
+    for (; t < count; t += 16) {
+      const Number *key = at(first + t, 0);
+      score_tokens<1>(&key, apart, dim_, queries, score_ + t * kTileQueries);
+    }
+  }
+
+  // The mixes of `some` queries, from `blocks` of 32 tokens whose first is `low`.
+  void mix(int low, int blocks, int some, float *to) {
+    for (int i = 0; i < dim_;) {
+      alignas(64) float mixed[4 * 16 * kLanes];
+      const int tiles = i + 64 <= dim_ ? 4 : 2;
+      const uint16_t *own = value_ + int64_t(i) * kValues + low;
+      tiles == 4 ? mix_tokens<4>(own, kValues * 2, blocks, weight_, mixed)
+                 : mix_tokens<2>(own, kValues * 2, blocks, weight_, mixed);
+      for (int tile = 0; tile < tiles; ++tile, i += 16) {
+        __m512i rows[16];
+        for (int r = 0; r < 16; ++r) rows[r] = _mm512_load_si512(mixed + (tile * 16 + r) * kLanes);
+        transpose(rows);
+        for (int q = 0; q < some; ++q) _mm512_storeu_si512(to + q * Seen::size(dim_) + kLanes + i, rows[q]);
+      }
+    }
+  }
+
+  // Asks for the keys of 16 tokens.
+  void ask_for(const Number *at) const {
+    for (int token = 0; token < 16; ++token, at += apart())
+      for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(at + i);
+  }
+
+  float *score_;      // [tokens, 16 queries]
+  uint32_t *weight_;  // [tokens / 2, 16 queries] pairs of bfloat16
+  uint16_t *value_;   // [dim, kValues]
+};
+
+}  // namespace penstock

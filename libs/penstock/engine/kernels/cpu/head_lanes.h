@@ -1,0 +1,123 @@
+// Queries that look at a cache of any kind, sixteen floats at a time.
+#pragma once
+#include "head.h"
+
+namespace penstock {
+
+constexpr int kStride = kPiece + 16;  // of queries' scores; not a power of two, so that they don't share a cache set
+constexpr int kAhead = 8;             // tokens that are fetched while others are looked at
+constexpr int kBlock = 8;             // tokens whose values stay in the nearest cache for all queries
+constexpr float kNever = -1e30f;      // a score whose token is not seen
+
+// Turns score[begin, end) into weights, with zeros around them up to whole vectors. Positions are those of the piece.
+inline void weigh(float *score, int begin, int end, Seen seen) {
+  const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+  auto around = [&](float value) {
+    std::fill(score + first, score + begin, value);
+    std::fill(score + end, score + last, value);
+  };
+  around(kNever);
+  Floats high = Floats::load(score + first);
+  for (int t = first + kLanes; t < last; t += kLanes) high.most(Floats::load(score + t));
+  const float most = high.highest();
+  for (int t = first; t < last; t += kLanes) exponential(Floats::load(score + t) + Floats::all(-most)).store(score + t);
+  around(0);
+  Floats sum = {};
+  for (int t = first; t < last; t += kLanes) sum += Floats::load(score + t);
+  seen.most() = most, seen.sum() = sum.total();
+}
+
+template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
+  using Base = Head<HeadLanes<Cache>, Cache>;
+  using Base::dim_, Base::count_, Base::from_, Base::query_, Base::tokens_, Base::all_;
+  using typename Base::Number, typename Base::Span;
+
+ public:
+  static constexpr int kMost = kQueries;  // queries of one call of `ask`
+
+  HeadLanes(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room)
+      : Base(model, step, layer, sequence, kv_head, qkv, room, kMost, kMost * model.head_dim),
+        score_(room.take(kMost * kStride)),
+        scale_(room.take(kPiece)) {}
+  static int64_t room(const Model &model) {
+    return Base::own_room(model, kMost, kMost * model.head_dim) + kMost * kStride + kPiece;
+  }
+
+  // Queries [from, to) are those of the following calls.
+  void ask(int from, int to) {
+    from_ = from, count_ = to - from;
+    for (int q = 0; q < count_; ++q) {
+      this->turn_query_to(q, score_);
+      Cache::arrange(score_, dim_, query_ + q * dim_);
+    }
+  }
+
+  // What queries see of a piece: in `to`, Seen::size floats each.
+  void look(int piece, float *to) {
+    const auto [zero, begin, end] = this->span_of(piece);
+    for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
+    if (begin >= end) return;
+    this->list(zero + begin, end - begin, 0);
+    for (int t = begin; t < end; t += kTokens) {
+      this->fetch(t - begin + kAhead, kTokens, end - begin);
+      over<4>([&]<int queries, int dim>(int q) {
+        scores<Cache, queries, dim>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
+      });
+    }
+    if constexpr (Cache::kScale) scale(begin, end);
+    for (int q = 0; q < count_; ++q) {
+      float *score = score_ + q * kStride;
+      const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
+      if (own < until) weigh(score, own, until, Seen{to + q * Seen::size(dim_)});
+      std::fill(score + begin, score + std::max(begin, std::min(own, end)), 0.0f);
+      std::fill(score + std::max(until, begin), score + end, 0.0f);
+    }
+    const int64_t values = this->at(zero + begin, 1) - this->at(zero + begin, 0);
+    for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
+    if constexpr (Cache::kScale) scale(begin, end);
+    for (int t = begin; t < end; t += kBlock) {
+      this->fetch(t - begin + kAhead, kBlock, end - begin);
+      over<kMixes>([&]<int queries, int dim>(int q) {
+        const int tokens = std::min(kBlock, end - t);
+        mix<Cache, queries, dim>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_),
+                                 to + q * Seen::size(dim_) + kLanes);
+      });
+    }
+  }
+
+  // The queries' rows of `mixed`, from what they have seen.
+  void finish(float *mixed) {
+    for (int q = 0; q < count_; ++q) {
+      this->mix_of(q, score_);
+      Cache::restore(score_, dim_, this->row_of(q, mixed));
+    }
+  }
+
+ private:
+  // Multiplies scores or weights by the scales of the listed tokens.
+  void scale(int begin, int end) {
+    for (int t = begin; t < end; ++t)
+      std::memcpy(scale_ + t, this->scale_of(const_cast<Number *>(tokens_[t - begin])), sizeof(float));
+    for (int q = 0; q < count_; ++q) {
+      float *__restrict score = score_ + q * kStride;
+      const float *__restrict factor = scale_;
+      for (int t = begin; t < end; ++t) score[t] *= factor[t];
+    }
+  }
+
+  // work<queries at a time, head dimension if known>(first query) for all; `most` of them at a time.
+  template <int most, class Work> void over(Work work) const {
+    dim_ == 64 ? over<most, 64>(work) : dim_ == 128 ? over<most, 128>(work) : over<most, 0>(work);
+  }
+  template <int most, int dim, class Work> void over(Work work) const {
+    int q = 0;
+    if constexpr (most >= 4)
+      for (; q + 4 <= count_; q += 4) work.template operator()<4, dim>(q);
+    for (; q + 2 <= count_; q += 2) work.template operator()<2, dim>(q);
+    if (q < count_) work.template operator()<1, dim>(q);
+  }
+
+  float *score_, *scale_;  // [queries, kStride], [kPiece]
+};
+
+}  // namespace penstock
