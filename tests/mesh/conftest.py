@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
+from penstock.runtime.metrics import GatewayMetrics
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
-from penstock.testing.mesh import open_mesh
+from penstock.testing.mesh import Mesh, MeshSetup, open_mesh
 
 TINY = TinyModel(vocab_size=260, max_positions=2048, seed=3)
 
@@ -65,10 +66,29 @@ async def oracle(tiny: Path) -> AsyncIterator[Oracle]:
         yield Oracle(engine)
 
 
+_GATEWAYS: list[GatewayMetrics] = []
+"""Of every mesh that a test or its fixtures opened and that is still of interest."""
+
+
 @pytest.fixture(scope="session")
 def meshes():
     """Opens a mesh for the length of a block."""
-    return open_mesh
+
+    @asynccontextmanager
+    async def opened(setup: MeshSetup) -> AsyncIterator[Mesh]:
+        async with open_mesh(setup) as mesh:
+            _GATEWAYS.append(mesh.gateway.metrics)
+            yield mesh
+
+    return opened
+
+
+@pytest.fixture(autouse=True)
+def usage_adds_up() -> Iterator[None]:
+    """The law of usage, for every request of every test: prompt = computed + worker + gpu + host + nvme + remote."""
+    yield
+    for metrics in _GATEWAYS:
+        assert metrics.registry.get_sample_value("penstock_usage_defects_total") == 0, "see `usage does not add up`"
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""Every process of the mesh needs it: configuration, telemetry, metrics, background tasks, a start and an end."""
+"""What every process of the mesh needs: configuration, telemetry, metrics, a start and an end."""

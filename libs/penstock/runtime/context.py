@@ -1,4 +1,4 @@
-"""Context variables hold the request and the trace that the current task works for; no argument carries them."""
+"""The request and the trace that the current task works for, in context variables: no argument is needed for them."""
 
 from __future__ import annotations
 

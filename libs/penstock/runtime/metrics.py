@@ -66,7 +66,7 @@ def exposed(metrics: Metrics, address: str | None) -> Iterator[None]:
 
 
 class _Figures(Collector):
-    """Figures of a data structure, read at each scrape."""
+    """What a data structure says of itself, read when somebody asks."""
 
     def __init__(self, prefix: str, read: Callable[[], Mapping[str, float]], counters: frozenset[str]) -> None:
         self._prefix = prefix
@@ -81,7 +81,7 @@ class _Figures(Collector):
 
 
 class _ByReason(Collector):
-    """Counters with one label, read at each scrape."""
+    """Counters with one label, read when somebody asks."""
 
     def __init__(self, name: str, what: str, read: Callable[[], Mapping[str, int]]) -> None:
         self._name, self._what, self._read = name, what, read
@@ -101,7 +101,9 @@ class GatewayMetrics(Metrics):
         super().__init__()
         self.requests = self._counter("penstock_requests", "Requests ended, by outcome", "outcome")
         self.live = self._gauge("penstock_requests_live", "Requests between first and last byte")
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests")
+        self.prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of ended requests that workers computed or reused"
+        )
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens sent to clients")
         self.prompt_by_source = self._counter(
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source"
@@ -109,8 +111,11 @@ class GatewayMetrics(Metrics):
         self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft service")
         self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right")
         self.replans = self._counter("penstock_replans", "Requests that moved to other workers")
+        self.usage_defects = self._counter(
+            "penstock_usage_defects", "Reports of workers whose tokens are not those of their request"
+        )
         self.remembered = self._counter(
-            "penstock_prompt_tokens_remembered", "Prompt tokens known from the session's last turn, not encoded again"
+            "penstock_prompt_tokens_remembered", "Prompt tokens known from the session's last turn, not made anew"
         )
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out")
         self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a stream")

@@ -1,17 +1,18 @@
-"""The only way to run a background task: its starter decides what a failure does.
+"""The only way to run a background task: whoever starts one says what its failure does.
 
 A task that fails in silence is a defect that shows up hours later somewhere else. Here every failure is logged with
 its traceback and counted by the task's name; then it stops the block it runs beside, is started again, or ends there.
-Tasks whose failure is an answer for their parent belong in an `asyncio.TaskGroup` instead.
+Tasks whose failure is an answer for their parent belong into an `asyncio.TaskGroup` instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import structlog
@@ -25,6 +26,7 @@ Failed = Callable[[str], object]
 """Counts the failure of the task with that name: `Metrics.task_failed`."""
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 Job = Callable[[], Coroutine[Any, Any, None]]
 
 _FIRST_PAUSE_S = 0.05
@@ -86,7 +88,7 @@ async def beside(job: Job, *, name: str, on_failure: OnFailure, failed: Failed) 
 def start(job: Job, *, name: str, on_failure: OnFailure, failed: Failed) -> asyncio.Task[None]:
     """Runs `job()` until its owner calls `end`; for a task that outlives the call that starts it.
 
-    The task raises only with "stop"; its owner then has to look at the task.
+    The task raises only with "stop"; who takes that has to look at the task.
     """
     return asyncio.get_running_loop().create_task(_run(job, name, on_failure, failed), name=name)
 
@@ -108,7 +110,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
-    """The error of a task that has ended, or None."""
+    """What a task that has ended raised."""
     return None if task.cancelled() else task.exception()
 
 
@@ -162,3 +164,44 @@ async def first_of(*jobs: Coroutine[Any, Any, Result]) -> list[Result | None]:
     finally:
         await end(*tasks)
     return [task.result() if ended else None for task, ended in zip(tasks, done, strict=True)]
+
+
+async def merged(*sources: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+    """What the sources yield, as it comes, until all have ended. Close it when leaving early: it closes every source.
+
+    The first error of a source is raised after what was yielded before it. At most one item per source waits.
+    """
+    items: asyncio.Queue[Item | _Ended] = asyncio.Queue(len(sources))
+    tasks = [asyncio.get_running_loop().create_task(_forward(source, items)) for source in sources]
+    running = len(tasks)
+    try:
+        while running:
+            item = await items.get()
+            if not isinstance(item, _Ended):
+                yield item
+                continue
+            running -= 1
+            if item.error is not None:
+                raise item.error
+    finally:
+        await end(*tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A source has nothing more."""
+
+    error: BaseException | None = None
+
+
+async def _forward(source: AsyncGenerator[Item, None], items: asyncio.Queue[Item | _Ended]) -> None:
+    error: BaseException | None = None
+    try:
+        async with aclosing(source):
+            async for item in source:
+                await items.put(item)
+    except (Exception, asyncio.CancelledError) as caught:
+        if being_cancelled():
+            raise
+        error = caught
+    await items.put(_Ended(error))

@@ -1,4 +1,4 @@
-"""The processes that make a mesh on this host, and their settings."""
+"""Which processes make a mesh on this host, and with which settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class MeshOptions:
 
     @property
     def model_name(self) -> str:
-        """The model's public name."""
+        """What clients ask for."""
         return self.model if self.model in NAMES else Path(self.model).resolve().name
 
     @property
@@ -92,7 +92,7 @@ class DemoOptions(MeshOptions):
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """The processes to start, and the addresses at which the mesh will answer."""
+    """What to start, and where it will answer."""
 
     url: str
     children: tuple[ChildSpec, ...]

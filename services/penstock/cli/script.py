@@ -1,4 +1,4 @@
-"""The script of the demo: the system text, the tools, their results, and the user's turns."""
+"""What the demo says: the system text, the tools, what they return, and the user's turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Script:
     tools: Sequence[Mapping[str, Any]]
     """In OpenAI's form."""
     answer: Callable[[str, str], str]
-    """A tool's name and arguments, as the API gives them, to its result; the result of a wrong call says so."""
+    """A tool's name and arguments, as the API gives them, to its result; a wrong call has a result that says so."""
     turns: Sequence[str]
-    """The user's messages, in order."""
+    """What the user says, one after the other."""
 
 
 def demo_script() -> Script:

@@ -11,7 +11,7 @@ from penstock.chat.model import ChatModel
 from penstock.chat.parser import AssistantParser, CallArguments, CallStart, Content, Event
 from penstock.chat.stops import StopAutomaton, StopMatcher
 from penstock.gateway.delta import CallDelta, Delta, TokenLogprob
-from penstock.v1 import common_pb2
+from penstock.gateway.work import SampledToken
 
 
 class Answer:
@@ -21,13 +21,14 @@ class Answer:
         self,
         choice: int,
         model: ChatModel,
+        *,
         parser: AssistantParser | None,
         stops: StopAutomaton | None,
         ends: Collection[int],
         min_tokens: int,
         keep_ids: bool = False,
     ) -> None:
-        """`ends` are the tokens whose text is not shown where they end the choice. `keep_ids`: to be shown."""
+        """`ends` are tokens whose text is not shown where they end the choice. `keep_ids`: deltas hold token ids."""
         self.choice = choice
         self.tokens = 0
         """Generated and counted."""
@@ -36,7 +37,6 @@ class Answer:
         """A stop string was found: nothing after it is counted or shown."""
         self._text = model.text_stream()
         self._bytes: TokenBytes = model.token_bytes
-        self._silent = model.silent
         self._parser = parser
         self._stops = StopMatcher(stops) if stops else None
         self._ends = ends
@@ -46,8 +46,9 @@ class Answer:
         self._released = 0
         self._logprobs: deque[TokenLogprob] = deque()
 
-    def feed(self, token: common_pb2.Token) -> Delta:
-        """What `token` added."""
+    def feed(self, token: SampledToken) -> Delta:
+        """What `token` added. Every token that counts has its logprob, also one without text, but for the tokens of a
+        stop string."""
         delta = Delta(self.choice)
         if self.ended:
             return delta
@@ -56,10 +57,10 @@ class Answer:
             delta.token_ids.append(token.id)
         if self._parser is not None and self._parser.reasoning:
             self.reasoning_tokens += 1
+        if token.logprob is not None:
+            self._logprobs.append(self._logprob(token, token.logprob))
         if token.id in self._ends and token.index + 1 >= self._min_tokens:
             return delta
-        if token.HasField("logprob") and token.id not in self._silent:
-            self._logprobs.append(self._logprob(token))
         text = self._text.feed(token.id)
         self._decoded += len(text)
         self._show(self._pass_stops(text), delta)
@@ -114,6 +115,6 @@ class Answer:
             else:
                 delta.reasoning += event.text
 
-    def _logprob(self, token: common_pb2.Token) -> TokenLogprob:
-        top = tuple((self._bytes.of(entry.id), entry.logprob) for entry in token.top)
-        return TokenLogprob(self._bytes.of(token.id), token.logprob, top, self._decoded)
+    def _logprob(self, token: SampledToken, logprob: float) -> TokenLogprob:
+        top = tuple((self._bytes.of(other), value) for other, value in token.top)
+        return TokenLogprob(self._bytes.of(token.id), logprob, top, self._decoded)

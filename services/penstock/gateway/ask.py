@@ -11,7 +11,6 @@ from penstock.errors import InvalidRequest, Unprocessable
 from penstock.gateway import bounds
 from penstock.gateway.bounds import check, check_count
 from penstock.kv.hint import ReturnHint
-from penstock.v1 import common_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +52,6 @@ class Sampling:
             check_token(token, vocab_size, "logit_bias")
         for token in self.stop_token_ids:
             check_token(token, vocab_size, "stop_token_ids")
-
-    def message(self, max_tokens: int, seed: int) -> common_pb2.Sampling:
-        """Resolved: no field is left to a worker."""
-        return common_pb2.Sampling(
-            max_tokens=max_tokens,
-            min_tokens=min(self.min_tokens, max_tokens),
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            seed=seed,
-            logprobs=self.logprobs,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-        )
 
     def first_seed(self) -> int:
         """The seed of choice 0; drawn when the client gave none."""
@@ -121,10 +101,12 @@ class Ask:
     retain_s: float = 0.0
     """How long the whole prompt and the answer are to be kept; 0: no wish."""
     outlook: ReturnHint = field(default_factory=ReturnHint)
+    max_tokens_field: str = "max_tokens"
+    """What the client's API calls the limit of generated tokens."""
 
-    def check(self, max_choices: int, max_tokens_field: str = "max_tokens") -> None:
-        """Raises InvalidRequest naming the field that can't be."""
-        self.sampling.check(max_tokens_field)
+    def check(self, max_choices: int) -> None:
+        """Raises InvalidRequest naming the field that is out of bounds."""
+        self.sampling.check(self.max_tokens_field)
         check("n", self.n)
         if self.n * len(self.prompts) > max_choices:
             raise InvalidRequest(f"n: at most {max_choices} choices per request are possible", field="n")
@@ -135,6 +117,6 @@ class Ask:
 
 
 def check_token(token: int, vocab_size: int, field: str) -> None:
-    """Raises Unprocessable for an id that the model does not have."""
+    """Raises Unprocessable for an id outside of the model's vocabulary."""
     if not 0 <= token < vocab_size:
         raise Unprocessable(f"{field}: the model has no token {token}", field=field)

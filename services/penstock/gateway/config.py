@@ -56,8 +56,8 @@ class GatewayConfig:
     """Upper bound and default of max_tokens; the model's context bounds it further."""
     request_timeout_s: float = 600.0
     """A request's whole life."""
-    max_replans: int = 3
-    """How often a request may move to other workers."""
+    failover_s: float = 30.0
+    """How long a request may go without a token while no worker, or no router, takes it; 0: not at all."""
     max_sessions: int = 1024
     """Sessions whose last prompt is remembered."""
     ping_s: float = 15.0
@@ -76,7 +76,7 @@ class GatewayConfig:
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens")
         more_than(self, 0, "request_timeout_s", "ping_s")
-        at_least(self, 0, "max_replans", "max_sessions", "drain_s")
+        at_least(self, 0, "failover_s", "max_sessions", "drain_s")
         one_of(self, LOG_LEVELS, "log_level")
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")

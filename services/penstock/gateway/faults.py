@@ -18,12 +18,12 @@ _CLIENTS_FAULT = frozenset(
 
 
 def blames_member(error: grpc.aio.AioRpcError) -> bool:
-    """Whether another worker may do better: a fault of transport or of the worker, no refusal of the content."""
+    """Whether another worker may do better: the fault is the transport's or the worker's, not the request's."""
     return error.code() not in _CLIENTS_FAULT
 
 
 def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError:
-    """For the client, whom no address of the mesh concerns: the transport's own words stay in the log."""
+    """The error as clients see it: without addresses of the mesh, `unavailable` in place of the transport's words."""
     found = from_rpc(error)
     if isinstance(found, DeadlineExceeded):
         return DeadlineExceeded("the request took longer than it may", code="timeout")
@@ -36,3 +36,8 @@ def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError
     if isinstance(found, Internal):
         return Internal("internal error")
     return found
+
+
+def workers_failed() -> Unavailable:
+    """For the client, when the workers of its request failed and no others could be had."""
+    return Unavailable("the workers of the request failed; try again", code="unavailable", retry_after=1)

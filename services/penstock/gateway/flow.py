@@ -3,55 +3,100 @@
 Tokens are merged by index: the first comes from prefill, the others from decode, and whichever worker computes a
 token again (a hand-off that failed, a worker that took over) sends what is already there. Sampling is a function of
 (seed, position), so that what comes again is the same, and is dropped.
+
+A request that lost its workers, or finds none, waits for others, for at most `failover_s` until a decode worker gives a
+token again: a worker or the router that is started again costs a pause. Only a refusal for overload is passed on at
+once, and only before anything was generated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
-import grpc
 import structlog
 
-from penstock.errors import PenstockError, Unavailable
-from penstock.gateway.faults import blames_member, public_error
-from penstock.gateway.peers import Peers
-from penstock.gateway.planner import Planner, Remaining
-from penstock.rpc.context import outgoing
-from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2
+from penstock.errors import Overloaded, PenstockError, Unavailable
+from penstock.gateway.faults import workers_failed
+from penstock.gateway.work import (
+    Assignment,
+    ChoiceRequest,
+    Finish,
+    Gain,
+    Lost,
+    Promised,
+    PromptUse,
+    Report,
+    SampledToken,
+)
+from penstock.kv.hint import ReturnHint
+from penstock.runtime.tasks import merged
 
-_FINISH = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
-_REPLAN_PAUSE_S = (0.0, 0.0, 0.2, 1.0)
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+class Plans(Protocol):
+    """The router's side of one choice; see PlanStream."""
+
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment: ...
+
+    async def progress(self, generated: int) -> None: ...
+
+    async def farewell(self, generated: int, hint: ReturnHint, *, waits_for_tool: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ChoiceCalls(Protocol):
+    """The workers' side of one choice; see Workers."""
+
+    def prefill(
+        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
+    ) -> AsyncGenerator[Report, None]: ...
+
+    def decode(
+        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
+    ) -> AsyncGenerator[Report, None]: ...
 
 
 @dataclass(slots=True)
-class Account:
-    """What a choice cost."""
+class ChoiceAccount:
+    """What a choice cost, in the workers' own counts."""
 
-    cache: common_pb2.CacheUse | None = None
-    """Of the worker that computed the prompt first."""
+    use: PromptUse | None = None
+    """Of the worker that computed the prompt first; None while none has said so."""
+    defects: int = 0
+    """Reports whose tokens are not those that the worker was given."""
     drafted: int = 0
     accepted: int = 0
     times: dict[str, float] = field(default_factory=dict)
     replans: int = 0
-    retained: common_pb2.Retained = field(default_factory=common_pb2.Retained)
-    """What was promised to be kept, as last reported."""
+    promised: Promised = field(default_factory=Promised)
+    """What is kept, as last reported."""
 
 
-class _Ended(Exception):
-    """The choice is complete; whatever still runs for it is to stop."""
+@dataclass(slots=True)
+class _Attempt:
+    """One plan being carried out."""
 
-
-class _MemberFailed(Exception):
-    """Workers that failed; others may do."""
-
-    def __init__(self, members: Sequence[str], error: PenstockError) -> None:
-        super().__init__(error.message)
-        self.members = members
-        self.error = error
+    chosen: Assignment
+    start: int
+    """Tokens of the answer when it began."""
+    drafted: int
+    """By earlier attempts, like `accepted`."""
+    accepted: int
+    early: dict[int, SampledToken] = field(default_factory=dict)
+    """Tokens whose predecessors are missing."""
+    finish: Finish | None = None
+    no_prefill: bool = False
+    """No token will come from a prefill worker."""
+    told: bool = False
+    """The router knows that the prompt is computed."""
 
 
 class Flow:
@@ -59,223 +104,162 @@ class Flow:
 
     def __init__(
         self,
-        planner: Planner,
-        peers: Peers,
-        request: common_pb2.Request,
-        ask: router_pb2.PlanAsk,
-        accept: Callable[[common_pb2.Token], bool],
-        remaining: Remaining,
-        max_replans: int,
+        request: ChoiceRequest,
+        plans: Plans,
+        workers: ChoiceCalls,
+        accept: Callable[[SampledToken], bool],
+        *,
+        hopeful: Callable[[float], Awaitable[None]],
+        failover_s: float,
     ) -> None:
-        """`accept` is given each token once, in order, and answers whether the choice ends with it."""
-        self.account = Account()
-        self._planner = planner
-        self._peers = peers
+        """`accept` is given each token once, in order, and answers whether the choice ends with it. `hopeful` waits,
+        for at least so many seconds, until workers may be had: RouterView.hopeful."""
+        self.account = ChoiceAccount()
         self._request = request
-        self._ask = ask
+        self._plans = plans
+        self._workers = workers
         self._accept = accept
-        self._remaining = remaining
-        self._max_replans = max_replans
+        self._hopeful = hopeful
+        self._failover_s = failover_s
         self._tokens: list[int] = []
-        self._early: dict[int, common_pb2.Token] = {}
-        self._finish: str | None = None
-        self._prefill_failed = False
-        self._start = 0
-        self._drafted = (0, 0)
+        self._avoid: list[str] = []
+        self._lost_at: float | None = None
+        """Since when there has been no worker; None while all is well."""
+        self._pause = _FIRST_PAUSE_S
         self._log = structlog.get_logger("penstock.gateway")
 
-    async def run(self) -> str:
-        """Runs the choice to its end: stop or length. Raises PenstockError when it can't be had.
+    async def run(self) -> Finish:
+        """Runs the choice to its end. Raises PenstockError when it can't be had.
 
-        Plans, executes, and does so again with other workers when one fails. Being cancelled ends every call to a
-        worker; `close` then ends the plan.
+        Being cancelled ends every call to a worker; `close` then ends the plan.
         """
-        failed: PenstockError | None = None
-        for attempt in range(self._max_replans + 1):
-            await asyncio.sleep(_REPLAN_PAUSE_S[min(attempt, len(_REPLAN_PAUSE_S) - 1)])
-            try:
-                return await self._execute(await self._plan())
-            except _MemberFailed as fault:
-                failed = fault.error
-                self._ask.avoid.extend(member for member in fault.members if member not in self._ask.avoid)
-            except Unavailable as error:
-                if attempt == 0:
-                    raise
-                failed = error
+        lost: Lost | None = None
+        while True:
+            chosen = await self._plan(lost)
+            ended = await self._execute(chosen)
+            if not isinstance(ended, Lost):
+                return ended
+            lost = ended
             self.account.replans += 1
-            self._log.warning("worker failed, replanning", avoid=list(self._ask.avoid), tokens=len(self._tokens))
-        raise failed or _unavailable()
+            self._avoid_member(lost.member)
+            self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
 
-    async def farewell(self, hint: common_pb2.SessionHint) -> None:
-        """When all is said: tells the router how long the answer was, and what the session does next."""
-        await self._planner.farewell(len(self._tokens), hint)
+    async def farewell(self, hint: ReturnHint, *, waits_for_tool: bool) -> None:
+        """Closes the plan in good order: tells the router the answer's length and what the session does next."""
+        await self._plans.farewell(len(self._tokens), hint, waits_for_tool=waits_for_tool)
 
     def close(self) -> None:
         """Releases the plan."""
-        self._planner.close()
+        self._plans.close()
 
-    async def _plan(self) -> router_pb2.PlanResponse:
+    async def _plan(self, lost: Lost | None) -> Assignment:
+        """The next plan: at once after the first loss, later when there is hope. Raises what ends the request."""
         begin = time.perf_counter()
-        self._ask.output_tokens = len(self._tokens)
-        plan = await self._planner.ask(self._ask)
+        if lost is not None and self._lost_at is not None:
+            await self._wait(lost.error)
+        elif lost is not None:
+            self._lost_at = time.monotonic()
+        refused = lost.error if lost is not None and isinstance(lost.error, Overloaded) and not self._tokens else None
+        while True:
+            try:
+                chosen = await self._plans.ask(self._request, len(self._tokens), self._avoid)
+                break
+            except (Unavailable, Overloaded) as error:
+                if refused is not None or (lost is None and isinstance(error, Overloaded)):
+                    raise refused or error from None
+                await self._wait(error)
+        if refused is not None and chosen.decode.member in self._avoid:
+            raise refused  # like every other worker that there is
         self.account.times["plan"] = self.account.times.get("plan", 0.0) + time.perf_counter() - begin
-        self._request.output_ids[:] = self._tokens
-        self._early.clear()
-        return plan
+        return chosen
 
-    async def _execute(self, plan: router_pb2.PlanResponse) -> str:
-        """Runs the workers of a plan until the choice is complete. Raises _MemberFailed or a PenstockError."""
-        self._start, self._finish = len(self._tokens), None
-        self._drafted = self.account.drafted, self.account.accepted
-        self._prefill_failed = not plan.HasField("prefill")
-        work = [self._decode(plan)]
-        if plan.HasField("prefill"):
-            work.append(self._prefill(plan))
-        fault = await _first_fault(work)
-        if fault is not None and not isinstance(fault, _Ended):
-            raise fault
-        if self._finish is None:
-            raise _MemberFailed([plan.decode.member_id], _unavailable())
-        return self._finish
-
-    async def _prefill(self, plan: router_pb2.PlanResponse) -> None:
-        """The first token. When it can't be had, the decode worker computes the prompt itself."""
-        request = prefill_pb2.PrefillRequest(request=self._request, epoch=plan.epoch)
-        request.request.sources[:] = plan.prefill.sources
+    async def _wait(self, error: PenstockError) -> None:
+        """Waits until another plan may do better. Raises `error` when that takes too long."""
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
         try:
-            async with self._peers.at(plan.prefill.address) as channel:
-                call = prefill_pb2_grpc.PrefillStub(channel).Prefill(
-                    request, timeout=self._remaining(), metadata=outgoing()
-                )
-                try:
-                    event = await _last_prefill_event(call)
-                finally:
-                    call.cancel()
-        except (grpc.aio.AioRpcError, Unavailable) as error:
-            self._fail_prefill(plan.prefill.member_id, error)
-            return
-        self._charge(event.cache, event.times)
-        self._keep(event)
-        self._add([event.token], event.finish)
-        await self._planner.progress(True, len(self._tokens))
+            async with asyncio.timeout(max(0.0, self._lost_at + self._failover_s - now)):
+                await self._hopeful(self._pause)
+        except TimeoutError:
+            raise error from None
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
 
-    def _fail_prefill(self, member: str, error: grpc.aio.AioRpcError | Unavailable) -> None:
-        if isinstance(error, grpc.aio.AioRpcError) and not blames_member(error):
-            raise public_error(error, "")
-        self._log.warning("prefill failed", member=member, error=str(error.__class__.__name__))
-        self._ask.avoid.append(member)
-        self._prefill_failed = True
-        self._check_gap()
+    async def _execute(self, chosen: Assignment) -> Finish | Lost:
+        """Runs the workers of a plan until the choice is complete, or can't be completed by them."""
+        account, output = self.account, tuple(self._tokens)
+        attempt = _Attempt(chosen, len(output), account.drafted, account.accepted, no_prefill=chosen.prefill is None)
+        calls = [self._workers.decode(self._request, chosen, output)]
+        if chosen.prefill is not None:
+            calls.append(self._workers.prefill(self._request, chosen, output))
+        async with aclosing(merged(*calls)) as reports:
+            async for report in reports:
+                if isinstance(report, Lost):
+                    if self._fatal(attempt, report):
+                        return report
+                elif (finish := self._take(attempt, report)) is not None:
+                    return finish
+                elif len(self._tokens) > attempt.start and not attempt.told:
+                    attempt.told = True
+                    await self._plans.progress(len(self._tokens))
+                if self._gap(attempt):
+                    return Lost("prefill", "", workers_failed())
+        return Lost("decode", chosen.decode.member, workers_failed())
 
-    async def _decode(self, plan: router_pb2.PlanResponse) -> None:
-        """All other tokens, or all."""
-        request = decode_pb2.GenerateRequest(request=self._request)
-        request.request.sources[:] = plan.decode.sources
-        handed_over = plan.HasField("prefill")
-        if handed_over:
-            request.handoff.address, request.handoff.epoch = plan.prefill.address, plan.epoch
-        try:
-            async with self._peers.at(plan.decode.address) as channel:
-                call = decode_pb2_grpc.DecodeStub(channel).Generate(
-                    request, timeout=self._remaining(), metadata=outgoing()
-                )
-                try:
-                    await self._read_decode(call, handed_over)
-                finally:
-                    call.cancel()
-        except grpc.aio.AioRpcError as error:
-            fault = public_error(error, _unavailable().message)
-            raise (_MemberFailed([plan.decode.member_id], fault) if blames_member(error) else fault) from error
+    def _fatal(self, attempt: _Attempt, lost: Lost) -> bool:
+        """Whether the attempt ends with the loss. Without prefill the decode worker computes the prompt itself: unless
+        prefill fell silent, then decode waits for a hand-off that is as silent."""
+        if lost.stage == "decode":
+            return True
+        self._log.warning("prefill failed", member=lost.member, error=lost.error.message, silent=lost.silent)
+        self._avoid_member(lost.member)
+        attempt.no_prefill = True
+        return lost.silent and not attempt.early and len(self._tokens) == attempt.start
 
-    async def _read_decode(self, call: AsyncIterable[decode_pb2.GenerateEvent], handed_over: bool) -> None:
-        told = handed_over
-        async for event in call:
-            self._count(event, own_prefill=event.handoff_failed or not handed_over)
-            self._keep(event)
-            self._add(event.tokens, event.finish)
-            if not told and self._tokens:
-                told = True
-                await self._planner.progress(True, len(self._tokens))
-
-    def _add(self, tokens: Sequence[common_pb2.Token], finish: common_pb2.Finish.ValueType) -> None:
-        """Takes tokens in any order, hands them on in theirs. Raises _Ended with the last one."""
-        for token in tokens:
+    def _take(self, attempt: _Attempt, gain: Gain) -> Finish | None:
+        """Counts what was gained and hands tokens on in their order; how the choice ended, if it has."""
+        self._count(attempt, gain)
+        for token in gain.tokens:
             if token.index >= len(self._tokens):
-                self._early[token.index] = token
-        while len(self._tokens) in self._early:
-            token = self._early.pop(len(self._tokens))
-            self._tokens.append(token.id)
-            if self._accept(token):
-                self._finish = "stop"
-                raise _Ended
-        self._finish = _FINISH.get(finish, self._finish)
-        if self._finish is not None and not self._early and len(self._tokens) > self._start:
-            raise _Ended
-        self._check_gap()
+                attempt.early[token.index] = token
+        while (following := attempt.early.pop(len(self._tokens), None)) is not None:
+            self._tokens.append(following.id)
+            if gain.stage == "decode":  # prefill alone would go on for ever, token by token
+                self._lost_at, self._pause = None, _FIRST_PAUSE_S
+            if self._accept(following):
+                return "stop"
+        attempt.finish = gain.finish or attempt.finish
+        return None if attempt.early or len(self._tokens) == attempt.start else attempt.finish
 
-    def _check_gap(self) -> None:
-        """A token that prefill took with it will never come: only another plan helps."""
-        missing = self._early or (self._finish is not None and len(self._tokens) == self._start)
-        if missing and self._prefill_failed:
-            raise _MemberFailed([], _unavailable())
+    def _gap(self, attempt: _Attempt) -> bool:
+        """Whether a token is missing that prefill took with it: only another plan helps."""
+        return attempt.no_prefill and bool(attempt.early or attempt.finish)
 
-    def _count(self, event: decode_pb2.GenerateEvent, own_prefill: bool) -> None:
-        if own_prefill and event.HasField("cache"):
-            self._charge(event.cache, event.times)
-        if event.HasField("times"):
-            self.account.times["decode"] = self.account.times.get("decode", 0.0) + event.times.decode
-        self.account.drafted = self._drafted[0] + event.drafted
-        self.account.accepted = self._drafted[1] + event.accepted
+    def _count(self, attempt: _Attempt, gain: Gain) -> None:
+        account = self.account
+        if gain.use is not None:
+            self._charge(attempt, gain.use, gain)
+        if "decode" in gain.times:
+            account.times["decode"] = account.times.get("decode", 0.0) + gain.times["decode"]
+        if gain.drafted is not None and gain.accepted is not None:
+            account.drafted = attempt.drafted + gain.drafted
+            account.accepted = attempt.accepted + gain.accepted
+        # Prefill and decode may report in either order; the one that speaks of more blocks knows more.
+        if gain.promised is not None and gain.promised.blocks >= account.promised.blocks:
+            account.promised = gain.promised
 
-    def _keep(self, event: prefill_pb2.PrefillEvent | decode_pb2.GenerateEvent) -> None:
-        """Prefill and decode may report in either order; the one that speaks of more blocks knows more."""
-        if event.HasField("retained") and event.retained.blocks >= self.account.retained.blocks:
-            self.account.retained = event.retained
+    def _charge(self, attempt: _Attempt, use: PromptUse, gain: Gain) -> None:
+        """Checks a worker's count of the tokens that it was given. The prompt is charged once, by the first report."""
+        given = len(self._request.prompt_ids) + attempt.start
+        if use.total != given:
+            self.account.defects += 1
+            self._log.error(
+                "usage does not add up", stage=gain.stage, given=given, computed=use.computed, cached=dict(use.cached)
+            )
+        if self.account.use is None:
+            self.account.use = use
+            self.account.times |= {stage: gain.times.get(stage, 0.0) for stage in ("queue", "fetch", "prefill")}
 
-    def _charge(self, cache: common_pb2.CacheUse, times: common_pb2.StageTimes) -> None:
-        """The prompt is charged once: to the worker that first computed it."""
-        if self.account.cache is None:
-            self.account.cache = cache
-            self.account.times |= {"queue": times.queue, "fetch": times.fetch, "prefill": times.prefill}
-
-
-def _unavailable() -> Unavailable:
-    return Unavailable("the workers of the request failed; try again", code="unavailable", retry_after=1)
-
-
-async def _last_prefill_event(call: AsyncIterable[prefill_pb2.PrefillEvent]) -> prefill_pb2.PrefillEvent:
-    async for event in call:
-        if event.HasField("token"):
-            return event
-    raise Unavailable("prefill ended without a token")
-
-
-async def _first_fault(work: Sequence[Coroutine[Any, Any, None]]) -> BaseException | None:
-    """Runs `work` side by side until one of it raises, which it gives back, or all have returned.
-
-    Not a TaskGroup: when a child of one fails while the group is left, Python 3.11 counts that as a cancellation
-    of the parent, and one from outside, a client that has gone, is lost in it.
-    """
-    tasks = [asyncio.create_task(one) for one in work]
-    pending = set(tasks)
-    try:
-        while pending:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            faults = [error for task in done if (error := _fault(task)) is not None]
-            if faults:
-                return min(faults, key=_rank)
-        return None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _fault(task: asyncio.Task[None]) -> BaseException | None:
-    """What a task ended with. grpc.aio tells of a call that was torn down under it as of a cancellation."""
-    return _MemberFailed([], _unavailable()) if task.cancelled() else task.exception()
-
-
-def _rank(error: BaseException) -> int:
-    """Of errors that came together: the end of the choice first, a worker's failure last."""
-    return 0 if isinstance(error, _Ended) else 2 if isinstance(error, _MemberFailed) else 1
+    def _avoid_member(self, member: str) -> None:
+        if member and member not in self._avoid:
+            self._avoid.append(member)

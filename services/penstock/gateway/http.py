@@ -21,7 +21,8 @@ from penstock.errors import Internal, PenstockError
 from penstock.gateway.admission import Admission, ClientGone
 from penstock.gateway.ask import Ask
 from penstock.gateway.auth import session_digest
-from penstock.gateway.completion import Caller, Completer, Completion
+from penstock.gateway.completer import Completer
+from penstock.gateway.completion import Caller, Completion
 from penstock.gateway.delta import Delta, fold
 from penstock.gateway.openai import chat_ask, completion_ask
 from penstock.gateway.pages import Pages, http_error, internal_error, penstock_error

@@ -137,8 +137,9 @@ def _ask(
         cache_key=body.prompt_cache_key,
         retain_s=extension.retain_s(),
         outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
+        max_tokens_field=max_tokens_field,
     )
-    ask.check(max_choices, max_tokens_field)
+    ask.check(max_choices)
     return ask
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from penstock.errors import Internal, InvalidRequest, NotFound, PenstockError
 from penstock.gateway.admission import ClientGone
 from penstock.gateway.auth import session_digest
-from penstock.gateway.completion import Completer
+from penstock.gateway.completer import Completer
 from penstock.gateway.openai import session_hint
 from penstock.gateway.reply import JSON
 from penstock.gateway.shapes import Json, encode, error_json, models_json

@@ -7,18 +7,15 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded, TooManyTokens
 from penstock.errors import InvalidRequest
 from penstock.gateway.ask import Conversation, Keep, Prompt, check_token
+from penstock.gateway.threads import THREAD_FROM
+from penstock.gateway.work import KeepWish
 from penstock.kv.identity import block_keys
-from penstock.v1 import common_pb2
-
-THREAD_FROM = 8192
-"""Characters from which a prompt is prepared in a thread: more may hold the event loop for over 5 ms."""
 
 _OPENING = 4096
 """Characters of a message that tell conversations apart."""
@@ -28,11 +25,10 @@ _OPENING = 4096
 class Prepared:
     """A prompt, ready for the mesh."""
 
-    tokens: int
-    request: common_pb2.Request
-    """Holds the prompt's ids and the root of its keys; the rest differs from choice to choice."""
+    ids: Sequence[int]
     keys: Sequence[bytes]
     """Of all full blocks."""
+    keep: Sequence[KeepWish] = ()
     rendered: str | None = None
     """The text that the chat template made, if it made one."""
     call_tools: bool = False
@@ -42,7 +38,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What the model as it is served now says about prompts."""
+    """How the prompts of one tenant are named and bounded, with the model that is served now."""
 
     root: bytes
     block_size: int
@@ -51,7 +47,7 @@ class Naming:
 
 
 def weight(prompt: Prompt) -> int:
-    """About how many characters have to be read, all renderings together; exact only below `THREAD_FROM`."""
+    """Roughly how many characters have to be read, all renderings together; exact only below `THREAD_FROM`."""
     if not isinstance(prompt, Conversation):
         return len(prompt)
     total = 0
@@ -114,20 +110,15 @@ def prepare(model: ChatModel, prompt: Prompt, naming: Naming, earlier: Remembere
             check_token(token, model.vocab_size, "prompt")
         ids = array("I", prompt)
     if not ids:
-        raise InvalidRequest("prompt: is empty; a prompt needs at least one token", field="prompt")
+        raise InvalidRequest("prompt: is empty; it needs at least one token", field="prompt")
     check_length(len(ids), naming.context, "prompt")
-    return _prepared(ids, block_keys(naming.root, ids, naming.block_size), naming)
-
-
-def _prepared(ids: array[int], keys: Sequence[bytes], naming: Naming, **more: Any) -> Prepared:
-    request = common_pb2.Request(prompt_ids=ids, cache_root=naming.root)
-    return Prepared(len(ids), request, keys, **more)
+    return Prepared(ids, block_keys(naming.root, ids, naming.block_size))
 
 
 def check_length(tokens: int, context: int, field: str) -> None:
     """Raises InvalidRequest for a prompt that leaves no room for an answer."""
     if tokens >= context:
-        what = f"{field}: {tokens} tokens or more; the model's context holds {context}, with the answer"
+        what = f"{field}: has at least {tokens} tokens; the model's context is {context} tokens, including the answer"
         raise InvalidRequest(what, field=field, code="context_length_exceeded")
 
 
@@ -147,18 +138,15 @@ def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, earlie
     with _bounded(naming.context, "messages"):
         encoded = model.encoder.encode(text, earlier.encoded if earlier else None, most=naming.context - 1)
     if not encoded.ids:
-        raise InvalidRequest("messages: the chat template made an empty prompt of them", field="messages")
+        raise InvalidRequest("messages: the chat template renders them to an empty prompt", field="messages")
     known = remember(encoded, earlier, naming.root, naming.block_size)
-    prepared = _prepared(encoded.ids, known.keys, naming, rendered=text, call_tools=prompt.call_tools, remembered=known)
-    for keep in prompt.keeps:
-        blocks = _leading(model, prompt, keep, encoded) // naming.block_size
-        if blocks:
-            prepared.request.retain.add(ttl_s=keep.seconds, blocks=blocks)
-    return prepared
+    leading = ((keep.seconds, _leading(model, prompt, keep, encoded) // naming.block_size) for keep in prompt.keeps)
+    wishes = [KeepWish(seconds, blocks) for seconds, blocks in leading if blocks]
+    return Prepared(encoded.ids, known.keys, wishes, text, prompt.call_tools, known)
 
 
 def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encoded) -> int:
-    """How many tokens of the prompt the part to be kept has: those that both have in common, for certain."""
+    """Length of the retained part in tokens: the common prefix of both encodings."""
     try:
         text = model.render(keep.upto, prompt.tools)
     except InvalidRequest:  # a template may want more than the beginning of a conversation

@@ -18,7 +18,8 @@ from penstock.gateway.admission import Admission
 from penstock.gateway.ask import Ask, Conversation, Keep, Sampling
 from penstock.gateway.auth import session_digest
 from penstock.gateway.bounds import check, check_count
-from penstock.gateway.completion import Caller, Completer, Completion
+from penstock.gateway.completer import Completer
+from penstock.gateway.completion import Caller, Completion
 from penstock.gateway.delta import Delta, TokenLogprob
 from penstock.gateway.extension import SessionBody, seconds
 from penstock.gateway.nodes import Nodes
@@ -131,8 +132,9 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
         cache_key=request.prompt_cache_key or None,
         retain_s=seconds("penstock.retain", request.retain_s, "retain_s") if request.retain_s else 0.0,
         outlook=_outlook(request.session) if request.HasField("session") else ReturnHint(),
+        max_tokens_field="max_completion_tokens",
     )
-    ask.check(max_choices, "max_completion_tokens")
+    ask.check(max_choices)
     return ask
 
 
@@ -246,6 +248,7 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         cached_nvme=usage.cached["nvme"],
         cached_gpu=usage.cached["gpu"],
         cached_remote=usage.cached["remote"],
+        cached_worker=usage.cached["worker"],
         drafted_tokens=usage.drafted,
         accepted_tokens=usage.accepted,
         seconds=usage.times,

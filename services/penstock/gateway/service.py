@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -13,12 +12,13 @@ import grpc
 from penstock.chat.model import ChatModelError, load_chat_model
 from penstock.gateway.admission import Admission
 from penstock.gateway.auth import load_auth
-from penstock.gateway.completion import Completer
+from penstock.gateway.completer import Completer
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.http import application
-from penstock.gateway.mesh import Mesh, open_mesh
 from penstock.gateway.rpc import SERVICE, GatewayService
 from penstock.gateway.server import serve_http
+from penstock.gateway.threads import open_threads
+from penstock.gateway.view import RouterView, open_view
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError, HostPort
@@ -46,7 +46,7 @@ class Gateway:
         return self.completer.metrics
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> RouterView:
         """Its view of the mesh."""
         return self.completer.mesh
 
@@ -67,9 +67,13 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     async with open_channels() as channels:
-        async with open_mesh(channels, config.router, config.served_name, model.fingerprint) as mesh:
-            with _threads() as pool:
-                completer = Completer(config, model, mesh, auth, channels, pool, metrics)
+        async with open_view(
+            channels, config.router, model=config.served_name, tokenizer=model.fingerprint, failed=metrics.task_failed
+        ) as view:
+            with open_threads() as threads:
+                completer = Completer(
+                    config, model, auth=auth, view=view, channels=channels, threads=threads, metrics=metrics
+                )
                 service = GatewayService(completer, admission, started)
 
                 def register(server: grpc.aio.Server) -> None:
@@ -88,30 +92,21 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     failed = metrics.task_failed
                     async with (
                         serve_http(app, config.http_address, drain_s=config.drain_s, failed=failed) as address,
-                        _health(mesh, rpc, failed),
+                        _health(view, rpc, failed),
                     ):
                         yield Gateway(address, config.grpc_address.at(rpc.port), completer, admission)
 
 
 @asynccontextmanager
-async def _health(mesh: Mesh, rpc: RpcServer, failed: Failed) -> AsyncIterator[None]:
+async def _health(view: RouterView, rpc: RpcServer, failed: Failed) -> AsyncIterator[None]:
     """gRPC's health answers what /readyz does."""
 
     async def follow() -> None:
-        ready = mesh.ready
+        ready = view.ready
         while True:
             await rpc.set_serving(ready)
             ready = not ready
-            await mesh.until(ready)
+            await view.until(ready)
 
     async with beside(follow, name="health", on_failure="restart", failed=failed):
         yield
-
-
-@contextmanager
-def _threads() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -9,7 +9,8 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.gateway.delta import Delta, TokenLogprob
-from penstock.gateway.usage import TIERS, TIMES, Usage
+from penstock.gateway.usage import TIMES, Usage
+from penstock.gateway.work import TIERS
 
 Json = dict[str, Any]
 

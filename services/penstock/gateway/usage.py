@@ -1,4 +1,16 @@
-"""What a request cost, exactly."""
+"""What a request cost, in the counts of those who did the work.
+
+The prompt's tokens are counted by the gateway, which made them; where the KV of each came from is counted by the worker
+that computed the prompt: tokens fetched and used by tier, tokens that its steps computed. That both agree,
+
+    prompt = computed + worker + gpu + host + nvme + remote,
+
+is a law that `Flow` checks with every report and that nothing here enforces: a client sees the workers' counts.
+
+A prompt is charged once, by the first report of it: with several choices that of the first choice, whose blocks the
+others fetch; in a disaggregated mesh prefill's, or decode's when the hand-off failed. What a request's fail-over or a
+preemption computes or fetches again is the mesh's cost, not the client's.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +18,30 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from penstock.gateway.answer import Answer
-from penstock.gateway.flow import Account
-from penstock.v1 import common_pb2
+from penstock.gateway.flow import ChoiceAccount
+from penstock.gateway.work import TIERS, Promised
 
-TIERS = ("gpu", "host", "nvme", "remote")
 TIMES = ("tokenize", "plan", "queue", "fetch", "prefill", "first_token", "decode", "total")
 
 
 @dataclass(slots=True)
 class Usage:
-    """Of a whole request. computed + cached = prompt tokens."""
+    """The cost of a whole request."""
 
     prompt_tokens: int = 0
+    charged_tokens: int = 0
+    """Those of prompts that a worker has reported; fewer only while a request runs, and when it failed."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    computed_tokens: int = 0
+    """Prompt tokens whose KV was computed for this request."""
     cached: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
     drafted: int = 0
     accepted: int = 0
     retained_tokens: int = 0
     """Leading tokens of the prompts, and of their answers where these are kept too."""
     retained_s: float = 0.0
-    """How long they are kept at least; 0: nothing is."""
+    """How long they are kept at least; 0: nothing is kept."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
 
     @property
@@ -34,29 +49,23 @@ class Usage:
         """Prompt tokens whose KV was reused."""
         return sum(self.cached.values())
 
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens whose KV was computed for this request."""
-        return self.prompt_tokens - self.cached_tokens
-
-    def add_prompt(self, tokens: int, account: Account) -> None:
+    def add_prompt(self, tokens: int, account: ChoiceAccount) -> None:
         """Charges a prompt, once, however many choices it has."""
         self.prompt_tokens += tokens
-        left = tokens
-        for tier in TIERS if account.cache is not None else ():
-            # A request that moved may report its own output as cached: that is no part of the prompt.
-            part = min(getattr(account.cache, tier), left)
-            self.cached[tier] += part
-            left -= part
+        if account.use is not None:
+            self.charged_tokens += tokens
+            self.computed_tokens += account.use.computed
+            for tier in TIERS:
+                self.cached[tier] += account.use.cached.get(tier, 0)
 
-    def add_retained(self, kept: Collection[common_pb2.Retained], block_size: int) -> None:
-        """What was promised for one prompt, as each of its choices was told."""
-        most = max(kept, key=lambda one: one.blocks)
+    def add_promised(self, promised: Collection[Promised], block_size: int) -> None:
+        """Adds what was promised for one prompt, as each of its choices was told."""
+        most = max(promised, key=lambda promise: promise.blocks)
         if most.blocks:
             self.retained_tokens += most.blocks * block_size
             self.retained_s = min(self.retained_s or most.seconds, most.seconds)
 
-    def add_choice(self, answer: Answer, account: Account) -> None:
+    def add_choice(self, answer: Answer, account: ChoiceAccount) -> None:
         """Charges a choice."""
         self.completion_tokens += answer.tokens
         self.reasoning_tokens += answer.reasoning_tokens

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from contextvars import Context, ContextVar
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.runtime.tasks import Background, being_cancelled, beside, end, first_of, start, within
+from penstock.runtime.tasks import Background, being_cancelled, beside, end, first_of, merged, start, within
 
 
 class Job:
@@ -232,3 +234,76 @@ def test_a_job_within_another_context_sees_its_values_and_is_cancelled_with_its_
 
     assert asyncio.run(main()) == ("theirs", "caller's")
     assert ended == ["theirs"]
+
+
+class Source:
+    """Yields what it is told to."""
+
+    def __init__(self, *items: object) -> None:
+        self._items = items
+        self.closed = False
+
+    async def __call__(self) -> AsyncGenerator[object, None]:
+        try:
+            for item in self._items:
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            self.closed = True
+
+
+async def test_sources_are_merged_as_they_come() -> None:
+    gate = asyncio.Event()
+    one, other = Source(1, 2, gate, 5), Source(3, 4)
+    found = []
+    async for item in merged(one(), other()):
+        found.append(item)
+        if len(found) == 4:
+            gate.set()
+    assert found[-1] == 5 and sorted(map(str, found)) == list("12345")
+    assert [item for item in found if item in (1, 2, 5)] == [1, 2, 5]
+    assert one.closed and other.closed
+
+
+async def test_an_error_of_a_source_comes_after_its_items_and_closes_the_others() -> None:
+    one, other = Source(1, ValueError("mine")), Source(asyncio.Event())
+    found = []
+    with pytest.raises(ValueError, match="mine"):
+        async for item in merged(one(), other()):
+            found.append(item)
+    assert found == [1] and other.closed
+
+
+async def test_leaving_a_merge_closes_every_source() -> None:
+    sources = [Source(1, asyncio.Event()), Source(asyncio.Event())]
+    async with aclosing(merged(*(source() for source in sources))) as items:
+        async for _ in items:
+            break
+    assert all(source.closed for source in sources)
+
+
+async def test_being_cancelled_in_a_merge_closes_every_source() -> None:
+    sources = [Source(asyncio.Event()), Source(asyncio.Event())]
+
+    async def read() -> None:
+        async with aclosing(merged(*(source() for source in sources))) as items:
+            async for _ in items:
+                pass
+
+    task = asyncio.ensure_future(read())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert all(source.closed for source in sources)
+
+
+async def test_a_source_that_was_torn_down_is_an_error_and_no_cancellation_of_its_reader() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        async for _ in merged(Source(asyncio.CancelledError())()):
+            pass
+    assert not being_cancelled()

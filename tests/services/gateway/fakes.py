@@ -70,6 +70,10 @@ class Script:
     repeat: bool = False
     """Decode sends token 0 again."""
     handoff_fails: bool = False
+    miscount: int = 0
+    """Tokens that workers count too many."""
+    prefill_hangs: bool = False
+    """The first prefill worker never answers, and decode waits for its hand-off."""
     prefill_dies: bool = False
     prefill_dies_late: bool = False
     """The first prefill dies when it has handed off, before it gives its token to the gateway."""
@@ -147,6 +151,9 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         self.requests.append(request.request)
         script = self._mesh.script
         try:
+            self._mesh.tick()
+            if script.prefill_hangs and self.name == "prefill-0":
+                await asyncio.Event().wait()
             if script.prefill_dies:
                 raise Unavailable("the worker is going away")
             if script.prefill_dies_late and self.name == "prefill-0":
@@ -172,6 +179,8 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             error = self._mesh.script.generate(self, request)
             if error is not None:
                 raise error
+            if self._mesh.script.prefill_hangs and request.handoff.address == self._mesh.prefills[0].address:
+                await asyncio.Event().wait()
             async for event in self._generate(request):
                 yield event
         finally:
@@ -194,8 +203,9 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             many = range(at, min(at + script.batch, len(tokens)))
             event = decode_pb2.GenerateEvent(tokens=[self._token(asked, index, tokens[index]) for index in many])
             event.finish = _finish(asked, tokens, many[-1], script.eos)
+            if own and (at == start or event.finish):
+                event.cache.CopyFrom(self._cache(asked))
             if event.finish:
-                event.cache.CopyFrom(self._cache(asked) if own else common_pb2.CacheUse())
                 event.times.CopyFrom(common_pb2.StageTimes(decode=0.5))
                 event.drafted, event.accepted, event.handoff_failed = 8, 3, failed
                 if script.retained is not None:
@@ -218,7 +228,8 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
 
     def _cache(self, request: common_pb2.Request) -> common_pb2.CacheUse:
         cached = self._mesh.script.cached
-        computed = len(request.prompt_ids) - sum(cached.values())
+        given = len(request.prompt_ids) + len(request.output_ids)
+        computed = given - sum(cached.values()) + self._mesh.script.miscount
         return common_pb2.CacheUse(computed=computed, **cached)
 
 
@@ -257,10 +268,10 @@ class FakeMesh:
         """Calls that are open anywhere."""
         return self.router.live + sum(worker.live for worker in (*self.prefills, *self.decodes))
 
-    def set_view(self, *, ready: bool, context: int = CONTEXT) -> None:
+    def set_view(self, *, ready: bool, context: int = CONTEXT, silent: Sequence[str] = ()) -> None:
         spec = spec_to_message(self.spec)
         model = router_pb2.ServedModel(name=MODEL, spec=spec, max_model_len=context, ready=ready)
-        self.router.view = router_pb2.MeshView(models=[model])
+        self.router.view = router_pb2.MeshView(models=[model], silent=silent)
         self.router.changed.set()
 
     def tick(self) -> None:
@@ -284,10 +295,8 @@ class FakeMesh:
 
 
 def _pick(workers: Sequence[Worker], ask: router_pb2.PlanAsk) -> router_pb2.Placement:
-    for worker in workers:
-        if worker.name not in ask.avoid:
-            return router_pb2.Placement(member_id=worker.name, address=worker.address)
-    raise Unavailable("no worker is left")
+    wanted = [worker for worker in workers if worker.name not in ask.avoid] or workers
+    return router_pb2.Placement(member_id=wanted[0].name, address=wanted[0].address)
 
 
 def _digest(file: Path) -> str:

@@ -213,8 +213,18 @@ async def test_long_conversations_name_messages(setup, post):
     check(await post(CHAT, body), 400, "messages", "context_length_exceeded")
 
 
-async def test_room_in_the_context_bounds_max_tokens(setup, post):
-    await post(TEXT, {"model": "tiny", "prompt": [5] * 2000, "max_tokens": 1000})
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_more_tokens_than_there_is_room_for_are_refused_by_name(setup, post, field):
+    body = chat(**{field: CONTEXT - 1})
+    message = check(await post(CHAT, body), 400, field, "context_length_exceeded")
+    assert str(CONTEXT) in message and str(CONTEXT - 1) in message
+    text = {"model": "tiny", "prompt": [5] * 2000}
+    assert "room for 48" in check(await post(TEXT, {**text, "max_tokens": 49}), 400, "max_tokens")
+    assert (await post(TEXT, {**text, "max_tokens": 48})).status_code == 200
+
+
+async def test_max_tokens_left_out_is_the_room_in_the_context(setup, post):
+    assert (await post(TEXT, {"model": "tiny", "prompt": [5] * 2000})).status_code == 200
     assert setup.mesh.decodes[0].requests[-1].sampling.max_tokens == 48
 
 

@@ -179,9 +179,9 @@ async def test_negative_seeds_wrap(setup):
 async def test_logprobs(setup):
     setup.says("fox 🎉")
     choice = (await both(setup.client, logprobs=True, top_logprobs=2)).choices[0]
-    assert bytes(byte for entry in choice["logprobs"] for byte in entry.bytes).decode() == "fox 🎉"
+    assert bytes(byte for entry in choice["logprobs"] for byte in entry.bytes).decode() == "fox 🎉<|im_end|>"
     assert [entry.logprob for entry in choice["logprobs"]] == [
-        -0.25 * (at + 1) for at in range(len(setup.ids("fox 🎉")))
+        -0.25 * (at + 1) for at in range(len(setup.ids("fox 🎉")) + 1)
     ]
     assert all(len(entry.top_logprobs) == 2 for entry in choice["logprobs"])
     assert not (await both(setup.client)).choices[0]["logprobs"]
@@ -200,7 +200,7 @@ async def test_usage_is_exact(setup, prefill, n, max_tokens):
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.prompt_tokens == len(setup.mesh.decodes[0].requests[-1].prompt_ids)
     assert usage.prompt_tokens_details.cached_tokens == 12
-    assert own["cached_tokens"] == {"gpu": 0, "host": 8, "nvme": 4, "remote": 0}
+    assert own["cached_tokens"] == {"worker": 0, "gpu": 0, "host": 8, "nvme": 4, "remote": 0}
     assert own["computed_tokens"] == usage.prompt_tokens - 12
     details = usage.completion_tokens_details
     assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens, details.reasoning_tokens) == (
@@ -216,7 +216,7 @@ async def test_usage_is_exact(setup, prefill, n, max_tokens):
 async def test_fresh_prompts_report_zeros(setup):
     usage = (await both(setup.client)).usage
     assert usage.prompt_tokens_details.cached_tokens == 0
-    assert usage.model_dump()["penstock"]["cached_tokens"] == {"gpu": 0, "host": 0, "nvme": 0, "remote": 0}
+    assert usage.model_dump()["penstock"]["cached_tokens"] == {"worker": 0, "gpu": 0, "host": 0, "nvme": 0, "remote": 0}
 
 
 async def test_reasoning_is_counted(setup):

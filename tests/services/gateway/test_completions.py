@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from openai import AsyncOpenAI
-from tokenizers.processors import TemplateProcessing
-
-from penstock.gateway.config import GatewayConfig
-from penstock.gateway.service import open_gateway
-
-from . import fakes
 
 
 async def whole(client, **body):
@@ -55,29 +48,6 @@ async def test_control_tokens_are_the_clients_own(setup):
     assert list(setup.mesh.prefills[0].requests[-1].prompt_ids) == [setup.tokenizer.token_to_id("<|im_start|>")]
 
 
-async def test_text_begins_as_the_tokenizer_says(tmp_path):
-    """Raw text gets the BOS of the tokenizer's post-processor, once; token ids and conversations are as they are."""
-    directory = tmp_path / "tiny"
-    tokenizer = fakes.make_model(directory)
-    bos = tokenizer.token_to_id("<|endoftext|>")
-    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    ids = tokenizer.encode("the quick", add_special_tokens=False).ids
-    script = fakes.Script(say=lambda request: ids, eos=tokenizer.token_to_id("<|im_end|>"))
-    async with fakes.open_mesh(script, directory / "tokenizer.json") as mesh:
-        config = GatewayConfig(router=mesh.address, model_dir=directory, http_address="127.0.0.1:0")
-        async with open_gateway(config) as gateway:
-            await gateway.ready()
-            client = AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key="none")
-            for prompt, expected in (("the quick", [bos, *ids]), ("", [bos]), (ids, ids)):
-                answer = await client.completions.create(model="tiny", prompt=prompt)
-                assert list(mesh.prefills[0].requests[-1].prompt_ids) == expected
-                assert answer.usage.prompt_tokens == len(expected)
-            await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "the quick"}])
-            assert bos not in mesh.prefills[0].requests[-1].prompt_ids
-            await client.close()
-
-
 @pytest.mark.parametrize("prompt", [["a", "b"], [[5, 6], [7]]])
 async def test_several_prompts(setup, prompt):
     setup.script.say = lambda request: [*request.prompt_ids, 40 + request.sampling.seed]
@@ -96,12 +66,14 @@ async def test_token_ids(setup):
 
 async def test_logprobs(setup):
     setup.says("fox 🎉 x")
-    choices, _ = await both(setup.client, prompt="a", logprobs=2)
+    choices, usage = await both(setup.client, prompt="a", logprobs=2)
     logprobs = choices[0][2]
-    length = len(setup.ids("fox 🎉 x"))
+    length = len(setup.ids("fox 🎉 x")) + 1  # the token that ends the answer, which has no text in it
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == length
+    assert usage.completion_tokens == length
     assert logprobs["text_offset"][0] == 0
-    assert "fox 🎉 x"[logprobs["text_offset"][-1] :] == logprobs["tokens"][-1]
+    assert "fox 🎉 x"[logprobs["text_offset"][-2] :] == logprobs["tokens"][-2]
+    assert (logprobs["text_offset"][-1], logprobs["tokens"][-1]) == (len("fox 🎉 x"), "<|im_end|>")
     assert len(logprobs["top_logprobs"][0]) == 2
 
 

@@ -91,10 +91,11 @@ async def test_a_first_token_that_never_came_is_made_again(setup):
     assert list(setup.mesh.router.asks[1].avoid) == ["prefill-0"]
 
 
-async def test_when_all_workers_fail_the_client_hears_of_it(setup):
-    setup.script.generate = lambda worker, request: Unavailable("gone")
-    with pytest.raises(openai.InternalServerError) as failed:
-        await ask(setup)
+async def test_when_all_workers_fail_the_client_hears_of_it(opened):
+    async with opened(failover_s=0.2) as setup:
+        setup.script.generate = lambda worker, request: Unavailable("gone")
+        with pytest.raises(openai.InternalServerError) as failed:
+            await ask(setup)
     assert failed.value.status_code == 503
     assert "127.0.0.1" not in str(failed.value) and "decode-" not in str(failed.value)
 
@@ -109,18 +110,102 @@ async def test_an_error_after_the_first_byte_is_an_event(setup):
             pass
 
 
-async def test_the_router_refuses(setup):
-    for error, status, kind in (
-        (Overloaded("queue of 127.0.0.1 is full", retry_after=7), 429, openai.RateLimitError),
-        (Unavailable("no worker at 127.0.0.1"), 503, openai.InternalServerError),
-    ):
-        setup.script.refuse = error
-        with pytest.raises(kind) as failed:
-            await ask(setup)
-        assert failed.value.status_code == status
-        assert "127.0.0.1" not in str(failed.value)
-        assert int(failed.value.response.headers["retry-after"]) >= 1
+async def test_the_router_refuses(opened):
+    async with opened(failover_s=0.2) as setup:
+        for error, status, kind in (
+            (Overloaded("queue of 127.0.0.1 is full", retry_after=7), 429, openai.RateLimitError),
+            (Unavailable("no worker at 127.0.0.1"), 503, openai.InternalServerError),
+        ):
+            setup.script.refuse = error
+            with pytest.raises(kind) as failed:
+                await ask(setup)
+            assert failed.value.status_code == status
+            assert "127.0.0.1" not in str(failed.value)
+            assert int(failed.value.response.headers["retry-after"]) >= 1
     assert failed.value.response.headers["x-request-id"]
+
+
+async def test_an_overloaded_mesh_refuses_at_once(setup):
+    """The router's refusal, and that of every worker: nobody waits until there is room."""
+    async with asyncio.timeout(5):
+        setup.script.refuse = Overloaded("the queue is full", retry_after=7)
+        with pytest.raises(openai.RateLimitError):
+            await ask(setup)
+        assert len(setup.mesh.router.asks) == 1
+        setup.script.refuse, setup.script.prefill = None, False
+        setup.script.generate = lambda worker, request: Overloaded("full")
+        with pytest.raises(openai.RateLimitError):
+            await ask(setup)
+    assert [list(asked.avoid) for asked in setup.mesh.router.asks[1:]] == [
+        [],
+        ["decode-0"],
+        ["decode-0", "decode-1"],
+    ]
+
+
+async def test_a_request_waits_for_workers_to_come(setup):
+    """The router has none, and says so to all who watch it; when one joins, the request goes on."""
+    setup.script.refuse = Unavailable("no worker has joined")
+    setup.mesh.set_view(ready=False)
+    await setup.gateway.mesh.until(False)
+    asking = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: len(setup.mesh.router.asks) == 1)
+    setup.script.refuse = None
+    setup.mesh.set_view(ready=True)
+    assert (await asking)[0] == TEXT
+    assert len(setup.mesh.router.asks) == 2
+
+
+async def test_a_stream_waits_for_its_only_worker_to_come_back(setup):
+    """Both workers are gone after three tokens. What comes back serves the rest."""
+    setup.script.decode_dies_after = 3
+    setup.script.generate = lambda worker, request: Unavailable("gone") if request.request.output_ids else None
+    asking = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: len(setup.mesh.router.asks) >= 4, timeout_s=5)
+    setup.script.generate = lambda worker, request: None
+    text, usage = await asking
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+async def test_calls_to_a_worker_that_falls_silent_are_ended(setup, prefill):
+    """It hangs with its connections open; the router has noticed."""
+    setup.script.hang, setup.script.prefill = True, prefill
+    asking = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: any(worker.live for worker in setup.mesh.decodes))
+    try:
+        setup.script.hang = False
+        setup.mesh.set_view(ready=True, silent=("decode-0",))
+        async with asyncio.timeout(5):
+            assert (await asking)[0] == TEXT
+    finally:
+        setup.mesh.set_view(ready=True)
+    assert list(setup.mesh.router.asks[-1].avoid) == ["decode-0"]
+
+
+async def test_a_prefill_worker_that_falls_silent_takes_nobody_with_it(setup):
+    """Decode waits for its hand-off: that call is ended, too."""
+    setup.script.prefill_hangs = True
+    asking = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: any(worker.live for worker in setup.mesh.prefills))
+    try:
+        setup.mesh.set_view(ready=True, silent=("prefill-0",))
+        async with asyncio.timeout(5):
+            assert (await asking)[0] == TEXT
+    finally:
+        setup.mesh.set_view(ready=True)
+    assert list(setup.mesh.router.asks[-1].avoid) == ["prefill-0"]
+
+
+async def test_a_worker_that_counts_wrong_is_a_counted_defect(opened):
+    """The client sees what the worker counted: nothing is made to fit."""
+    async with opened() as setup:
+        setup.script.cached, setup.script.miscount = {"host": 8}, 3
+        _, usage = await ask(setup)
+        await setup.gateway.admission.idle()
+        own = usage.model_dump()["penstock"]
+        assert (own["cached_tokens"]["host"], own["computed_tokens"]) == (8, usage.prompt_tokens - 8 + 3)
+        assert setup.gateway.metrics.registry.get_sample_value("penstock_usage_defects_total") == 1
 
 
 async def test_progress_is_told(setup):
@@ -175,6 +260,7 @@ async def test_a_crowd_is_refused_at_once(opened):
         for stream in streams:
             await stream.close()
         await setup.mesh.until(lambda: setup.mesh.live == 0)
+        await setup.gateway.admission.idle()
         setup.script.hang = False
         assert (await ask(setup))[0] == TEXT
 

@@ -183,4 +183,4 @@ async def test_session_and_credentials_come_as_metadata(opened, tmp_path):
         first, second = setup.mesh.router.asks
         assert first.session == second.session != ""
         assert first.tenant == second.tenant == "a"
-        assert first.request_id.startswith("r-1.")
+        assert setup.mesh.prefills[0].requests[0].request_id.startswith("r-1.")

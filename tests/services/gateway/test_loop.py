@@ -28,11 +28,11 @@ async def watched(setup):
     setup.mesh.set_view(ready=True, context=CONTEXT)
     mesh = setup.gateway.mesh
     async with mesh.changed:
-        await mesh.changed.wait_for(lambda: mesh.served().max_model_len == CONTEXT)
+        await mesh.changed.wait_for(lambda: mesh.known.max_model_len == CONTEXT)
     yield setup
     setup.mesh.set_view(ready=True)
     async with mesh.changed:
-        await mesh.changed.wait_for(lambda: mesh.served().max_model_len != CONTEXT)
+        await mesh.changed.wait_for(lambda: mesh.known.max_model_len != CONTEXT)
 
 
 @asynccontextmanager

@@ -150,7 +150,7 @@ async def test_not_ready_while_no_worker_is(setup):
 
 
 async def test_without_a_router(model_dir):
-    config = GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, http_address="127.0.0.1:0")
+    config = GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, http_address="127.0.0.1:0", failover_s=0.2)
     async with open_gateway(config) as gateway, httpx2.AsyncClient(base_url=f"http://{gateway.address}") as client:
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/readyz")).status_code == 503
@@ -165,7 +165,7 @@ async def test_another_tokenizer_is_not_served(opened, model_dir, tmp_path):
         other.mkdir()
         text = (model_dir / "tokenizer.json").read_text()
         (other / "tokenizer.json").write_text(text + "\n")
-        config = GatewayConfig(router=setup.mesh.address, model_dir=other, http_address="127.0.0.1:0")
+        config = GatewayConfig(router=setup.mesh.address, model_dir=other, http_address="127.0.0.1:0", failover_s=0.2)
         async with open_gateway(config) as gateway:
             async with gateway.mesh.changed:
                 await gateway.mesh.changed.wait_for(lambda: gateway.mesh._connected)
@@ -234,7 +234,7 @@ async def test_the_clients_trace_goes_on(setup):
         ({"http_address": "8080"}, "http_address"),
         ({"max_live_requests": 0}, "max_live_requests"),
         ({"request_timeout_s": 0}, "request_timeout_s"),
-        ({"max_replans": -1}, "max_replans"),
+        ({"failover_s": -1}, "failover_s"),
         ({"log_level": "loud"}, "log_level"),
         ({"server_key": "ab" * 16, "server_key_file": "/x"}, "server_key_file"),
     ],

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from penstock.bench.harness import BenchReport
-from penstock.bench.printing import show
+from penstock.bench.harness import BenchReport, show
 
 app = App(name="bench", help="Measure, beside a peer or a limit in the same run.")
 

@@ -31,7 +31,7 @@ from penstock.runtime.cores import host_shares
 _PROMPT_TOKENS = 512
 _MODEL = "penstock-mini"
 _WORKERS = 2
-"""Workers of the mesh: one prefill, one decode."""
+"""Of the mesh: one prefill, one decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MeshSample:
     """One round of one subject."""
 
     ttft_s: float
-    """Seconds to the first token of one stream."""
+    """Of the first of one stream."""
     alone: float
     """Tokens/s of one stream after its first token."""
     together: float
@@ -67,7 +67,7 @@ class Prompts:
         self._vocab = vocab
 
     def of(self, subject: str, round: int, count: int) -> list[list[int]]:
-        """`count` prompts that are new to both sides."""
+        """`count` prompts that nobody has seen before."""
         source = random.Random(f"{subject}/{round}/{count}")
         return [[source.randrange(300, self._vocab) for _ in range(_PROMPT_TOKENS)] for _ in range(count)]
 
@@ -84,7 +84,7 @@ async def measure(quick: bool) -> BenchReport:
 
 
 def _threads() -> int:
-    """Threads that a worker of the mesh would have."""
+    """As a worker of the mesh has them."""
     weights = sum(file.stat().st_size for file in inspect(embedded(_MODEL)).weight_files)
     return host_shares(_WORKERS, weights)[0].threads
 
@@ -121,7 +121,7 @@ class _Subject:
         self._tokens = tokens
 
     async def measure(self, round: int) -> MeshSample:
-        """Runs one stream, then eight."""
+        """One sample."""
         alone = await self._stream(self._prompts.of(self.name, round, 1)[0])
         started = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:

@@ -21,7 +21,7 @@ from penstock.bench.harness import interleave
 
 THREADS = 2
 BUDGET = 12 << 30
-"""Bytes that the processes of one group may take, as far as can be estimated."""
+"""Bytes that the processes of one group may take, by what is known of them."""
 _LOAD_S = 600.0
 _PAUSE_S = 0.3
 """Before every sample: threads of the last one may still be spinning."""
@@ -48,12 +48,12 @@ class CellRow:
 
     @property
     def absent(self) -> str:
-        """Why the subject has no figure here; empty when it has one."""
+        """Why the subject has no figure here; empty when it has."""
         return next((sample.reason for sample in self.samples if sample.rate is None), "")
 
     @property
     def told(self) -> str:
-        """One line about the samples, for the terminal."""
+        """For somebody who watches."""
         rates = [sample.rate for sample in self.samples if sample.rate is not None]
         return f"{statistics.median(rates):.4g} tokens/s" if rates else self.absent
 
@@ -66,9 +66,9 @@ class Asked:
     places: Places
     shape: LlamaShape
     values: Mapping[str, object]
-    """Arguments of the `load` question."""
+    """What it is loaded with."""
     reason: str = ""
-    """Why it cannot be measured for the rest of a cell; empty while it can."""
+    """Why it can't be measured, for the rest of a cell."""
     _talk: Talk | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 

@@ -1,1 +1,1 @@
-"""Measures eviction policies: recorded requests, replayed through the block table itself."""
+"""What eviction policies are worth: recorded requests, replayed through the block table itself."""

@@ -38,12 +38,12 @@ class EvictReport(BenchReport):
     places: Sequence[Comparison]
 
     def json(self) -> str:
-        """The report and all replays, as one object."""
+        """See Report."""
         replays = [row for place in self.places for row in place.rows.values()]
         return json.dumps({**json.loads(BenchReport.json(self)), "traces": list(self.traces), "replays": replays})
 
     def shown(self) -> RenderableType:
-        """A table per trace, then the figures."""
+        """See Report."""
         return Group(*(_table(row, self.places) for row in self.traces), BenchReport.table(self))
 
 
@@ -81,7 +81,7 @@ def default_traces(directory: Path = TRACES) -> list[Path]:
 
 
 def _has_sessions(path: Path) -> bool:
-    """A guess from the first line; the replay itself checks it."""
+    """From the file's beginning; whether that is right the replay says."""
     import gzip
 
     try:
@@ -168,7 +168,7 @@ def _figure(id: str, ratios: Sequence[float], value: Any, against: str, goal: fl
         return None
     one: float = value(ratios)
     met = None if goal is None else one > goal
-    return Figure(id=id, value=one, unit="ratio", min=min(ratios), max=max(ratios), against=against, goal=goal, met=met)
+    return Figure(id, one, "ratio", min(ratios), max(ratios), against, goal, met)
 
 
 def _table(head: Row, places: Iterable[Comparison]) -> Table:

@@ -42,10 +42,10 @@ class RecordedAsk:
     at: float
     """Seconds since the first one."""
     tokens: int
-    """Length of the prompt."""
+    """Of the prompt."""
     output: int
     keys: tuple[bytes, ...]
-    """Keys of its blocks: whole ones and, where the trace has it, the partial last one."""
+    """Of its blocks, whole ones and, where the trace has it, the partial last one."""
     session: str
     """Empty where the trace doesn't say."""
 
@@ -60,7 +60,7 @@ class Trace:
 
     @property
     def blocks(self) -> int:
-        """Number of distinct blocks."""
+        """Distinct ones."""
         return len(set(chain.from_iterable(ask.keys for ask in self.asks)))
 
     @property

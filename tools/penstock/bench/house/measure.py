@@ -127,8 +127,7 @@ class HouseReport:
         table.add_column("arrows that run up", overflow="fold")
         for package in self.packages:
             numbers = (package.rooms, package.floors, package.arrows, len(package.circles))
-            rings = [f"circle: {', '.join(circle)}" for circle in package.circles if package.package != "penstock"]
-            table.add_row(package.package, *map(str, numbers), "\n".join([*package.up, *rings]))
+            table.add_row(package.package, *map(str, numbers), "\n".join(package.up))
         return table
 
 

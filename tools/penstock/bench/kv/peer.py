@@ -25,7 +25,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class LimitPeer:
-    """State that the methods share."""
+    """What the methods share."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("penstock-bench", os.MFD_CLOEXEC)
@@ -37,7 +37,7 @@ class LimitPeer:
         self._message = bytes(MESSAGE_BYTES)
 
     async def empty(self, request: bytes, context: Any) -> bytes:
-        """An empty request and an empty answer."""
+        """Nothing, both ways."""
         return b""
 
     async def fill(self, request: bytes, context: Any) -> bytes:
@@ -45,12 +45,12 @@ class LimitPeer:
         return struct.pack("<d", copy_all(self._shared, self._own))
 
     async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        """Streams as many messages as were asked for."""
+        """As many messages as asked for."""
         for _ in range(_NUMBER.unpack(request)[0]):
             yield self._message
 
     def handlers(self) -> Any:
-        """The method handlers for a server; messages are plain bytes."""
+        """For a server. Bytes are passed on as they are."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {

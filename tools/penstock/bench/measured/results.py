@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NOTHING = "n/a"
+NOTHING = "-"
 """Stands where a run has no such figure."""
 
 

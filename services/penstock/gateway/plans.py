@@ -3,64 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
 
-from penstock.errors import Unavailable
+from penstock.errors import NotFound, Unavailable
+from penstock.gateway import wire
 from penstock.gateway.faults import public_error
+from penstock.gateway.work import Assignment, ChoiceRequest
+from penstock.kv.hint import ReturnHint
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
-from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
+from penstock.v1 import router_pb2, router_pb2_grpc
 
 _PLAN_S = 5.0
 """A router that takes longer for one decision is as good as gone."""
 _FAREWELL_S = 0.25
+_NO_PLAN = "no plan can be made for the request now"
 
-Remaining = Callable[[], float]
-"""Seconds until the request's deadline."""
+_Call = grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse]
 
 
-class Planner:
+class PlanStream:
     """One Plan stream. When the router restarts, a later ask opens another."""
 
-    def __init__(self, channels: Channels, router: str, remaining: Remaining) -> None:
+    def __init__(self, channels: Channels, router: str, remaining: Callable[[], float]) -> None:
+        """`router` is its address; `remaining` gives the seconds until the request's deadline."""
         self._stub = router_pb2_grpc.RouterStub(channels.to(router))
         self._remaining = remaining
-        self._call: grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse] | None = None
+        self._call: _Call | None = None
 
-    async def ask(self, ask: router_pb2.PlanAsk) -> router_pb2.PlanResponse:
-        """A plan, which replaces an earlier one. Raises Overloaded, Unavailable and what the router refuses."""
-        request = router_pb2.PlanRequest(ask=ask)
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment:
+        """Workers, which replace those of an earlier plan. Raises Overloaded, Unavailable and what the router refuses.
+
+        `generated` tokens of the answer exist; the members in `avoid` have failed.
+        """
+        message = wire.plan_ask(request, generated, avoid)
         if self._call is not None:
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return await self._exchange(self._call, request)
+                return wire.assignment(await self._exchange(self._call, message))
             self._call.cancel()
         self._call = self._stub.Plan(timeout=self._remaining(), metadata=outgoing())
         try:
-            return await self._exchange(self._call, request)
+            return wire.assignment(await self._exchange(self._call, message))
         except grpc.aio.AioRpcError as error:
-            raise public_error(error, "no plan can be made for the request now") from error
+            fault = public_error(error, _NO_PLAN)
+            if isinstance(fault, NotFound):  # its name was checked at the door: its workers have left
+                fault = Unavailable(_NO_PLAN, code="unavailable", retry_after=1)
+            raise fault from error
         except asyncio.InvalidStateError:
-            raise Unavailable("no plan can be made for the request now", retry_after=1) from None
+            raise Unavailable(_NO_PLAN, code="unavailable", retry_after=1) from None
 
-    async def progress(self, prefill_done: bool, generated: int) -> None:
-        """Tells the router what part of the charge is over. Never fails: the router is not on the token path."""
+    async def progress(self, generated: int) -> None:
+        """Tells the router that the prompt is computed. Never fails: the router is not on the token path."""
         if self._call is None or self._call.done():
             return
-        progress = router_pb2.PlanProgress(prefill_done=prefill_done, generated=generated)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(router_pb2.PlanRequest(progress=progress))
+            await self._call.write(wire.plan_progress(generated))
 
-    async def farewell(self, generated: int, hint: common_pb2.SessionHint) -> None:
+    async def farewell(self, generated: int, hint: ReturnHint, *, waits_for_tool: bool) -> None:
         """Ends the stream in good order, so that the router learns how long the answer was, and what comes next."""
-        await self.progress(True, generated)
+        await self.progress(generated)
         if self._call is None or self._call.done():
             return
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
-                await self._call.write(router_pb2.PlanRequest(hint=hint))
+                await self._call.write(wire.plan_hint(hint, waits_for_tool=waits_for_tool))
                 await self._call.done_writing()
                 await self._call.read()
 
@@ -70,10 +79,7 @@ class Planner:
             self._call.cancel()
 
     @staticmethod
-    async def _exchange(
-        call: grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse],
-        request: router_pb2.PlanRequest,
-    ) -> router_pb2.PlanResponse:
+    async def _exchange(call: _Call, request: router_pb2.PlanRequest) -> router_pb2.PlanResponse:
         try:
             async with asyncio.timeout(_PLAN_S):
                 await call.write(request)

@@ -1,0 +1,224 @@
+"""From a typed ask to a running request: prompts are prepared, choices made, and all of it ends with its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+from opentelemetry import trace
+
+from penstock.chat.memory import PromptMemory
+from penstock.chat.model import ChatModel
+from penstock.chat.stops import StopAutomaton
+from penstock.errors import DeadlineExceeded, InvalidRequest, NotFound
+from penstock.gateway.answer import Answer
+from penstock.gateway.ask import Ask, Prompt
+from penstock.gateway.auth import Auth
+from penstock.gateway.completion import Caller, Completion, Speaker
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.flow import Flow
+from penstock.gateway.hints import send_hint
+from penstock.gateway.plans import PlanStream
+from penstock.gateway.prompts import Naming, Prepared, opening, prepare, weight
+from penstock.gateway.threads import Threads
+from penstock.gateway.view import RouterView
+from penstock.gateway.work import TIERS, ChoiceRequest, KeepWish, SampledToken
+from penstock.gateway.workers import WorkerChannels, Workers
+from penstock.kv.hint import ReturnHint
+from penstock.kv.identity import NAMESPACE_BYTES, root_key
+from penstock.rpc.channels import Channels
+from penstock.runtime.metrics import GatewayMetrics
+from penstock.runtime.tasks import beside
+
+_LAST_WORDS_S = 5.0
+"""After the deadline, for telling a slow reader so; then its connection is given up."""
+
+
+class Completer:
+    """Makes completions; one per gateway."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        model: ChatModel,
+        *,
+        auth: Auth,
+        view: RouterView,
+        channels: Channels,
+        threads: Threads,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.config = config
+        self._model = model
+        self.auth = auth
+        self.mesh = view
+        self._channels = channels
+        self._workers = WorkerChannels(channels)
+        self.in_thread = threads.run
+        self.metrics = metrics
+        self.memory = PromptMemory(config.max_sessions)
+        self._log = structlog.get_logger("penstock.gateway")
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound for a model that is not served here."""
+        if name != self.config.served_name:
+            raise NotFound(f"the model {name[:100]!r} does not exist", field="model", code="model_not_found")
+
+    @asynccontextmanager
+    async def open(self, ask: Ask, caller: Caller) -> AsyncIterator[Completion]:
+        """Runs `ask`; leaving the block early ends everything that runs for it. Raises PenstockError."""
+        self.check_model(ask.model)
+        ask.sampling.check_vocabulary(self._model.vocab_size)
+        served = await self.mesh.model(min(self.config.failover_s, self._left(caller)))
+        begin = time.perf_counter()
+        root = root_key(served.spec, self.auth.namespace(caller.tenant))
+        naming = Naming(root, served.spec.block_size, served.max_model_len)
+        size = sum(map(weight, ask.prompts))
+        prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
+        took = time.perf_counter() - begin
+        completion = Completion(
+            ask, caller, prompts=len(prompts), block_size=naming.block_size, tokenize_s=took, metrics=self.metrics
+        )
+        self._add_choices(completion, prompts, naming)
+        try:
+            async with (
+                asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
+                beside(completion.run, name="request", on_failure="stop", failed=self.metrics.task_failed) as running,
+            ):
+                yield completion
+                await running.ended()
+        except TimeoutError:
+            raise DeadlineExceeded("the request took longer than it may", code="timeout") from None
+        finally:
+            self._count(completion)
+
+    async def hint(self, session: str, hint: ReturnHint) -> None:
+        """Tells the mesh what a session does. Raises Unavailable when the router can't be told."""
+        await send_hint(self._channels, self.config.router, session, hint)
+
+    def _left(self, caller: Caller) -> float:
+        """Seconds that the request may still take."""
+        deadline = caller.began + min(self.config.request_timeout_s, caller.patience_s)
+        return max(deadline - time.perf_counter(), 0.0)
+
+    async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
+        session = caller.session or opening(prompt)
+        earlier = self.memory.get(caller.tenant, session)
+        prepared = await self.in_thread(lambda: prepare(self._model, prompt, naming, earlier), size)
+        if prepared.remembered is not None:
+            self.metrics.remembered.inc(prepared.remembered.encoded.reused)
+            self.memory.put(caller.tenant, session, prepared.remembered)
+        return prepared
+
+    def _add_choices(self, completion: Completion, prompts: Sequence[Prepared], naming: Naming) -> None:
+        ask = completion.ask
+        stops = StopAutomaton(ask.stops) if ask.stops else None
+        seed = ask.sampling.first_seed()
+        for number in range(len(prompts) * ask.n):
+            prepared, copy = prompts[number // ask.n], number % ask.n
+            request = self._request(completion, number, prepared, naming, (seed + copy) % 2**64)
+            answer = self._answer(number, ask, prepared, stops)
+            flow = self._flow(completion.caller, request, partial(completion.accept, answer))
+            completion.add(Speaker(prepared, flow, answer))
+
+    def _request(
+        self, completion: Completion, number: int, prepared: Prepared, naming: Naming, seed: int
+    ) -> ChoiceRequest:
+        ask, caller = completion.ask, completion.caller
+        max_tokens = self._max_tokens(ask, len(prepared.ids), naming.context)
+        return ChoiceRequest(
+            id=f"{caller.request_id[:64]}.{completion.id[:8]}.{number}",
+            model=self.config.served_name,
+            tenant=caller.tenant,
+            namespace=self.auth.namespace(caller.tenant)[:NAMESPACE_BYTES],
+            session=caller.session,
+            prompt_ids=prepared.ids,
+            root=naming.root,
+            keys=prepared.keys,
+            sampling=ask.sampling,
+            max_tokens=max_tokens,
+            seed=seed,
+            keep=[*prepared.keep, *([KeepWish(ask.retain_s)] if ask.retain_s else ())],
+        )
+
+    def _answer(self, number: int, ask: Ask, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
+        parser = None
+        if prepared.rendered is not None:
+            parser = self._model.parser(prepared.rendered, tools=prepared.call_tools)
+        eos = frozenset() if ask.sampling.ignore_eos else self._model.eos_ids
+        return Answer(
+            number,
+            self._model,
+            parser=parser,
+            stops=stops,
+            ends=frozenset(ask.sampling.stop_token_ids) | eos,
+            min_tokens=ask.sampling.min_tokens,
+            keep_ids=ask.return_token_ids,
+        )
+
+    def _flow(self, caller: Caller, request: ChoiceRequest, accept: Callable[[SampledToken], bool]) -> Flow:
+        def remaining() -> float:
+            return self._left(caller)
+
+        async def hopeful(pause_s: float) -> None:
+            async with asyncio.timeout(remaining()):
+                await self.mesh.hopeful(pause_s)
+
+        plans = PlanStream(self._channels, self.config.router, remaining)
+        workers = Workers(self._workers, self.mesh, remaining)
+        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self.config.failover_s)
+
+    def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
+        """Tokens that may be generated: as many as asked for, else as many as there is room for.
+
+        Raises InvalidRequest for more than there is room for: an answer is never cut short without its client's will.
+        """
+        asked, field, most = ask.sampling.max_tokens, ask.max_tokens_field, self.config.max_output_tokens
+        room = context - prompt_tokens
+        if asked is None:
+            return min(room, most)
+        if asked > most:
+            raise InvalidRequest(f"{field} is {asked}; at most {most} is possible", field=field)
+        if asked > room:
+            raise InvalidRequest(
+                f"{field} is {asked}, but the prompt of {prompt_tokens} tokens leaves room for {room} more"
+                f" in the model's context of {context}",
+                field=field,
+                code="context_length_exceeded",
+            )
+        return asked
+
+    def _count(self, completion: Completion) -> None:
+        usage = completion.usage()
+        trace.get_current_span().set_attributes(
+            {
+                "gen_ai.operation.name": "chat" if completion.ask.chat else "text_completion",
+                "gen_ai.provider.name": "penstock",
+                "gen_ai.request.model": completion.ask.model,
+                "gen_ai.response.id": completion.id,
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            }
+        )
+        self._log.info(
+            "request ended",
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            seconds=round(usage.times["total"], 4),
+        )
+        metrics = self.metrics
+        metrics.prompt_tokens.inc(usage.charged_tokens)
+        for tier in TIERS:
+            metrics.prompt_by_source.labels(tier).inc(usage.cached[tier])
+        metrics.prompt_by_source.labels("computed").inc(usage.computed_tokens)
+        metrics.usage_defects.inc(completion.usage_defects)
+        metrics.drafted.inc(usage.drafted)
+        metrics.accepted.inc(usage.accepted)
+        metrics.replans.inc(completion.replans)
+        metrics.e2e.observe(usage.times["total"])

@@ -1,0 +1,166 @@
+"""Messages of the mesh to and from the gateway's plain values. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.gateway.ask import Sampling
+from penstock.gateway.work import (
+    TIERS,
+    Assignment,
+    ChoiceRequest,
+    Finish,
+    Gain,
+    Placement,
+    Promised,
+    PromptUse,
+    SampledToken,
+)
+from penstock.kv.hint import ReturnHint
+from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
+
+_FINISH: dict[int, Finish] = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
+
+
+def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> router_pb2.PlanRequest:
+    """Asks for workers; `generated` tokens of the answer exist, the members in `avoid` have failed."""
+    return router_pb2.PlanRequest(
+        ask=router_pb2.PlanAsk(
+            model_name=request.model,
+            tenant=request.tenant,
+            session=request.session,
+            prompt_tokens=len(request.prompt_ids),
+            max_tokens=request.max_tokens,
+            block_keys=request.keys,
+            avoid=avoid,
+            output_tokens=generated,
+        )
+    )
+
+
+def plan_progress(generated: int) -> router_pb2.PlanRequest:
+    """The prompt is computed, and `generated` tokens exist."""
+    return router_pb2.PlanRequest(progress=router_pb2.PlanProgress(prefill_done=True, generated=generated))
+
+
+def plan_hint(hint: ReturnHint, *, waits_for_tool: bool) -> router_pb2.PlanRequest:
+    """What the session does after the request of this plan."""
+    if hint.ended:
+        state = common_pb2.SESSION_STATE_ENDED
+    else:
+        state = common_pb2.SESSION_STATE_TOOL if waits_for_tool else common_pb2.SESSION_STATE_USER
+    return router_pb2.PlanRequest(hint=common_pb2.SessionHint(state=state, returns_in_s=hint.returns_at))
+
+
+def session_hint(session: str, hint: ReturnHint) -> common_pb2.HintRequest:
+    """What a session does, without a request of it."""
+    state = common_pb2.SESSION_STATE_ENDED if hint.ended else common_pb2.SESSION_STATE_UNSPECIFIED
+    said = common_pb2.SessionHint(session=session, state=state, returns_in_s=hint.returns_at)
+    return common_pb2.HintRequest(hints=[said])
+
+
+def assignment(message: router_pb2.PlanResponse) -> Assignment:
+    """The router's answer."""
+    prefill = _placement(message.prefill) if message.HasField("prefill") else None
+    return Assignment(_placement(message.decode), prefill, message.epoch)
+
+
+def prefill_request(
+    request: ChoiceRequest, output: Sequence[int], place: Placement, epoch: int
+) -> prefill_pb2.PrefillRequest:
+    """For the worker that computes the prompt; `output` are the tokens that were emitted before."""
+    message = prefill_pb2.PrefillRequest(epoch=epoch)
+    _fill(message.request, request, output, place.sources)
+    return message
+
+
+def generate_request(request: ChoiceRequest, output: Sequence[int], chosen: Assignment) -> decode_pb2.GenerateRequest:
+    """For the worker that decodes."""
+    message = decode_pb2.GenerateRequest()
+    _fill(message.request, request, output, chosen.decode.sources)
+    if chosen.prefill is not None:
+        message.handoff.address, message.handoff.epoch = chosen.prefill.address, chosen.epoch
+    return message
+
+
+def prefill_gain(event: prefill_pb2.PrefillEvent) -> Gain | None:
+    """The first token, and what the prompt took; None for an event without."""
+    if not event.HasField("token"):
+        return None
+    return Gain(
+        stage="prefill",
+        tokens=(_token(event.token),),
+        finish=_FINISH.get(event.finish),
+        use=_use(event.cache),
+        times=_times(event.times),
+        promised=_promised(event.retained) if event.HasField("retained") else None,
+    )
+
+
+def decode_gain(event: decode_pb2.GenerateEvent) -> Gain:
+    """More tokens, and in the first event and the last what they took."""
+    return Gain(
+        stage="decode",
+        tokens=[_token(token) for token in event.tokens],
+        finish=_FINISH.get(event.finish),
+        use=_use(event.cache) if event.HasField("cache") else None,
+        times=_times(event.times) if event.HasField("times") else {},
+        drafted=event.drafted,
+        accepted=event.accepted,
+        promised=_promised(event.retained) if event.HasField("retained") else None,
+    )
+
+
+def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_pb2.Sampling:
+    """Every field, none left to a worker's default."""
+    return common_pb2.Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min(sampling.min_tokens, max_tokens),
+        temperature=sampling.temperature,
+        top_k=max(sampling.top_k, 0),
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        seed=seed,
+        logprobs=sampling.logprobs,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[int], sources: Sequence[str]) -> None:
+    message.request_id = request.id
+    message.prompt_ids.extend(request.prompt_ids)
+    message.output_ids.extend(output)
+    message.sampling.CopyFrom(sampling_message(request.sampling, request.max_tokens, request.seed))
+    message.cache_root = request.root
+    message.session = request.session
+    message.namespace = request.namespace
+    message.retain.extend(common_pb2.Retain(ttl_s=wish.seconds, blocks=wish.blocks) for wish in request.keep)
+    message.sources.extend(sources)
+
+
+def _placement(message: router_pb2.Placement) -> Placement:
+    return Placement(message.member_id, message.address, tuple(message.sources))
+
+
+def _token(message: common_pb2.Token) -> SampledToken:
+    logprob = message.logprob if message.HasField("logprob") else None
+    return SampledToken(message.index, message.id, logprob, [(top.id, top.logprob) for top in message.top])
+
+
+def _use(message: common_pb2.CacheUse) -> PromptUse:
+    return PromptUse(message.computed, {tier: getattr(message, tier) for tier in TIERS})
+
+
+def _times(message: common_pb2.StageTimes) -> dict[str, float]:
+    return {
+        "queue": message.queue, "fetch": message.fetch, "prefill": message.prefill, "decode": message.decode,
+    }  # fmt: skip
+
+
+def _promised(message: common_pb2.Retained) -> Promised:
+    return Promised(message.blocks, message.seconds)

@@ -1,0 +1,346 @@
+"""One choice's way through the mesh, without a mesh: plans and reports are plain values that the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.errors import InvalidRequest, Overloaded, Unavailable
+from penstock.gateway.ask import Sampling
+from penstock.gateway.flow import Flow
+from penstock.gateway.work import (
+    Assignment,
+    ChoiceRequest,
+    Finish,
+    Gain,
+    Lost,
+    Placement,
+    Promised,
+    PromptUse,
+    Report,
+    SampledToken,
+)
+from penstock.kv.hint import ReturnHint
+
+PROMPT = range(20)
+REQUEST = ChoiceRequest(
+    id="r.0",
+    model="tiny",
+    tenant="default",
+    namespace=b"",
+    session="",
+    prompt_ids=PROMPT,
+    root=b"",
+    keys=(),
+    sampling=Sampling(),
+    max_tokens=100,
+    seed=1,
+)
+DECODE, PREFILL = Placement("decode-0", "d:1"), Placement("prefill-0", "p:1")
+BOTH, ALONE = Assignment(DECODE, PREFILL), Assignment(DECODE)
+GONE = Unavailable("gone")
+
+Step = Report | Exception | asyncio.Event
+Script = Callable[[Assignment, Sequence[int]], Sequence[Step]]
+
+
+def tokens(*indices: int) -> tuple[SampledToken, ...]:
+    return tuple(SampledToken(index, 100 + index) for index in indices)
+
+
+def use(computed: int = len(PROMPT), **cached: int) -> PromptUse:
+    return PromptUse(computed, cached)
+
+
+def decoded(*indices: int, finish: Finish | None = None, **more: object) -> Gain:
+    return Gain(stage="decode", tokens=tokens(*indices), finish=finish, **more)  # type: ignore[arg-type]
+
+
+def prefilled(index: int = 0, finish: Finish | None = None) -> Gain:
+    return Gain(stage="prefill", tokens=tokens(index), finish=finish, use=use(len(PROMPT) + index))
+
+
+def decode_lost(silent: bool = False, error: Exception = GONE) -> Lost:
+    return Lost("decode", "decode-0", error, silent)  # type: ignore[arg-type]
+
+
+def prefill_lost(silent: bool = False) -> Lost:
+    return Lost("prefill", "prefill-0", GONE, silent)
+
+
+@dataclass
+class Plans:
+    """Answers in turn; the last again and again."""
+
+    answers: list[Assignment | Exception]
+    asked: list[tuple[int, list[str]]] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment:
+        self.asked.append((generated, list(avoid)))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def progress(self, generated: int) -> None:
+        self.told.append(generated)
+
+    async def farewell(self, generated: int, hint: ReturnHint, *, waits_for_tool: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Workers:
+    """Play one script per call; an event is waited for, an exception raised."""
+
+    decodes: list[Script]
+    prefills: list[Script] = field(default_factory=list)
+    closed: int = 0
+
+    def prefill(
+        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
+    ) -> AsyncGenerator[Report, None]:
+        return self._play(self.prefills.pop(0)(chosen, output))
+
+    def decode(self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]) -> AsyncGenerator[Report, None]:
+        return self._play(self.decodes.pop(0)(chosen, output))
+
+    async def _play(self, steps: Sequence[Step]) -> AsyncGenerator[Report, None]:
+        try:
+            for step in steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+        finally:
+            self.closed += 1
+
+
+def says(*steps: Step) -> Script:
+    return lambda chosen, output: steps
+
+
+class Bench:
+    """A flow between scripts."""
+
+    def __init__(self, plans: Plans, workers: Workers, *, failover_s: float = 5.0, stop_at: int | None = None) -> None:
+        self.plans, self.workers = plans, workers
+        self.accepted: list[int] = []
+        self.stop_at = stop_at
+        self.waits = 0
+        self.flow = Flow(REQUEST, plans, workers, self.accept, hopeful=self.hopeful, failover_s=failover_s)
+
+    def accept(self, token: SampledToken) -> bool:
+        self.accepted.append(token.index)
+        assert token.id == 100 + token.index
+        return token.index == self.stop_at
+
+    async def hopeful(self, pause_s: float) -> None:
+        self.waits += 1
+        await asyncio.sleep(0)
+
+
+async def test_the_first_token_is_prefills_and_the_rest_decodes() -> None:
+    first = asyncio.Event()
+    bench = Bench(
+        Plans([BOTH]),
+        Workers(
+            [says(first, decoded(1, 2), decoded(3, finish="length", drafted=4, accepted=2))], [says(prefilled(), first)]
+        ),
+    )
+    asyncio.get_running_loop().call_later(0.01, first.set)
+    assert await bench.flow.run() == "length"
+    assert bench.accepted == [0, 1, 2, 3]
+    assert bench.plans.told == [1]
+    account = bench.flow.account
+    assert (account.use, account.defects, account.drafted, account.accepted) == (use(), 0, 4, 2)
+    assert bench.workers.closed == 2
+
+
+async def test_tokens_wait_for_those_before_them() -> None:
+    late = asyncio.Event()
+    bench = Bench(
+        Plans([BOTH]), Workers([says(decoded(2, 1), decoded(3, finish="stop"), late)], [says(late, prefilled())])
+    )
+    running = asyncio.ensure_future(bench.flow.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert bench.accepted == []
+    late.set()
+    assert await running == "stop"
+    assert bench.accepted == [0, 1, 2, 3]
+
+
+async def test_the_choice_ends_where_its_reader_says() -> None:
+    bench = Bench(Plans([ALONE]), Workers([says(decoded(0, 1, 2, use=use()), asyncio.Event())]), stop_at=1)
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [0, 1]
+    assert bench.workers.closed == 1
+
+
+async def test_without_prefill_decode_computes_by_itself() -> None:
+    bench = Bench(
+        Plans([BOTH]),
+        Workers([says(decoded(0, use=use(12, host=8)), decoded(1, finish="stop"))], [says(prefill_lost())]),
+    )
+    assert await bench.flow.run() == "stop"
+    assert len(bench.plans.asked) == 1
+    assert bench.flow.account.use == use(12, host=8)
+
+
+async def test_a_token_that_prefill_took_with_it_is_made_again() -> None:
+    bench = Bench(
+        Plans([BOTH]),
+        Workers(
+            [says(decoded(1), asyncio.Event()), says(decoded(1, 2, finish="stop"), asyncio.Event())],
+            [says(prefill_lost()), says(prefilled())],
+        ),
+    )
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [0, 1, 2]
+    assert bench.plans.asked == [(0, []), (0, ["prefill-0"])]
+
+
+async def test_a_silent_prefill_worker_ends_the_wait_for_its_handoff() -> None:
+    bench = Bench(
+        Plans([BOTH, ALONE]),
+        Workers([says(asyncio.Event()), says(decoded(0, finish="stop", use=use()))], [says(prefill_lost(silent=True))]),
+    )
+    assert await bench.flow.run() == "stop"
+    assert bench.plans.asked == [(0, []), (0, ["prefill-0"])]
+
+
+async def test_another_worker_goes_on_where_the_first_was_lost() -> None:
+    def rest(chosen: Assignment, output: Sequence[int]) -> Sequence[Step]:
+        assert output == (100, 101)
+        return [decoded(2, use=use(5, host=17), drafted=1, accepted=1), decoded(3, finish="stop")]
+
+    bench = Bench(
+        Plans([ALONE]),
+        Workers([says(decoded(0, 1, use=use(), drafted=2, accepted=1), decode_lost()), rest]),
+    )
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [0, 1, 2, 3]
+    assert bench.plans.asked == [(0, []), (2, ["decode-0"])]
+    account = bench.flow.account
+    assert (account.replans, bench.waits, account.drafted, account.accepted) == (1, 0, 3, 2)
+    assert (account.use, account.defects) == (use(), 0), "the prompt is charged once, and the second report adds up too"
+
+
+async def test_the_only_worker_may_take_its_time_to_come_back() -> None:
+    bench = Bench(
+        Plans([ALONE, ALONE, GONE, GONE, Overloaded("full"), ALONE]),
+        Workers(
+            [says(decoded(0, use=use()), decode_lost()), says(decode_lost()), says(decoded(1, finish="stop"))],
+        ),
+    )
+    assert await bench.flow.run() == "stop"
+    assert bench.waits == 4, "after the second loss, and for each plan that could not be had"
+    assert bench.accepted == [0, 1]
+
+
+async def test_no_router_at_first_is_waited_for() -> None:
+    bench = Bench(Plans([GONE, GONE, ALONE]), Workers([says(decoded(0, finish="stop", use=use()))]))
+    assert await bench.flow.run() == "stop"
+    assert (bench.waits, bench.flow.account.replans) == (2, 0)
+
+
+async def test_waiting_ends() -> None:
+    bench = Bench(Plans([GONE]), Workers([]), failover_s=0.05)
+    with pytest.raises(Unavailable, match="gone"):
+        await bench.flow.run()
+    assert bench.waits > 1
+
+
+async def test_without_fail_over_the_first_fault_is_the_last() -> None:
+    lost = Bench(Plans([ALONE]), Workers([says(decode_lost()), says(decode_lost())]), failover_s=0)
+    with pytest.raises(Unavailable):
+        await lost.flow.run()
+
+
+async def test_prefill_alone_does_not_go_on_for_ever() -> None:
+    """Every attempt gives one token of prefill's and no more: the mesh has no decode worker that works."""
+
+    class Endless(Workers):
+        def prefill(
+            self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
+        ) -> AsyncGenerator[Report, None]:
+            return self._play([prefilled(len(output))])
+
+        def decode(
+            self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
+        ) -> AsyncGenerator[Report, None]:
+            return self._play([decode_lost()])
+
+    bench = Bench(Plans([BOTH]), Endless([]), failover_s=0.05)
+    with pytest.raises(Unavailable):
+        await bench.flow.run()
+
+
+async def test_a_refusal_for_overload_is_immediate() -> None:
+    bench = Bench(Plans([Overloaded("full")]), Workers([]))
+    with pytest.raises(Overloaded):
+        await bench.flow.run()
+    assert bench.waits == 0
+
+
+async def test_a_full_worker_is_left_for_another_and_not_for_itself() -> None:
+    full = decode_lost(error=Overloaded("full"))
+    bench = Bench(Plans([ALONE]), Workers([says(full)]))
+    with pytest.raises(Overloaded):
+        await bench.flow.run()
+    other = Assignment(Placement("decode-1", "d:2"))
+    bench = Bench(Plans([ALONE, other]), Workers([says(full), says(decoded(0, finish="stop", use=use()))]))
+    assert await bench.flow.run() == "stop"
+
+
+async def test_a_refused_request_is_not_moved() -> None:
+    bench = Bench(Plans([BOTH]), Workers([says(asyncio.Event())], [says(InvalidRequest("no", field="prompt"))]))
+    with pytest.raises(InvalidRequest):
+        await bench.flow.run()
+    assert (len(bench.plans.asked), bench.workers.closed) == (1, 2)
+
+
+async def test_cancelling_ends_every_call() -> None:
+    bench = Bench(Plans([BOTH]), Workers([says(asyncio.Event())], [says(asyncio.Event())]))
+    running = asyncio.ensure_future(bench.flow.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert bench.workers.closed == 2
+
+
+@pytest.mark.parametrize("wrong", [use(19), use(21), use(20, host=16), use(0)])
+async def test_a_report_that_does_not_add_up_is_counted_and_kept_as_it_is(wrong: PromptUse) -> None:
+    bench = Bench(Plans([ALONE]), Workers([says(decoded(0, finish="stop", use=wrong))]))
+    await bench.flow.run()
+    assert (bench.flow.account.use, bench.flow.account.defects) == (wrong, 1)
+
+
+async def test_a_failed_handoff_charges_the_prompt_once() -> None:
+    first = asyncio.Event()
+    bench = Bench(
+        Plans([BOTH]),
+        Workers([says(first, decoded(0, 1, finish="stop", use=use(4, host=16)))], [says(prefilled(), first)]),
+    )
+    asyncio.get_running_loop().call_later(0.01, first.set)
+    assert await bench.flow.run() == "stop"
+    assert (bench.flow.account.use, bench.flow.account.defects) == (use(), 0)
+    assert bench.accepted == [0, 1]
+
+
+async def test_the_promise_that_speaks_of_more_blocks_counts() -> None:
+    few, many = Promised(2, 60.0), Promised(5, 60.0)
+    reports = [decoded(0, use=use(), promised=many), decoded(1, finish="stop", promised=few)]
+    bench = Bench(Plans([ALONE]), Workers([says(*reports)]))
+    await bench.flow.run()
+    assert bench.flow.account.promised == many
