@@ -2,7 +2,7 @@
 
     {"do": "load", ...}\n   ->   {"ok": seconds or values}\n   or   {"error": "why not"}\n
 
-Every peer is one module with an `Engine`; `python -m loadtest.peers.NAME` runs it in the peer's own environment.
+Every peer is one module with a `PeerEngine`; `python -m loadtest.peers.NAME` runs it in the peer's own environment.
 """
 
 from __future__ import annotations
