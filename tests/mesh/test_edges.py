@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
+import grpc
 import pytest
 
 from penstock.engine.errors import EngineBusy
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
+from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc
 
 from .support import ask, body_of, prompt, settled, until
 
@@ -69,6 +72,55 @@ async def test_a_call_that_is_torn_down_is_planned_anew(mesh, oracle, http):
     await mesh.gateway.completer._channels.forget(mesh.decode[0].address)
     async with asyncio.timeout(20):
         assert (await running).ids == (await oracle(tokens, long)).ids
+
+
+async def generate(mesh, tokens: list[int], **sampling) -> list[int]:
+    """Asks the decode worker itself, as no gateway would; the ids of its tokens."""
+    values = {"max_tokens": 8, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
+    request = common_pb2.Request(
+        request_id=uuid.uuid4().hex,
+        prompt_ids=tokens,
+        cache_root=bytes(32),
+        sampling=common_pb2.Sampling(**values),
+    )
+    async with grpc.aio.insecure_channel(mesh.decode[0].address) as channel:
+        call = decode_pb2_grpc.DecodeStub(channel).Generate(decode_pb2.GenerateRequest(request=request))
+        return [token.id async for event in call for token in event.tokens]
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty", "temperature"])
+async def test_a_worker_refuses_what_no_gateway_would_ask(mesh, oracle, http, name):
+    """By name, and at no cost to those who are served: one such number makes a whole step raise, or overflow."""
+    requests = [prompt(f"{name} {number}", 40) for number in range(4)]
+    served = [asyncio.create_task(ask(http, mesh, tokens, PLAIN)) for tokens in requests]
+    for value in (1e-300, -1e30) if name == "repetition_penalty" else (1e300, -1e30):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(mesh, prompt("attack", 20), **{name: value})
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"{name} must be between" in (caught.value.details() or "")
+    for tokens, task in zip(requests, served, strict=True):
+        assert (await task).ids == (await oracle(tokens, PLAIN)).ids
+
+
+async def test_a_step_that_one_request_breaks_breaks_no_other(mesh, oracle, http, monkeypatch):
+    runner = mesh.decode[0].worker.engine._runner
+    step, culprit = runner.step, prompt("culprit", 33)
+
+    def breaks(runs):
+        answers = step(runs)
+        if any(list(run.choice.tokens[:33]) == culprit for run in runs):
+            raise RuntimeError("this one")
+        return answers
+
+    monkeypatch.setattr(runner, "step", breaks)
+    requests = [prompt(f"victim {number}", 50 + number) for number in range(8)]
+    served = [asyncio.create_task(ask(http, mesh, tokens, PLAIN)) for tokens in requests]
+    for _ in range(6):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(mesh, culprit)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+    for tokens, task in zip(requests, served, strict=True):
+        assert (await task).ids == (await oracle(tokens, PLAIN)).ids
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,16 @@ def check_model(settings: EngineSettings, model: ModelConfig) -> None:
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
     """Raises RequestRefused, naming the field, or RequestTooLong."""
     if not request.prompt:
-        raise RequestRefused("prompt is empty")
+        raise RequestRefused("prompt", "prompt is empty")
     _check_ids("prompt", request.prompt, vocab_size)
     _check_ids("output", request.output, vocab_size)
     check_sampling(request.sampling, vocab_size)
     total = len(request.prompt) + request.sampling.max_tokens
     if total > max_model_len:
         raise RequestTooLong(
+            "prompt",
             f"prompt of {len(request.prompt)} tokens and max_tokens {request.sampling.max_tokens} "
-            f"exceed the context of {max_model_len} tokens"
+            f"exceed the context of {max_model_len} tokens",
         )
 
 
@@ -77,11 +78,12 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         value = getattr(params, name)
         values = value.values() if name == "logit_bias" else (value or 0,)
         if not all(map(bound.holds, values)):
-            raise RequestRefused(f"{name} must be between {bound.low:g} and {bound.high:g}, not {value}")
+            raise RequestRefused(name, f"{name} must be between {bound.low:g} and {bound.high:g}, not {value}")
     if len(params.logit_bias) > MOST_BIASED:
-        raise RequestRefused(f"logit_bias has {len(params.logit_bias)} entries; at most {MOST_BIASED} are possible")
+        reason = f"logit_bias has {len(params.logit_bias)} entries; at most {MOST_BIASED} are possible"
+        raise RequestRefused("logit_bias", reason)
     if len(params.stop_token_ids) >= vocab_size:
-        raise RequestRefused(f"stop_token_ids holds all {vocab_size} tokens of the vocabulary")
+        raise RequestRefused("stop_token_ids", f"stop_token_ids holds all {vocab_size} tokens of the vocabulary")
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 
@@ -89,4 +91,4 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
-            raise RequestRefused(f"{name} holds token {token}, the vocabulary has {vocab_size}")
+            raise RequestRefused(name, f"{name} holds token {token}, the vocabulary has {vocab_size}")

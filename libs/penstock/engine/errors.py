@@ -17,6 +17,11 @@ class NotFinite(EngineError):
 class RequestRefused(EngineError, ValueError):
     """The request can never run here: do not retry it unchanged."""
 
+    def __init__(self, field: str, reason: str) -> None:
+        """`field`: of Request or SamplingParams."""
+        super().__init__(reason)
+        self.field = field
+
 
 class RequestTooLong(RequestRefused):
     """The request needs more context or more pages than this engine has."""

@@ -98,7 +98,7 @@ class Worker:
                 async for update in updates:
                     yield update
         except RequestRefused as error:
-            raise InvalidRequest(str(error), field="prompt") from error
+            raise InvalidRequest(str(error), field=error.field) from error
         except EngineBusy as error:
             raise Overloaded(str(error), retry_after=1.0) from error
         except EngineClosed as error:

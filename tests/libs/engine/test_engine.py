@@ -564,8 +564,9 @@ def test_bounds_of_sampling_are_the_gateways():
 )
 def test_beyond_the_bounds_is_refused_by_name(fields):
     [name] = fields
-    with pytest.raises(RequestRefused, match=f"{name} must be between"):
+    with pytest.raises(RequestRefused, match=f"{name} must be between") as caught:
         check_sampling(SamplingParams(**{"max_tokens": 4, **fields}), 320)
+    assert caught.value.field == name
 
 
 async def test_full_line_refuses_at_once(config, kit):

@@ -81,7 +81,7 @@ class CompiledDecoder:
         """Block tables of the last step: sequence, version, length."""
         self._end_to_end = np.zeros(0, dtype=np.int32)
         self._room = np.empty((0, self._vocab), dtype=np.float32)
-        """For logits that nobody looks at."""
+        """For logits of which only the largest is read."""
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
