@@ -20,7 +20,7 @@ from penstock.errors import InvalidRequest
 
 
 class ChatModelError(ValueError):
-    """A model directory that can't be used."""
+    """A model directory that cannot be used."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: {what}")
@@ -38,6 +38,8 @@ class ChatModel:
     token_bytes: TokenBytes
     eos_ids: frozenset[int]
     vocab_size: int
+    """Ids below this are the model's. There may be more than the tokenizer has: such a token has no text, but it can be
+    generated, and what was generated can be sent back."""
     silent: frozenset[int]
     """Special tokens, which have no text in an answer."""
     thinks: bool
@@ -95,7 +97,7 @@ def load_chat_model(directory: Path) -> ChatModel:
     try:
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:  # the tokenizers library raises nothing narrower
-        raise ChatModelError(directory / "tokenizer.json", f"is no tokenizer: {error}") from None
+        raise ChatModelError(directory / "tokenizer.json", f"is not a tokenizer: {error}") from None
     settings = _read_object(directory / "tokenizer_config.json")
     added = tokenizer.get_added_tokens_decoder()
     special = {what.content for what in added.values() if what.special}
@@ -107,7 +109,7 @@ def load_chat_model(directory: Path) -> ChatModel:
         encoder=PromptEncoder(tokenizer),
         token_bytes=TokenBytes(tokenizer, b'"ByteLevel"' in raw),
         eos_ids=_eos_ids(directory, tokenizer, settings),
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=_vocab_size(directory, tokenizer),
         silent=frozenset(token for token, what in added.items() if what.special and what.content not in MARKERS),
         thinks=THINK_OPEN in control,
         _foreign=Marker(control | {CALL_OPEN}),
@@ -149,11 +151,22 @@ def _eos_ids(directory: Path, tokenizer: Tokenizer, settings: dict[str, Any]) ->
     return frozenset() if found is None else frozenset((found,))
 
 
+def _vocab_size(directory: Path, tokenizer: Tokenizer) -> int:
+    """As config.json says it, where there is one."""
+    config = _read_object(directory / "config.json")
+    text = config.get("text_config")
+    for values in (config, text if isinstance(text, dict) else {}):
+        size = values.get("vocab_size")
+        if type(size) is int and size > 0:
+            return size
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ChatModelError(path, f"can't be read: {error.strerror}") from None
+        raise ChatModelError(path, f"cannot be read: {error.strerror}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -162,7 +175,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read(path))
     except ValueError as error:
-        raise ChatModelError(path, f"is no JSON: {error}") from None
+        raise ChatModelError(path, f"is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ChatModelError(path, "is no JSON object")
+        raise ChatModelError(path, "does not hold a JSON object")
     return value

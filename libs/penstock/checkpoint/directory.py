@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import FAMILIES
 from penstock.checkpoint.files import Json, read_object, read_object_if_there
 from penstock.checkpoint.model_config import ModelConfig, parse_config, text_values
-from penstock.checkpoint.tensors import TensorInfo, check_tensors, declared_tensors, text_tensors, weight_files
+from penstock.checkpoint.tensors import HEAD, TensorInfo, check_tensors, declared_tensors, text_tensors, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     tensors = declared_tensors(directory, files)
     if FAMILIES[config.architecture].text_part:
         tensors = text_tensors(tensors)
+    if config.tied and HEAD in tensors:  # a head that is there counts, whatever config.json says: it may differ
+        config = replace(config, tied=False)
     check_tensors(directory, config, tensors)
     generation = directory / "generation_config.json"
     generation_values = read_object_if_there(generation)

@@ -16,6 +16,8 @@ from penstock.checkpoint.reading import Reader
 from penstock.checkpoint.rope import Rope, parse_rotation
 from penstock.checkpoint.windows import parse_windows
 
+_MAX_LAYERS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -99,6 +101,8 @@ def parse_config(file: Path, values: Json, context: int | None = None) -> ModelC
     if head_dim % 2:
         raise read.fail(f"head_dim {head_dim} is odd, the rotation needs pairs")
     layers = read.integer("num_hidden_layers")
+    if layers > _MAX_LAYERS:
+        raise read.fail(f"num_hidden_layers must be at most {_MAX_LAYERS}, not {layers}")
     rotation = parse_rotation(read, family, head_dim, context)
     biased = family.attention_bias is AttentionBias.CONFIGURED and read.flag("attention_bias", False)
     return ModelConfig(

@@ -60,11 +60,12 @@ def parse_rotation(read: Reader, family: Family, head_dim: int, context: int | N
     kind = _kind(settings)
     if family.partial_rotary and kind != "default":
         return _longrope(read, settings, kind, theta, rotary_dim, context)
-    return Rotation(_rope(settings, kind, theta, _original(read, longest)), None, rotary_dim, longest)
+    original = _original(read, _original(settings, longest))  # outside of the settings it has the last word
+    return Rotation(_rope(settings, kind, theta, original), None, rotary_dim, longest)
 
 
 def _settings(read: Reader) -> Reader:
-    found = read.values.get("rope_parameters") or read.values.get("rope_scaling") or {}
+    found = read.values.get("rope_scaling") or read.values.get("rope_parameters") or {}  # in this order
     settings = read.inner(_object(read, found))
     if FULL in settings.values or SLIDING in settings.values:
         raise read.fail(f"rope_parameters by layer type ({FULL}, {SLIDING}) are not supported with this family")
@@ -82,8 +83,10 @@ def _by_layer_type(read: Reader, family: Family, longest: int) -> tuple[Rope, Ro
     full_theta = full.number("rope_theta", read.number("rope_theta", family.rope_theta))
     local_theta = local.number("rope_theta", read.number("rope_local_base_freq", 10000.0))
     _whole_heads(read, full, local)
-    original = _original(read, longest)
-    return _rope(full, _kind(full), full_theta, original), _rope(local, _kind(local), local_theta, original)
+    return (
+        _rope(full, _kind(full), full_theta, _original(full, longest)),
+        _rope(local, _kind(local), local_theta, _original(local, longest)),
+    )
 
 
 def _object(read: Reader, found: Any) -> dict[str, Any]:
@@ -92,8 +95,8 @@ def _object(read: Reader, found: Any) -> dict[str, Any]:
     return found
 
 
-def _original(read: Reader, longest: int) -> int:
-    return read.integer("original_max_position_embeddings", longest)
+def _original(settings: Reader, default: int) -> int:
+    return settings.integer("original_max_position_embeddings", default)
 
 
 def _kind(settings: Reader) -> Any:
@@ -126,7 +129,6 @@ def _rope(settings: Reader, kind: Any, theta: float, original: int) -> Rope:
     factor = settings.number("factor")
     if kind == "linear":
         return Rope(kind, theta, factor)
-    original = settings.integer("original_max_position_embeddings", original)
     if kind == "llama3":
         low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
         if low >= high:

@@ -20,6 +20,8 @@ from penstock.checkpoint.naming import LayerNames, layer_names
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The element types this engine loads."""
+HEAD = "lm_head.weight"
+"""The output projection, where it is not the embedding."""
 _MAX_HEADER = 100_000_000
 
 
@@ -66,7 +68,7 @@ def declared_tensors(directory: Path, files: tuple[Path, ...]) -> dict[str, Tens
 
 
 def text_tensors(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Of a model of text and pictures those of the text, without their prefix."""
+    """The text part of a vision-language model's tensors, without its prefix."""
     return {
         name.removeprefix("language_model."): info
         for name, info in tensors.items()
@@ -136,7 +138,7 @@ def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "model.norm.weight": (hidden,),
     }
     if not config.tied:
-        needed["lm_head.weight"] = (config.vocab_size, hidden)
+        needed[HEAD] = (config.vocab_size, hidden)
     names = layer_names(config.architecture)
     for layer in range(config.n_layers):
         prefix = f"model.layers.{layer}."
@@ -190,6 +192,12 @@ def _norms(config: ModelConfig, names: LayerNames) -> Iterator[tuple[str, int]]:
 
 def check_tensors(directory: Path, config: ModelConfig, tensors: dict[str, TensorInfo]) -> None:
     """Raises CheckpointError unless `tensors` are exactly what `config` describes."""
+    least = config.n_layers + (sum(config.experts.layers) * config.experts.count if config.experts else 0)
+    if least > len(tensors):  # known before the names of millions are made
+        raise CheckpointError(
+            directory,
+            f"holds {len(tensors)} tensors; what config.json describes has {least} or more",
+        )
     needed = needed_tensors(config)
     for name, shape in needed.items():
         info = tensors.get(name)
@@ -200,8 +208,8 @@ def check_tensors(directory: Path, config: ModelConfig, tensors: dict[str, Tenso
                 info.file, f"tensor {name} has shape {list(info.shape)}, config.json makes it {list(shape)}"
             )
     for name in tensors.keys() - needed.keys():
-        if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
-            continue  # a copy of the embedding, or a table that the rope settings already give
+        if name.endswith("rotary_emb.inv_freq"):
+            continue  # a table that the rope settings already give
         raise CheckpointError(
-            tensors[name].file, f"tensor {name} is no part of {config.architecture} as config.json describes it"
+            tensors[name].file, f"tensor {name} is not part of {config.architecture} as config.json describes it"
         )

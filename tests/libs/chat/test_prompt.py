@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 
@@ -168,11 +169,25 @@ def test_memory_is_bounded():
     assert memory.get("t", "huge") is None
 
 
+def test_the_vocabulary_is_the_models(tmp_path):
+    """Models often have some ids more than their tokenizer: they can be generated, so they can be sent."""
+    size = max(TOKENIZER.get_vocab(with_added_tokens=True).values()) + 1
+    assert load_chat_model(write_model(tmp_path)).vocab_size == size
+    for config in ({"vocab_size": size + 9}, {"text_config": {"vocab_size": size + 9}}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model = load_chat_model(tmp_path)
+        assert model.vocab_size == size + 9
+        stream = model.text_stream()
+        texts = [stream.feed(token) for token in (*TOKENIZER.encode("the fox").ids, size + 5)]
+        assert "".join(texts) + stream.finish() == "the fox"
+        assert model.token_bytes.of(size + 5) == b""
+
+
 def test_unusable_directories_are_named(tmp_path):
-    with pytest.raises(ChatModelError, match="can't be read"):
+    with pytest.raises(ChatModelError, match="cannot be read"):
         load_chat_model(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ChatModelError, match="is no tokenizer"):
+    with pytest.raises(ChatModelError, match="is not a tokenizer"):
         load_chat_model(tmp_path)
     write_model(tmp_path, template="{% if %}")
     with pytest.raises(ChatModelError, match="template"):

@@ -73,6 +73,8 @@ def test_supported_architectures(tmp_path, name):
         directory = write_checkpoint(tmp_path / f"{tied}", TinyModel(name, tied=tied, shards=2, extra=EXPERTS))
         assert inspect(directory).config.tied == tied
         assert len(inspect(directory).weight_files) == 2
+        edit(directory / "config.json", tie_word_embeddings=True)
+        assert inspect(directory).config.tied == tied, "a head in the file counts"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,9 @@ def test_supported_architectures(tmp_path, name):
         ({"vocab_size": True}, "vocab_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": 2}, r"model\.layers\.1"),
+        ({"num_hidden_layers": 9_999}, "12 tensors; what config.json describes has 9999 or more"),
+        ({"num_hidden_layers": 3_000_000}, "num_hidden_layers must be at most 10000, not 3000000"),
+        ({"num_hidden_layers": 2_000_000_000}, "num_hidden_layers must be at most"),
         ({"hidden_size": ...}, "hidden_size"),
         ({"max_position_embeddings": -1}, "max_position_embeddings"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
@@ -117,6 +122,13 @@ def test_config_that_cannot_be_served(model, changes, reason):
         reason = "eos_token_id"
     with pytest.raises(CheckpointError, match=reason):
         inspect(model)
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_millions_of_experts_are_refused_at_once(tmp_path, name):
+    directory = write_checkpoint(tmp_path / "model", TinyModel(name, extra=EXPERTS))
+    edit(directory / "config.json", num_experts=2_000_000_000, num_local_experts=2_000_000_000)
+    assert "or more" in str(refusal(directory))
 
 
 def test_sliding_windows(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -55,6 +56,13 @@ def made_here(directory, name, **fields):
     write_checkpoint(directory, TinyModel(architecture=f"{name}ForCausalLM", **fields))
 
 
+def tied_with_a_head(directory, name, **fields):
+    """config.json ties the head to the embedding, and the file holds another head: that one counts."""
+    write_checkpoint(directory, TinyModel(architecture=f"{name}ForCausalLM", tied=False, **fields))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+
+
 CASES = {
     "llama": (made_by_transformers, "Llama", {}),
     "llama-tied-llama3": (made_by_transformers, "Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
@@ -69,6 +77,23 @@ CASES = {
     ),
     "llama-biased-sharded": (made_here, "Llama", {"extra": {"attention_bias": True, "mlp_bias": True}, "shards": 3}),
     "mistral-linear": (made_here, "Mistral", {"extra": {"rope_scaling": {"type": "linear", "factor": 2.0}}}),
+    "llama-two-scalings": (
+        made_here,
+        "Llama",
+        {"extra": {"rope_parameters": LLAMA3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}},
+    ),
+    "llama-two-originals": (
+        made_here,
+        "Llama",
+        {"extra": {"rope_scaling": LLAMA3, "original_max_position_embeddings": 256}},
+    ),
+    "qwen3-yarn-backwards": (
+        made_here,
+        "Qwen3",
+        {"extra": {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 24.0}}},
+    ),
+    "llama-tied-with-a-head": (tied_with_a_head, "Llama", {}),
+    "qwen2-tied-with-a-head": (tied_with_a_head, "Qwen2", {"kv_heads": 4}),
     "qwen2-biased": (made_here, "Qwen2", {"kv_heads": 4}),
     "qwen3-biased": (made_here, "Qwen3", {"tied": True, "extra": {"attention_bias": True}}),
 }

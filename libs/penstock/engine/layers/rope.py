@@ -71,6 +71,6 @@ def _yarn(rope: Rope, plain: Tensor, dim: int) -> Tensor:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
     stretched = ramp.clamp(0.0, 1.0)
     return plain / rope.factor * stretched + plain * (1 - stretched)
