@@ -137,8 +137,13 @@ def trees(*roots: str) -> dict[str, ast.Module]:
 
 def bare_tasks(tree: ast.Module) -> list[int]:
     """Lines that start a task without an owner: not in a group opened by `async with asyncio.TaskGroup() as NAME`, nor
-    in one that was handed on under that name, as an argument or an attribute."""
+    in one that was handed on under that name, as an argument that says so or an attribute."""
     groups = {
+        node.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == "asyncio.TaskGroup"
+    }
+    groups |= {
         item.optional_vars.id
         for node in ast.walk(tree)
         if isinstance(node, ast.AsyncWith)
@@ -170,6 +175,8 @@ def test_every_task_has_an_owner() -> None:
         ("async def f():\n async with asyncio.TaskGroup() as tasks:\n  asyncio.create_task(job())", [3]),
         ("async def f():\n async with asyncio.TaskGroup() as tasks:\n  self._tasks.create_task(job())", []),
         ("async def f():\n async with other() as tasks:\n  tasks.create_task(job())", [3]),
+        ("def f(self, tasks: asyncio.TaskGroup):\n self._tasks.create_task(job())", []),
+        ("def f(self, tasks):\n self._tasks.create_task(job())", [2]),
     ],
 )
 def test_the_scan_sees_tasks_without_an_owner(program: str, lines: list[int]) -> None:

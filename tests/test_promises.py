@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +58,18 @@ def names(path: Path) -> frozenset[str]:
 def section(title: str) -> str:
     text = (ROOT / "README.md").read_text()
     return re.split(r"\n## ", text.split(f"\n## {title}\n", 1)[1])[0]
+
+
+@pytest.mark.parametrize(("verb", "ends"), [("demo", "penstock demo"), ("test", "pytest")])
+def test_the_two_commands_prepare_what_they_need(tmp_path: Path, verb: str, ends: str) -> None:
+    """On a clone without an environment, make would create one, install into it and then run the command."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(["make", "-n", verb], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert any("python3 -m venv" in line for line in lines) and any("pip install" in line for line in lines)
+    assert lines[-1].endswith(ends)
 
 
 def test_there_are_promises() -> None:
@@ -113,24 +127,21 @@ def test_the_files_of_the_readme_are_there() -> None:
 
 def test_the_glossary_is_short_and_at_the_head() -> None:
     head, rest = (ROOT / "CONTRIBUTING.md").read_text().split("\n## Verbs\n")
-    assert len(head.splitlines()) <= 42
+    assert len(head.splitlines()) <= 40
     words = [row.split("|")[1].strip() for row in head.splitlines() if row.startswith("| ")][1:]
     assert len(words) == len(set(words)) >= 20
     assert rest
 
 
+def statement(package: Path) -> str:
+    begin = package / "__init__.py"
+    return (ast.get_docstring(ast.parse(begin.read_text())) or "") if begin.exists() else ""
+
+
 def test_every_package_says_what_it_is() -> None:
     """In its `__init__.py`; folders that are no packages have a README."""
-    packages = [
-        path.parent for part in ("libs", "services", "tools", "loadtest") for path in (ROOT / part).rglob("*.py")
-    ]
-    silent = {
-        path.relative_to(ROOT).as_posix()
-        for path in packages
-        if path.name not in ("penstock", "v1")
-        and not ast.get_docstring(
-            ast.parse((path / "__init__.py").read_text() if (path / "__init__.py").exists() else "")
-        )
-    }
-    assert silent == set()
+    roots = [ROOT / part for part in ("libs", "services", "tools", "loadtest")]
+    packages = {path.parent for root in roots for path in root.rglob("*.py")}
+    silent = [path for path in packages if path.name not in ("penstock", "v1") and not statement(path)]
+    assert silent == []
     assert [part for part in ("tests", "proto", "docs") if not any((ROOT / part).glob("*.md"))] == []

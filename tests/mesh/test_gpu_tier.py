@@ -38,8 +38,8 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         assert third.usage["penstock"]["cached_tokens"].get("gpu", 0) == read_there
         assert store.gpu.stats().hits == read_there // BLOCK
         table = store.keeper.store
-        while (victim := table.hold_victim(store.keeper.now())) is not None:
-            table.discard(victim, store.keeper.now())
+        while (victim := table.victims.hold(store.keeper.now())) is not None:
+            table.victims.discard(victim, store.keeper.now())
         assert table.stats().blocks == 0, "host memory has nothing"
         fourth = await ask(http, mesh, tokens, GREEDY, "s")
         assert fourth.ids == expected.ids

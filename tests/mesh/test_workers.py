@@ -16,6 +16,7 @@ from penstock.decode.service import open_decode
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
+from penstock.worker import rotation
 
 from .support import ask, prompt, until
 
@@ -23,9 +24,8 @@ SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LONG = replace(SHORT, max_tokens=1500)
 
 
-@asynccontextmanager
-async def second_worker(mesh, model, **settings):
-    """Another worker of the mesh, and an event that asks it to stop."""
+def alone(mesh, model, **settings):
+    """Another worker of the mesh."""
     config = DecodeConfig(
         engine=EngineConfig(model, kv_pool_tokens=8192),
         model_name="tiny",
@@ -34,11 +34,17 @@ async def second_worker(mesh, model, **settings):
         host_id="test",
         **settings,
     )
+    return open_decode(config)
+
+
+@asynccontextmanager
+async def second_worker(mesh, model, **settings):
+    """Another worker of the mesh, an event that asks it to stop, and its life."""
     opened = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
 
     async def live():
-        async with open_decode(config) as served:
+        async with alone(mesh, model, **settings) as served:
             opened.set_result(served)
             await stop.wait()
 
@@ -134,3 +140,24 @@ async def test_a_worker_whose_step_does_not_end_is_out_of_rotation_until_it_does
 async def status(health) -> int:
     """What the worker says of itself."""
     return (await health.Check(health_pb2.HealthCheckRequest())).status
+
+
+async def test_a_defect_of_the_join_ends_the_worker_with_that_error(mesh, tiny, monkeypatch):
+    """It would serve on without work for ever: its supervisor has to start it again."""
+
+    load, victims = rotation.load, []
+
+    def defect(worker):
+        if worker in victims:
+            raise ZeroDivisionError("a defect of the join")
+        return load(worker)
+
+    monkeypatch.setattr(rotation, "load", defect)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with alone(mesh, tiny) as served:
+            metrics = served.metrics
+            victims.append(served.worker)
+            async with asyncio.timeout(10):
+                await asyncio.Event().wait()
+    assert caught.value.subgroup(ZeroDivisionError) is not None
+    assert 'penstock_task_failures_total{task="join"} 1.0' in metrics.text().decode()

@@ -98,6 +98,8 @@ def load_chat_model(directory: Path) -> ChatModel:
         tokenizer = Tokenizer.from_buffer(raw)
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise ChatModelError(directory / "tokenizer.json", f"is not a tokenizer: {error}") from None
+    tokenizer.no_truncation()  # settings of how it was trained
+    tokenizer.no_padding()
     settings = _read_object(directory / "tokenizer_config.json")
     added = tokenizer.get_added_tokens_decoder()
     special = {what.content for what in added.values() if what.special}

@@ -81,8 +81,12 @@ class PromptEncoder:
         return longest if self._tokenizer.normalizer is None else 4 * longest
 
     def encode_raw(self, text: str, *, most: int = sys.maxsize) -> array[int]:
-        """The ids of a text of the client's own making, control tokens included. Raises TooManyTokens."""
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        """The ids of a text of the client's own making, control tokens included. Raises TooManyTokens.
+
+        What the model's tokenizer puts around every text, by its post-processor, is put there: for most Llama, Mistral
+        and Gemma a BOS in front. Rendered conversations get nothing, their template writes it.
+        """
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=True)
         if len(encoding) > most:
             raise TooManyTokens(len(encoding))
         return array("I", encoding.ids)

@@ -1,1 +1,1 @@
-"""One place each for serving, channels, error mapping, and what travels beside a call."""
+"""One place each for serving, channels, error mapping, reconnecting, bounds of fields, and metadata of calls."""

@@ -1,5 +1,5 @@
-"""What every service checks of a message's fields. Each check raises InvalidRequest that names the field, the value and
-what would be right. Block keys and namespaces are checked by `penstock.kv.bounds`."""
+"""Checks of message fields that every service makes. Each raises InvalidRequest that names the field, the value and the
+right form. Block keys and namespaces are checked by `penstock.kv.bounds`."""
 
 from __future__ import annotations
 

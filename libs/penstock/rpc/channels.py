@@ -10,7 +10,7 @@ import grpc
 
 from penstock.rpc.server import KEEPALIVE, MAX_MESSAGE
 
-# Only calls that nobody else retries: a request that a worker or the router can't take is planned anew by the gateway.
+# Other calls are not retried here: the gateway plans again when a worker or the router cannot take a request.
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [

@@ -1,4 +1,4 @@
-"""What travels beside every call: the request id and the W3C trace context.
+"""The metadata of every call: the request id and the W3C trace context.
 
 Outgoing calls pass `metadata=outgoing()`; incoming ones are read by the server's interceptor. An explicit
 argument rather than a client interceptor: grpc.aio puts an extra generator around every intercepted stream.

@@ -24,7 +24,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class InFlight:
-    """How many handlers run. `grpc.aio.Server.stop` may return before handlers have cleaned up; this does not."""
+    """Counts running handlers. `grpc.aio.Server.stop` may return before handlers have cleaned up; `idle` does not."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -107,7 +107,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                         await context.write(reply)
                         writing = False
                 except Exception as error:
-                    if writing:  # nobody reads any more: grpc's own to handle
+                    if writing:  # the reader has gone: left to grpc
                         raise
                     await self._abort(method, error, context)
                 finally:
@@ -120,7 +120,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         request_id = safe_request_id(next((value for key, value in metadata if key == REQUEST_ID), None))
         parent = read_trace(metadata)
         if not (request_id or self._recording or trace.get_current_span(parent).get_span_context().is_valid):
-            yield  # nothing to tell, and nobody to tell it to
+            yield  # the caller gave no ids, and no exporter wants spans
             return
         with request_scope(request_id or ""):
             with self._tracer.start_as_current_span(

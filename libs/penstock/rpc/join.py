@@ -1,4 +1,4 @@
-"""A worker's side of `Router.Join`: it stays joined, whatever becomes of the router or the way there."""
+"""A worker's side of `Router.Join`: it stays joined when the router restarts or the network breaks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def stay_joined(
 
 
 class _Membership:
-    """What one worker tells its router, over one stream after another."""
+    """The reports of one worker to its router, over one stream after another."""
 
     def __init__(
         self,

@@ -21,10 +21,10 @@ KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
 )
-"""Of both sides: a peer that answers nothing for 15 s is gone. In grpcio 1.85 the last one decides; its default is a
-minute."""
+"""For servers and channels: a peer that answers nothing for 15 s is gone. In grpcio 1.85 the last option decides; its
+default is a minute."""
 _SPARE_STREAMS = 64
-"""Of one connection, beyond the calls that the server takes: so that a refusal is heard at once."""
+"""Streams of one connection beyond the calls that the server takes, so that a refusal is heard at once."""
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -50,7 +50,7 @@ class RpcServer:
         self.in_flight = InFlight()
 
     async def set_serving(self, serving: bool) -> None:
-        """What `grpc.health.v1` answers, for the server as a whole and for each of its services."""
+        """Sets the answer of `grpc.health.v1`, for the server as a whole and for each of its services."""
         for name in self._names:
             await self._health.set(name, _SERVING if serving else _NOT_SERVING)
 

@@ -1,1 +1,1 @@
-"""What every process of the mesh needs: configuration, telemetry, metrics, a start and an end."""
+"""Every process of the mesh needs it: configuration, telemetry, metrics, background tasks, a start and an end."""

@@ -1,4 +1,4 @@
-"""Where things are kept that can be made again."""
+"""The directories of files that can be made again."""
 
 from __future__ import annotations
 

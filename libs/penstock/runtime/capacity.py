@@ -1,4 +1,4 @@
-"""What this machine has room for: memory, disk, device memory. Checked before anything is started or written."""
+"""Checks, before anything is started or written, that this machine has enough memory, disk and device memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_BYTES = 1 << 16
 _MIB = 1 << 20
 _PAGE = 4096
 LEAST_BLOCKS = 16
-"""Fewer are no cache: the smallest prompt of any use has as many."""
+"""A tier with fewer blocks could not keep even a short prompt."""
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -37,7 +37,7 @@ def check_nvme(dir_field: str, directory: Path | None, bytes_field: str, size: i
         raise ConfigError(bytes_field, size, f"{dir_field} is set; say how much of it may be used, for example 20GiB")
     there = _nearest(dir_field, directory)
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(dir_field, str(directory), f"{there} can't be written to; choose a directory that can")
+        raise ConfigError(dir_field, str(directory), f"{there} is not writable; choose a directory that is")
     _check(bytes_field, size, shutil.disk_usage(there).free + _held(directory), f"there is room for {{}} in {there}")
 
 
@@ -47,7 +47,7 @@ def check_gpu_bytes(field: str, size: int, device: Callable[[], int] | None = No
         return
     most = (device or gpu_bytes)()
     if not most:
-        raise ConfigError(field, format_size(size), "there is no CUDA device here; leave it away")
+        raise ConfigError(field, format_size(size), "there is no CUDA device here; leave it out")
     _check(field, size, most, "the GPU has {} of memory")
     if importlib.util.find_spec("cupy") is None:
         right = "needs cupy: pip install 'penstock[cuda12]' or 'penstock[cuda13]', as the driver has it"
@@ -55,7 +55,7 @@ def check_gpu_bytes(field: str, size: int, device: Callable[[], int] | None = No
 
 
 def check_blocks(field: str, size: int, block_bytes: int) -> None:
-    """Raises ConfigError for a tier that can't hold a few blocks of that size; 0 is no tier."""
+    """Raises ConfigError for a tier too small for a few blocks of that size; 0 means no tier."""
     least = LEAST_BLOCKS * (-(-block_bytes // _PAGE) + 2) * _PAGE  # headers and alignment included
     if 0 < size < least:
         what = f"{LEAST_BLOCKS} blocks of this model, with {format_size(block_bytes)} each"
@@ -98,12 +98,12 @@ def _check(field: str, size: int, most: int, what: str) -> None:
 
 
 def _nearest(field: str, directory: Path) -> Path:
-    """The directory itself, or that of its parents in which it would be made."""
+    """The directory itself, or the nearest of its parents that exists."""
     there = directory.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise ConfigError(field, str(directory), f"{there} is no directory; choose another place")
+        raise ConfigError(field, str(directory), f"{there} is not a directory; choose another place")
     return there
 
 

@@ -1,4 +1,4 @@
-"""The request and the trace that the current task works for, in context variables: no argument is needed for them."""
+"""Context variables hold the request and the trace that the current task works for; no argument carries them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores are there for this process, and how the workers of a host share them."""
+"""The cores that this process may use, and how the workers of a host share them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SMALL_BYTES = 32 << 20
-"""Weights whose step is over before a second thread has begun."""
+"""A step over smaller weights ends before a second thread has begun."""
 _OTHERS = 2
 """Cores for the services without a model, where workers have cores of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker gets."""
+    """The share of one worker."""
 
     threads: int
-    """Of a model step."""
+    """Threads of a model step."""
     cores: tuple[int, ...] = ()
-    """On which the worker stays; none: the system places it."""
+    """The cores that the worker stays on; empty: the system places it."""
 
 
 def available_cores() -> int:
-    """What the scheduler lets this process run on, and its control group lets it use."""
+    """Cores that this process may run on, as far as its control group lets it use them."""
     return cores_of(len(os.sched_getaffinity(0)), _quota(_CGROUP))
 
 
@@ -48,8 +48,8 @@ def shares(affinity: Sequence[int], cores: int, workers: int, weights_bytes: int
     Where two cores for each worker and some for the other services are there, each worker stays on neighbouring ones of
     its own, and its threads' caches with them. Where a quota is the limit, or cores are few, staying would only keep
     idle ones from being used; and there a worker of a model that is not small has two threads, even if that makes more
-    than cores: workers pause between their steps, and a thread of the kernels that gets no core holds up nobody (see
-    team.cpp).
+    than cores: workers pause between their steps, and a thread of the kernels that gets no core does not hold up the
+    others (see team.cpp).
 
     Draft models and the services without a model get by on what the steps leave: they are small, and sleep.
     """
@@ -66,16 +66,16 @@ def parse_cores(text: str) -> frozenset[int]:
     for part in text.split(",") if text.strip() else ():
         first, dash, last = part.partition("-")
         if not first.strip().isdecimal() or not (last if dash else first).strip().isdecimal():
-            raise ValueError(f"{part!r} is no core; write for example 0-3 or 0,2")
+            raise ValueError(f"{part!r} is not a core; write for example 0-3 or 0,2")
         cores = range(int(first), int(last or first) + 1)
         if not cores or cores.stop > 4096:
-            raise ValueError(f"{part!r} is no range of cores; write for example 0-3")
+            raise ValueError(f"{part!r} is not a range of cores; write for example 0-3")
         found.update(cores)
     return frozenset(found)
 
 
 def format_cores(cores: Iterable[int]) -> str:
-    """What `parse_cores` reads."""
+    """The form that `parse_cores` reads: `"0-3,8"` is written as `"0,1,2,3,8"`."""
     return ",".join(map(str, sorted(cores)))
 
 
@@ -85,7 +85,7 @@ def stay_on(cores: Iterable[int]) -> None:
 
 
 def _quota(root: Path) -> float | None:
-    """Of control groups v2 or v1, as a container sees its own."""
+    """Processor time per time that control groups, v2 or v1, grant this process; None: no limit."""
     try:
         limit, period = (root / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -1,8 +1,8 @@
-"""The life of a process: start, tell who waits that it is ready, serve until told to stop, stop in order.
+"""The life of a process: start, report readiness, serve until told to stop, stop in order.
 
 A supervisor hands its child one end of a socket pair in `PENSTOCK_SUPERVISOR_FD`. The child writes one JSON
 line when it is ready, such as `{"address": "127.0.0.1:41234"}`. When the supervisor ends, however it ends,
-the child reads end-of-file there and stops; when it can't stop in order, because it hangs, it ends all the same.
+the child reads end-of-file there and stops; a child that hangs and cannot stop in order is ended after a grace period.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Lifecycle:
     """Given to a service's main coroutine: report readiness once, then wait for the end."""
 
     def __init__(self, orphan_grace_s: float = _ORPHAN_GRACE_S) -> None:
-        """After the supervisor's end there are `orphan_grace_s` seconds for an ordered stop."""
+        """When the supervisor has ended, an ordered stop may take `orphan_grace_s` seconds."""
         self._orphan_grace_s = orphan_grace_s
         self._stop = asyncio.Event()
         self._starting = asyncio.current_task()
@@ -41,7 +41,7 @@ class Lifecycle:
         return self._stop.is_set()
 
     def ready(self, **values: object) -> None:
-        """Tells the supervisor, and the log, that the service works, and where."""
+        """Tells the supervisor and the log that the service works, and at which address."""
         self._starting = None
         structlog.get_logger("penstock").info("ready", **values)
         if self._supervisor is not None:
@@ -87,8 +87,8 @@ class Lifecycle:
 
 
 def run(main: Callable[[Lifecycle], Coroutine[Any, Any, None]], orphan_grace_s: float = _ORPHAN_GRACE_S) -> None:
-    """Runs `main` on uvloop until it returns. Who is asked to stop before it is ready is cancelled. A ConfigError comes
-    out bare, however many task groups it went through."""
+    """Runs `main` on uvloop until it returns; cancels it when it is asked to stop before it is ready. A ConfigError
+    comes out bare, however many task groups it went through."""
 
     async def body() -> None:
         lifecycle = Lifecycle(orphan_grace_s)
@@ -125,7 +125,7 @@ def _wait_for_end(supervisor: socket.socket) -> None:
 
 
 def _silence() -> None:
-    """Nobody reads our output any more: a log line must not fail the ordered stop."""
+    """Output goes nowhere from now on: its reader has gone, and a log line must not fail the ordered stop."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(nowhere, fd)

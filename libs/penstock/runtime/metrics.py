@@ -66,7 +66,7 @@ def exposed(metrics: Metrics, address: str | None) -> Iterator[None]:
 
 
 class _Figures(Collector):
-    """What a data structure says of itself, read when somebody asks."""
+    """Figures of a data structure, read at each scrape."""
 
     def __init__(self, prefix: str, read: Callable[[], Mapping[str, float]], counters: frozenset[str]) -> None:
         self._prefix = prefix
@@ -81,7 +81,7 @@ class _Figures(Collector):
 
 
 class _ByReason(Collector):
-    """Counters with one label, read when somebody asks."""
+    """Counters with one label, read at each scrape."""
 
     def __init__(self, name: str, what: str, read: Callable[[], Mapping[str, int]]) -> None:
         self._name, self._what, self._read = name, what, read
@@ -115,7 +115,7 @@ class GatewayMetrics(Metrics):
             "penstock_usage_defects", "Reports of workers whose tokens are not those of their request"
         )
         self.remembered = self._counter(
-            "penstock_prompt_tokens_remembered", "Prompt tokens known from the session's last turn, not made anew"
+            "penstock_prompt_tokens_remembered", "Prompt tokens known from the session's last turn, not encoded again"
         )
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out")
         self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a stream")

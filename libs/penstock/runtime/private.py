@@ -30,7 +30,7 @@ def open_directory(path: Path) -> int:
 def open_file(name: str, flags: int, directory: int, path: Path) -> int:
     """A descriptor of the file `name` in an open directory, whose path is `path`: new files are this user's alone.
 
-    Raises PermissionError where it belongs to another user or others can write to it, or is no plain file, else
+    Raises PermissionError where it belongs to another user or others can write to it, or is not a plain file, else
     OSError: symbolic links are not followed.
     """
     file = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)
@@ -56,7 +56,7 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def misuse(status: os.stat_result) -> str | None:
-    """Why what has this status can't be trusted; None where only this user can have written it."""
+    """Why a file or directory with this status is not trusted; None if only this user can have written it."""
     if status.st_uid != os.geteuid():
         return f"belongs to user {status.st_uid}, not to user {os.geteuid()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

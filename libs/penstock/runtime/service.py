@@ -16,7 +16,7 @@ from penstock.runtime.telemetry import telemetry
 
 
 class ServiceConfig(Protocol):
-    """What the settings of every service have."""
+    """Settings that every service has."""
 
     @property
     def log_level(self) -> str: ...
@@ -26,7 +26,7 @@ class ServiceConfig(Protocol):
 
 
 class OpenService(Protocol):
-    """What every open service has."""
+    """A service that is open: where it listens, and its metrics."""
 
     @property
     def address(self) -> str: ...
@@ -40,7 +40,7 @@ Service = TypeVar("Service", bound=OpenService)
 
 
 def its_address(service: OpenService) -> Mapping[str, str]:
-    """What most services tell their supervisor when they are ready."""
+    """The message of most services to their supervisor when they are ready."""
     return {"address": service.address}
 
 
@@ -52,8 +52,8 @@ def service_main(
     *,
     tells: Callable[[Service], Mapping[str, str]] = its_address,
 ) -> App:
-    """The command line of the service `name`; `what` is its help text, `tells` what its supervisor hears when it is
-    ready."""
+    """The command line of the service `name`; `what` is its help text; `tells` makes the message to its supervisor when
+    it is ready."""
 
     def serve(config: Config) -> None:
         async def main(lifecycle: Lifecycle) -> None:

@@ -1,8 +1,8 @@
-"""The only way to run a background task: whoever starts one says what its failure does.
+"""The only way to run a background task: its starter decides what a failure does.
 
 A task that fails in silence is a defect that shows up hours later somewhere else. Here every failure is logged with
 its traceback and counted by the task's name; then it stops the block it runs beside, is started again, or ends there.
-Tasks whose failure is an answer for their parent belong into an `asyncio.TaskGroup` instead.
+Tasks whose failure is an answer for their parent belong in an `asyncio.TaskGroup` instead.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def beside(job: Job, *, name: str, on_failure: OnFailure, failed: Failed) 
 def start(job: Job, *, name: str, on_failure: OnFailure, failed: Failed) -> asyncio.Task[None]:
     """Runs `job()` until its owner calls `end`; for a task that outlives the call that starts it.
 
-    The task raises only with "stop"; who takes that has to look at the task.
+    The task raises only with "stop"; its owner then has to look at the task.
     """
     return asyncio.get_running_loop().create_task(_run(job, name, on_failure, failed), name=name)
 
@@ -110,7 +110,7 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:
-    """What a task that has ended raised."""
+    """The error of a task that has ended, or None."""
     return None if task.cancelled() else task.exception()
 
 

@@ -42,7 +42,7 @@ def telemetry(service: str, log_level: str = "info") -> Iterator[None]:
 
 
 def recording() -> bool:
-    """Whether anybody will see this process's spans."""
+    """Whether the spans of this process are exported."""
     provider = trace.get_tracer_provider()
     return isinstance(provider, TracerProvider) and provider.sampler is not ALWAYS_OFF
 
@@ -82,7 +82,7 @@ def _configure_logs(service: str, level: str) -> None:
 def _configure_libraries(
     shared: list[structlog.typing.Processor], renderer: structlog.typing.Processor, level: int
 ) -> None:
-    """What the engine and libraries log through `logging` gets the same form, and the same ids."""
+    """Gives log lines of the engine and of libraries, which use `logging`, the same form and the same ids."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

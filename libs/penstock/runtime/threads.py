@@ -15,9 +15,9 @@ async def to_its_end(
 ) -> Result:
     """Runs `job` in a thread of `executor` and returns its result.
 
-    A thread can't be cancelled: when the caller is, `stop` is called (it may tell the job to end early), a job that has
-    not begun is dropped, and CancelledError is raised only after a job that has begun has ended. So whatever memory the
-    job touches is the caller's again when this returns. The job's own error is lost then.
+    A thread cannot be cancelled: when the caller is, `stop` is called (it may tell the job to end early), a job that
+    has not begun is dropped, and CancelledError is raised only after a job that has begun has ended. So whatever
+    memory the job touches is the caller's again when this returns. The job's own error is lost then.
     """
     submitted = executor.submit(job)
     running = asyncio.wrap_future(submitted)

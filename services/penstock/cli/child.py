@@ -1,4 +1,4 @@
-"""One supervised process: start it, hear that it is ready, hear its log, stop it."""
+"""One supervised process: starts it, hears its readiness and its log, stops it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LONGEST_LINE = 16 * 1024
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to run."""
+    """A program to run, and when to stop it."""
 
     name: str
-    """In messages, unique: prefill-0."""
+    """Unique; used in messages: prefill-0."""
     command: tuple[str, ...]
     stop_stage: int = 0
     """Lower stages are stopped first; within one stage all at once."""
@@ -50,12 +50,12 @@ class Child:
         return await self._process.wait()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM."""
+        """Sends SIGTERM."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, to it and to whatever it has started."""
+        """Sends SIGKILL to it and to every process that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -69,8 +69,8 @@ async def running(
 ) -> AsyncIterator[Child]:
     """Starts `spec`; after the block the process has ended, if need be by SIGKILL.
 
-    `on_ready` gets what the child says of itself, once; `on_line(name, line)` every line it writes. The child runs in a
-    session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops the children in order.
+    `on_ready` gets the child's message about itself, once; `on_line(name, line)` every line it writes. The child runs
+    in a session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops the children in order.
     """
     ours, theirs = socket.socketpair()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)

@@ -35,7 +35,7 @@ async def _run(options: MeshOptions, view: View) -> int:
     try:
         from openai import AsyncOpenAI, OpenAIError
     except ImportError as error:
-        view.failed(f"{error}; the demo wants the official client: pip install 'penstock[demo]'")
+        view.failed(f"{error}; the demo needs the official client: pip install 'penstock[demo]'")
         return 2
     console = Console(highlight=False, soft_wrap=True)
     script = demo_script()
@@ -72,7 +72,7 @@ async def _play(client: AsyncOpenAI, model: str, script: Script, console: Consol
 
 
 def transcript(exchange: Exchange) -> list[str]:
-    """What was said, one line each."""
+    """The messages of the exchange, one line each."""
     lines = [f"[bold cyan]user[/]       {escape(exchange.user)}"] if exchange.user else []
     if exchange.text:
         lines.append(f"[bold green]assistant[/]  {escape(_short(exchange.text))}")

@@ -1,4 +1,4 @@
-"""What of the services' logs a person should see."""
+"""Picks the log lines of the services that a person should see, and writes them as sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def readable(line: str, least: str) -> str | None:
     """A log line as a sentence, when it is at least of level `least`; None: not to be shown.
 
     A line that is not one of ours, such as a traceback's, is shown only where debug lines are: when it matters, the
-    child ends and its last lines are shown anyhow.
+    child ends, and then its last lines are shown.
     """
     event = parse(line)
     if event is None:

@@ -1,4 +1,4 @@
-"""Which processes make a mesh on this host, and with which settings."""
+"""The processes that make a mesh on this host, and their settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class MeshOptions:
 
     @property
     def model_name(self) -> str:
-        """What clients ask for."""
+        """The model's public name."""
         return self.model if self.model in NAMES else Path(self.model).resolve().name
 
     @property
@@ -92,7 +92,7 @@ class DemoOptions(MeshOptions):
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """What to start, and where it will answer."""
+    """The processes to start, and the addresses at which the mesh will answer."""
 
     url: str
     children: tuple[ChildSpec, ...]

@@ -1,4 +1,4 @@
-"""Plays a session through the official client and keeps what each request cost."""
+"""Plays a session through the official client and keeps the cost of each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.cli.script import Script
 
 Json = dict[str, Any]
 _MOST_CALLS = 4
-"""Requests of one turn; a model that wants more tools than that has lost its way."""
+"""Requests of one turn; a model that calls tools more often has lost its way."""
 _MOST_TOKENS = 200
 
 

@@ -1,4 +1,4 @@
-"""Addresses that are known before anybody listens on them, so that all processes can start at once."""
+"""Reserves addresses before their services listen there, so that all processes can start at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class PortTaken(OSError):
-    """Somebody else uses the port."""
+    """Another process uses the port."""
 
 
 class Ports:
@@ -31,7 +31,7 @@ class Ports:
             holder.bind(("127.0.0.1", port))
         except OSError as error:
             holder.close()
-            raise PortTaken(f"port {port} of 127.0.0.1 can't be used: {error.strerror}") from error
+            raise PortTaken(f"port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
         address = f"127.0.0.1:{holder.getsockname()[1]}"
         if sys.platform == "linux":
             self._held.append(holder)

@@ -21,7 +21,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @asynccontextmanager
 async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPlan]:
-    """Where the mesh answers, once a request would succeed. Raises ConfigError or ChildFailed when there is none.
+    """The mesh's plan, with its addresses, once a request would succeed. Raises ConfigError or ChildFailed.
 
     SIGINT, SIGTERM and SIGHUP cancel the calling task, and with it the block; a second one ends the services at once.
     """

@@ -1,4 +1,4 @@
-"""What the demo says: the system text, the tools, what they return, and the user's turns."""
+"""The script of the demo: the system text, the tools, their results, and the user's turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Script:
     tools: Sequence[Mapping[str, Any]]
     """In OpenAI's form."""
     answer: Callable[[str, str], str]
-    """A tool's name and arguments, as the API gives them, to its result; a wrong call has a result that says so."""
+    """A tool's name and arguments, as the API gives them, to its result; the result of a wrong call says so."""
     turns: Sequence[str]
-    """What the user says, one after the other."""
+    """The user's messages, in order."""
 
 
 def demo_script() -> Script:

@@ -49,7 +49,7 @@ class Patience:
     """How long the supervisor waits, in seconds."""
 
     stop_s: float = 8.0
-    """For the end of one stage after SIGTERM; then SIGKILL."""
+    """After SIGTERM, until one stage has ended; then SIGKILL."""
     first_backoff_s: float = 0.2
     last_backoff_s: float = 10.0
     sound_after_s: float = 30.0
@@ -89,7 +89,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     async def ready(self) -> dict[str, Values]:
-        """Returns when every child has been ready; what they said of themselves, by name. Raises ChildFailed."""
+        """Returns when every child has been ready; their messages about themselves, by name. Raises ChildFailed."""
         await self._started.wait()
         if self._failure is not None:
             raise self._failure

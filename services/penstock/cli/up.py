@@ -1,4 +1,4 @@
-"""`penstock up`"""
+"""`penstock up`: starts the mesh and stays until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def up(options: MeshOptions) -> int:
 
 
 def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> int:
-    """Runs `main(view)`; says why when the mesh can't be had."""
+    """Runs `main(view)`; reports the reason when the mesh cannot start."""
     view = View(options.log_level)
     try:
         return run_until_signalled(partial(main, view))

@@ -1,4 +1,4 @@
-"""What `penstock up` shows: a live line of states while the mesh starts, then only what matters."""
+"""The output of `penstock up`: a live line of states while the mesh starts, then only changes and warnings."""
 
 from __future__ import annotations
 

@@ -31,9 +31,10 @@ from penstock.kvstore.events.wire.format import Held
 from penstock.kvstore.eviction import make_policy
 from penstock.kvstore.eviction.promised import KeepPromised
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.kvstore.table.blocks import Block, BlockPolicy, Lease, StoreStats, Tier
+from penstock.kvstore.table.blocks import Block, BlockPolicy, Lease, TableStats, TierKind
 from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.table.table import BlockStore, Watcher
+from penstock.kvstore.table.shelf import Watcher
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Supplier
 from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.disk.opening import Disk
@@ -42,11 +43,11 @@ from penstock.runtime.config import format_size
 _AHEAD_BYTES = 32 << 20
 """Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
 _STEP_BYTES = 4 << 20
-_MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU", Tier.NVME: "DISK"}
+_MEDIA = {TierKind.GPU: "GPU", TierKind.HOST: "CPU", TierKind.NVME: "DISK"}
 """Names of the tiers in the events for others' routers."""
 _FRUITLESS = 1000
 """Blocks stored, and blocks missed, without a hit: no workload of turns looks like that."""
-_NOTHING = StoreStats(*[0] * 18)
+_NOTHING = TableStats(*[0] * 18)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +56,27 @@ class _Announcer:
 
     arena: Arena
     hub: EventHub
-    tier_of: Callable[[bytes], Tier | None]
+    tier_of: Callable[[bytes], TierKind | None]
     watchers: list[Watcher]
+    grown: asyncio.Event
+    """A slot was handed out."""
 
-    def stored(self, block: Block) -> None:
+    def block_stored(self, block: Block) -> None:
         self.hub.note(block.key, self.tier_of(block.key))
         for watcher in self.watchers:
-            watcher.stored(block)
+            watcher.block_stored(block)
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         self.hub.note(block.key, self.tier_of(block.key))
         for watcher in self.watchers:
-            watcher.removed(block)
+            watcher.block_removed(block)
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         self.arena.set_epoch(slot, epoch)
+        if epoch:
+            self.grown.set()
         for watcher in self.watchers:
-            watcher.holder(slot, epoch)
+            watcher.slot_held(slot, epoch)
 
 
 class Layer(Protocol):
@@ -103,8 +108,9 @@ class Keeper:
         """Tiers that are cut up anew with the arena."""
         self.watchers: list[Watcher] = []
         """Hear of every change of the host tier."""
-        self._announcer = _Announcer(self.arena, self.hub, self.tier_of, self.watchers)
-        self._store: BlockStore | None = None
+        self._grown = asyncio.Event()
+        self._announcer = _Announcer(self.arena, self.hub, self.tier_of, self.watchers, self._grown)
+        self._store: BlockTable | None = None
         self._bringer: Bringer | None = None
         self.epochs = itertools.count(1)
         """Of all tiers."""
@@ -112,7 +118,6 @@ class Keeper:
         self._armed = 0.0
         self._suspected = False
         self._touched = 0
-        self._grown = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore")
         self.disk: Disk | None = None
         if config.nvme_dir is not None:
@@ -134,7 +139,7 @@ class Keeper:
         return KeepPromised(make_policy(self._config.eviction, self.now), self.now)
 
     @property
-    def store(self) -> BlockStore:
+    def store(self) -> BlockTable:
         """The table. Raises NotFound before the first client."""
         if self._store is None:
             raise NotFound("no such attachment: attach first", field="attachment_id")
@@ -144,7 +149,7 @@ class Keeper:
         """The table's clock."""
         return time.monotonic()
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> TableStats:
         """Figures of the table; zeros before the first client."""
         return self._store.stats() if self._store else _NOTHING
 
@@ -197,7 +202,7 @@ class Keeper:
         store, suppliers, now = self.store, [*self.suppliers, *more], self.now()
         if self.disk is not None:
             self.disk.tier.renew(keys)
-        lease = store.lease(attachment_id, keys, seconds, now, session, grows=bool(suppliers))
+        lease = store.leases.take(attachment_id, keys, seconds, now, session, grows=bool(suppliers))
         if lease is not None and len(lease.blocks) < len(keys) and suppliers:
             lease = await self._grow(lease, keys, suppliers, now + min(wait_s, self._config.bring_s))
         if lease is None:
@@ -208,7 +213,8 @@ class Keeper:
 
     def _suspect(self) -> None:
         """Says once that much is stored and nothing is ever found, as when clients name the same tokens differently."""
-        if not self._suspected and self.store.fruitless(_FRUITLESS):
+        stats = self.stats()
+        if not self._suspected and not stats.hits and min(stats.puts, stats.misses) >= _FRUITLESS:
             self._suspected = True
             self._log.warning("many blocks were stored and asked for, and none was ever found: do all clients agree?")
 
@@ -220,14 +226,15 @@ class Keeper:
         try:
             await self._bringer.fill(lease, keys, suppliers, until)
         except BaseException:
-            store.abandon(lease, self.now())
+            store.leases.abandon(lease, self.now())
             raise
-        return store.settle(lease, len(keys), self.now())
+        return store.leases.settle(lease, len(keys), self.now())
 
     def retain(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """Has every tier promise what it can; the answer is that of the one which promised most."""
         now = self.now()
-        grants = [self.store.retain(attachment_id, keys, seconds, namespace, now)]
+        self.store.check_attached(attachment_id)
+        grants = [self.store.promise(keys, seconds, namespace, now)]
         if self.disk is not None:
             grants.append(self.disk.tier.promise(keys, seconds, namespace))
             self.disk.mover.promised(keys[: grants[-1].blocks])
@@ -239,16 +246,16 @@ class Keeper:
         if self._store is not None and outlook is not None:
             returns_at = outlook.expected_at if outlook.expected_at < math.inf else None
             expected = ReturnHint(ended=outlook.state is SessionPhase.ENDED, returns_at=returns_at)
-            self._store.expect(session, expected)
+            self._store.expect_session(session, expected)
             if self.disk is not None:
                 self.disk.tier.expect(session, expected)
 
-    def tier_of(self, key: bytes) -> Tier | None:
+    def tier_of(self, key: bytes) -> TierKind | None:
         """The nearest tier of this store that has a block."""
-        found = Tier.HOST if self._store is not None and key in self._store else None
+        found = TierKind.HOST if self._store is not None and key in self._store else None
         for one in self.suppliers:
             tier = one.tier
-            if tier is not Tier.REMOTE and (found is None or tier < found) and one.find(key) is not None:
+            if tier is not TierKind.REMOTE and (found is None or tier < found) and one.find(key) is not None:
                 found = tier
         return found
 
@@ -265,14 +272,14 @@ class Keeper:
         """As `moved`, by a tier that is nearer than host memory."""
         self.hub.note(key, self.tier_of(key))
 
-    def _keys(self) -> Iterable[tuple[bytes, Tier]]:
+    def _keys(self) -> Iterable[tuple[bytes, TierKind]]:
         """All that can be found, and where; what comes and goes between two steps is left to the changes."""
         for tier, keys in [(tier, list(keys)) for tier, keys in self._places()]:
             yield from ((key, tier) for key in keys if self.tier_of(key) is tier)
 
-    def _places(self) -> Iterable[tuple[Tier, Iterable[bytes]]]:
+    def _places(self) -> Iterable[tuple[TierKind, Iterable[bytes]]]:
         if self._store is not None:
-            yield Tier.HOST, self._store.keys()
+            yield TierKind.HOST, self._store.keys()
         for supplier in self.suppliers:
             yield supplier.tier, supplier.all_keys()
 
@@ -300,7 +307,6 @@ class Keeper:
     def detach(self, attachment_id: str, client: str) -> None:
         """Takes back all that the attachment owns."""
         self.store.detach(attachment_id, self.now())
-        self.arm()
         self._log.info("client detached", client=client)
 
     def _change_spec(self, spec: KvSpec) -> None:
@@ -318,15 +324,16 @@ class Keeper:
             raise Unavailable("the store waits for the last copies of another KV spec", retry_after=1.0)
         self.arena.format(layout)
         self.spec = spec
-        self._store = BlockStore(
+        self._store = BlockTable(
             layout.slots,
             spec.block_bytes,
             self._announcer,
             policy=self.policy,
-            retention=self._config.retention(layout.slots),
+            promises=self._config.promises(layout.slots),
             epochs=self.epochs,
             reserve_s=self._config.reserve_s,
             cooling_s=self._config.cooling_s,
+            wake=self._wake,
         )
         self._bringer = Bringer(self._store, self.arena, self.now)
         if self.disk is not None:
@@ -336,14 +343,13 @@ class Keeper:
             layer.format(spec)
         self.hub.restart()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
-        self.grown()
+        self._grown.set()
 
     # -- time and memory
 
-    def arm(self) -> None:
-        """Call after each change: sees to it that what ends is taken back when it ends."""
-        end = self._store.next_deadline() if self._store else None
-        if end is None or self.closing.is_set():
+    def _wake(self, end: float) -> None:
+        """Sees to it that what ends at `end` is taken back then."""
+        if self.closing.is_set():
             return
         if self._timer is not None:
             if self._armed <= end:
@@ -355,16 +361,13 @@ class Keeper:
     def _expire(self) -> None:
         self._timer = None
         self.store.expire(self.now())
-        self.arm()
-
-    def grown(self) -> None:
-        """Call after slots were handed out: has pages provided ahead of the next ones."""
-        self._grown.set()
+        if (end := self.store.next_end()) is not None:
+            self._wake(end)
 
     def _wanted(self) -> int:
         if self._store is None:
             return 0
-        return min(self.arena.size, self.arena.layout.offset(self._store.frontier) + _AHEAD_BYTES)
+        return min(self.arena.size, self.arena.layout.offset(self._store.slots.frontier) + _AHEAD_BYTES)
 
     async def open(self) -> None:
         """Finds what is on the disk."""

@@ -12,7 +12,7 @@ from penstock.kvstore.elsewhere.pulling import Puller
 from penstock.kvstore.events.hub import Change
 from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.kvstore.table.blocks import Block, Lease, Tier, Wanted, Written
+from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
@@ -46,7 +46,7 @@ def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = Fal
         more=lease.more,
         offsets=[layout.offset(block.slot) for block in blocks],
         epochs=[block.epoch for block in blocks],
-        tiers=[tier_message(lease.brought.get(index, Tier.HOST)) for index in range(len(blocks))],
+        tiers=[tier_message(lease.brought.get(index, TierKind.HOST)) for index in range(len(blocks))],
         checksums=b"".join([block.checksum for block in blocks]),
         about=[about_message(block) for block in blocks] if peer else (),
         namespaces=[block.namespace for block in blocks] if peer else (),
@@ -67,8 +67,8 @@ def events_message(change: Change) -> common_pb2.BlockEvents:
     )
 
 
-def tier_message(tier: Tier) -> common_pb2.Tier.ValueType:
-    """A Tier for the wire."""
+def tier_message(tier: TierKind) -> common_pb2.Tier.ValueType:
+    """A TierKind for the wire."""
     return cast(common_pb2.Tier.ValueType, int(tier))
 
 

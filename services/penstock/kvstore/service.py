@@ -46,7 +46,7 @@ from penstock.kvstore.messages import (
     wanted_from_message,
     written_from_message,
 )
-from penstock.kvstore.table.blocks import Reserved, State, StoreStats
+from penstock.kvstore.table.blocks import Reserved, ReserveState, TableStats
 from penstock.kvstore.tiers.base import Supplier
 from penstock.kvstore.tiers.device.messages import DeviceFace
 from penstock.kvstore.tiers.device.opening import OpenDevice, open_gpu
@@ -65,9 +65,9 @@ _SHARE_FOR_BRINGING = 0.5
 """Of the time that a client gives a lease: it still has to read the blocks."""
 _LONGEST_WAIT_S = 60.0
 _STATE = {
-    State.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
-    State.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
-    State.FULL: kvstore_pb2.Reservation.STATE_FULL,
+    ReserveState.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
+    ReserveState.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
+    ReserveState.FULL: kvstore_pb2.Reservation.STATE_FULL,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -96,7 +96,7 @@ class KvStore:
         """What is asked, in this order, for blocks that are not in host memory."""
         return self.keeper.suppliers
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> TableStats:
         """The table's figures."""
         return self.keeper.stats()
 
@@ -259,7 +259,6 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
                     request.attachment_id, rest, seconds, wait_s, request.session, self._elsewhere(request)
                 )
         self._device.used(lease)
-        self._keeper.arm()
         if lease is None:
             return kvstore_pb2.LeaseResponse(device=on_device)
         message = lease_message(lease, self._keeper.arena.layout, self._keeper.store.block_bytes, peer=request.peer)
@@ -277,8 +276,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
         check_count("lease_ids", request.lease_ids)
-        released = self._keeper.store.release(request.attachment_id, request.lease_ids, self._keeper.now())
-        self._keeper.arm()
+        released = self._keeper.store.leases.release(request.attachment_id, request.lease_ids, self._keeper.now())
         return kvstore_pb2.ReleaseResponse(released=released, device_released=self._device.release(request))
 
     async def Reserve(self, request: kvstore_pb2.ReserveRequest, context: Context) -> kvstore_pb2.ReserveResponse:
@@ -286,10 +284,10 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         store = self._keeper.store
         check_length(request.length, store.block_bytes)
         wanted = wanted_from_message(request)
-        reserved = store.reserve(request.attachment_id, wanted, self._keeper.now())
-        self._keeper.arm()
-        self._keeper.grown()
-        return kvstore_pb2.ReserveResponse(blocks=[self._answer(one) for one in reserved], reserve_s=store.reserve_s)
+        reserved = store.puts.reserve(request.attachment_id, wanted, self._keeper.now())
+        return kvstore_pb2.ReserveResponse(
+            blocks=[self._answer(one) for one in reserved], reserve_s=store.puts.reserve_s
+        )
 
     def _answer(self, reserved: Reserved) -> kvstore_pb2.Reservation:
         if reserved.block is None:
@@ -300,7 +298,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
         check_count("blocks", request.blocks)
         written = [written_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
-        committed = self._keeper.store.commit(request.attachment_id, written, self._keeper.now())
+        committed = self._keeper.store.puts.commit(request.attachment_id, written, self._keeper.now())
         return kvstore_pb2.CommitResponse(committed=committed)
 
     async def Quarantine(
@@ -309,7 +307,6 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_key("key", request.key)
         store = self._keeper.store
         removed = store.quarantine(request.attachment_id, request.key, request.epoch, self._keeper.now())
-        self._keeper.arm()
         return kvstore_pb2.QuarantineResponse(removed=removed or self._device.quarantine(request))
 
     async def Retain(self, request: kvstore_pb2.RetainRequest, context: Context) -> kvstore_pb2.RetainResponse:
@@ -336,7 +333,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             raise InvalidRequest(f"at is {request.at}, a block has {store.block_bytes} bytes", field="at")
         sent = request.at
         for ranges in packed(request.indices, store.block_bytes, request.at):
-            lease = store.find_lease(request.attachment_id, request.lease_id, self._keeper.now())
+            lease = store.leases.find(request.attachment_id, request.lease_id, self._keeper.now())
             pieces = []
             for index, at, length in ranges:
                 if index >= len(lease.blocks):

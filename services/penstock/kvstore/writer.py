@@ -40,7 +40,7 @@ class Writer:
                 f"{len(data)} bytes at {at}, expected at {self._at} of {length}; chunks come in order", field="at"
             )
         store = self._keeper.store
-        found = store.find_reserved(self._attachment, block.key, block.epoch, self._keeper.now())
+        found = store.puts.find(self._attachment, block.key, block.epoch, self._keeper.now())
         if found is None:
             self._lost = True
         else:
@@ -52,7 +52,7 @@ class Writer:
 
     def _commit(self, block: Written) -> None:
         whole = not self._lost and self._sum.digest() == block.checksum
-        answer = self._keeper.store.commit(
+        answer = self._keeper.store.puts.commit(
             self._attachment, [block if whole else replace(block, checksum=b"")], self._keeper.now()
         )
         self._committed.append(whole and answer[0])

@@ -1,4 +1,4 @@
-"""What an operator may set."""
+"""The settings of the router."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class RouterConfig:
     local_prefill_tokens: int = 64
     """Up to this many uncached tokens may be computed by the decode worker itself, where that is quicker."""
     handoff_s: float = 0.01
-    """What one hand-off from prefill to decode costs, beside the bytes."""
+    """Seconds that one hand-off from prefill to decode costs, apart from moving the bytes."""
     pull_s: float = 0.01
-    """What fetching KV from the store of another host costs, beside the bytes."""
+    """Seconds that fetching KV from the store of another host costs, apart from moving the bytes."""
     silent_s: float = 10.0
     """A worker that has reported no load for this long gets no work."""
     session_ttl_s: float = 1800.0
@@ -44,7 +44,7 @@ class RouterConfig:
     max_sessions: int = 100_000
     """Sessions remembered."""
     seed: int = 0
-    """Of the random choice between equals; 0 draws one."""
+    """Seed of the random choice between equals; 0 draws one."""
     metrics_address: OptionalAddress = None
     """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"

@@ -1,5 +1,5 @@
-"""What waits to be told to members: the newest on each subject, bounded, dropped rather than waited for. And session
-hints, which are what stores are told."""
+"""Messages that wait for members: the newest on each subject, bounded, dropped rather than waited for. And session
+hints, which stores are told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.v1 import common_pb2, router_pb2
 
 
 class Mailbox:
-    """What waits for one member, until `end`. Of several messages on one subject only the newest is kept."""
+    """The messages that wait for one member, until `end`. Of several on one subject only the newest is kept."""
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
@@ -51,13 +51,13 @@ class Mailbox:
 
 
 class LiveSessions:
-    """Which sessions have a request now, and so which hints their requests cause."""
+    """Sessions that have a request now; tells which hints their requests cause."""
 
     def __init__(self) -> None:
         self._live: Counter[str] = Counter()
 
     def begin(self, session: str) -> common_pb2.SessionHint | None:
-        """A request of the session begins; what to tell of it. The caller owes one `end`."""
+        """A request of the session begins; the hint that this causes. The caller owes one `end`."""
         if not session:
             return None
         self._live[session] += 1
@@ -66,7 +66,7 @@ class LiveSessions:
         return common_pb2.SessionHint(session=session, state=common_pb2.SESSION_STATE_ACTIVE)
 
     def end(self, session: str, last_words: common_pb2.SessionHint | None) -> common_pb2.SessionHint | None:
-        """A request has ended; what to tell: what it said last, or that its user is next. Nothing while others run."""
+        """A request has ended; the hint that this causes, from its last words. None while others run."""
         if not session:
             return None
         self._live[session] -= 1

@@ -1,4 +1,4 @@
-"""Which store holds which block: a dictionary from block key to a bit mask of stores."""
+"""Maps each block key to a bit mask of the stores that hold the block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SWEEP = 512
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """What the index holds and did."""
+    """Figures of the index."""
 
     blocks: int
     stores: int
@@ -60,7 +60,7 @@ class BlockIndex:
                 self._masks.pop(key, None)
 
     def drop(self, store: str) -> None:
-        """`store` has left, or starts anew: nothing of it is found from now on. Its entries go later, bit by bit."""
+        """`store` has left or begins again: its blocks are not found from now on. Its entries go later, bit by bit."""
         bit = self._bits.pop(store, 0)
         if bit:
             self._dead |= bit

@@ -1,4 +1,4 @@
-"""A value that many follow: each sees the newest one, none is queued for a slow reader."""
+"""A value with many followers: each sees the newest one, none is queued for a slow reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What live plans hold on each member: tokens to prefill, sequences and context to decode."""
+"""The charges of live plans on each member: tokens to prefill, sequences and context to decode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Charge:
-    """What one plan holds. Lives exactly as long as the plan's stream; `Ledger.release` gives it back."""
+    """The charge of one plan. Lives exactly as long as the plan's stream; `Ledger.release` gives it back."""
 
     prefill: str
     """The member that computes the prompt; the decode member itself when there was no hand-off."""
@@ -46,11 +46,11 @@ class Ledger:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is charged to anybody."""
+        """Whether no member is charged with anything."""
         return not self._live and not self._accounts
 
     def of(self, member: str) -> Account:
-        """What `member` is charged with; to be read, not changed."""
+        """The charges on `member`; to be read, not changed."""
         return self._accounts.get(member) or Account()
 
     def charge(self, charge: Charge) -> int:

@@ -1,4 +1,4 @@
-"""Router messages to and from plain objects. What a peer sent is checked here, once."""
+"""Router messages to and from plain objects. Every field that a peer sends is checked here, once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from penstock.router.registry import Member, RegistryView, Report, Seat
 from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
 from penstock.v1 import common_pb2, router_pb2
 
+_STATES = frozenset(common_pb2.SessionState.values())
+_MOST_HINTS = 512
+"""Of one call: telling each store of each takes some 10 ms of the event loop."""
 _MOST_AVOIDED = 256
 """Members that one request may have lost; a stream that moves more often has long been given up."""
 _ROLES = {
@@ -24,7 +27,7 @@ _ROLES = {
 
 
 def member(hello: router_pb2.Hello) -> Member:
-    """What a peer says of itself. Raises InvalidRequest."""
+    """A peer, as it describes itself. Raises InvalidRequest."""
     check_id("hello.member_id", hello.member_id)
     if hello.role != router_pb2.ROLE_KVSTORE and hello.role not in _ROLES:
         raise _bad("hello.role", "prefill, decode, both or kvstore")
@@ -68,10 +71,16 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     seat.measure(*rates, now, load.remote_bytes_per_s)
 
 
+def hints(request: common_pb2.HintRequest) -> list[common_pb2.SessionHint]:
+    """The session hints of a request. Raises InvalidRequest."""
+    check_count("hints", request.hints, _MOST_HINTS)
+    return [hint(message) for message in request.hints]
+
+
 def hint(message: common_pb2.SessionHint) -> common_pb2.SessionHint:
     """A session hint. Raises InvalidRequest."""
     check_session("hint.session", message.session)
-    if message.state not in common_pb2.SessionState.values():
+    if message.state not in _STATES:
         raise _bad("hint.state", "one of SessionState")
     check_seconds("hint.returns_in_s", message.returns_in_s)
     return message
@@ -111,7 +120,7 @@ def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
 
 
 def view(seen: RegistryView) -> router_pb2.MeshView:
-    """What gateways watch."""
+    """The view that gateways watch."""
     return router_pb2.MeshView(
         models=[
             router_pb2.ServedModel(
@@ -129,7 +138,7 @@ def view(seen: RegistryView) -> router_pb2.MeshView:
 
 
 def stores(addresses: Iterable[str]) -> router_pb2.JoinResponse:
-    """What stores are told of each other."""
+    """The message that introduces the stores to each other."""
     return router_pb2.JoinResponse(stores=router_pb2.Stores(addresses=addresses))
 
 

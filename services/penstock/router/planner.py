@@ -1,5 +1,5 @@
 """Makes plans: joins what is known of members, live plans, stored blocks and sessions, asks the policy, and counts the
-answer before anybody else can ask."""
+answer before the next request can be planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import NotFound, Overloaded, TooLarge, Unavailable
 from penstock.router.config import RouterConfig
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
-from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, Worker, decide
+from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, WorkerFacts, decide
 from penstock.router.registry import Means, Member, Registry, Report, Seat, means
 from penstock.router.sessions import OutputLengths, Recent, SessionHome
 
@@ -52,20 +52,20 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """Who holds how much of one prompt, in leading blocks."""
+    """How much of one prompt each store and host holds, in leading blocks."""
 
     stores: Sequence[tuple[Member, int]]
     """Those that hold some, the deepest first."""
     hosts: dict[str, int]
-    """By host that has a store."""
+    """Leading blocks by host, for hosts that have a store."""
 
     def here(self, host: str) -> int:
-        """In the store that workers of `host` use: a host without one uses whichever it was given."""
+        """Leading blocks in the store that workers of `host` use; a host without a store uses any."""
         return self.hosts.get(host, self.deepest)
 
     @property
     def deepest(self) -> int:
-        """In any store."""
+        """Leading blocks in the store that holds most."""
         return max(self.hosts.values(), default=0)
 
     def sources(self, host: str) -> list[str]:
@@ -169,18 +169,18 @@ class Planner:
             hosts[store.host_id] = max(hosts.get(store.host_id, 0), depth)
         return _Holdings(sorted(stores, key=lambda one: -one[1]), hosts)
 
-    def _workers(self, seats: list[Seat], holdings: _Holdings, now: float) -> list[Worker]:
+    def _workers(self, seats: list[Seat], holdings: _Holdings, now: float) -> list[WorkerFacts]:
         average = means(seats)
         return [self._worker(seat, holdings, average, now) for seat in seats]
 
-    def _worker(self, seat: Seat, holdings: _Holdings, average: Means, now: float) -> Worker:
+    def _worker(self, seat: Seat, holdings: _Holdings, average: Means, now: float) -> WorkerFacts:
         member, report = seat.member, seat.report
         spec, role = member.spec, member.role
-        assert spec is not None and role is not None, "a store is no candidate"
+        assert spec is not None and role is not None, "only workers are candidates"
         queued, sequences, context = self._ahead(member, report, seat.reported_at)
         here = holdings.here(member.host_id)
         token_bytes = spec.block_bytes / spec.block_size
-        return Worker(
+        return WorkerFacts(
             id=member.id,
             role=role,
             max_model_len=member.max_model_len,
@@ -204,7 +204,7 @@ class Planner:
         """Tokens to prefill, sequences and context ahead of a new request on `member`.
 
         The ledger knows every plan but not how far its work is; the report knows the work but not the plans still on
-        their way. So: the report and what it can't have seen, at most what the ledger says, at least the report.
+        their way. So: the report and what it cannot have seen, at most what the ledger says, at least the report.
         """
         account = self.ledger.of(member.id)
         tokens = sequences = context = 0

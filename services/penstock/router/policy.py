@@ -29,7 +29,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerFacts:
     """What a decision knows of one worker, this request's charges not included."""
 
     id: str
@@ -91,9 +91,9 @@ class Knobs:
 class Decision:
     """The workers, and what the request will cost there."""
 
-    prefill: Worker | None
+    prefill: WorkerFacts | None
     """None: the decode worker computes the prompt itself."""
-    decode: Worker
+    decode: WorkerFacts
     cached_tokens: int
     """Those from another host's store among them."""
     remote_tokens: int
@@ -124,8 +124,8 @@ class QueueFull:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    prefill: Worker | None
-    decode: Worker
+    prefill: WorkerFacts | None
+    decode: WorkerFacts
     first_token_s: float
     total_s: float
 
@@ -133,7 +133,7 @@ class _Option:
 Answer = Decision | NoWorker | TooLong | QueueFull
 
 
-def decide(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) -> Answer:
+def decide(ask: Ask, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> Answer:
     """The cheapest way to serve `ask`, or why there is none. `workers` all serve its model."""
     decoders = _usable(ask, [worker for worker in workers if worker.role is not Role.PREFILL])
     if not decoders:
@@ -156,14 +156,14 @@ def decide(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) ->
     return Decision(chosen.prefill, chosen.decode, cached, elsewhere, ask.prompt_tokens - cached, chosen.first_token_s)
 
 
-def prompt_s(ask: Ask, worker: Worker) -> float:
+def prompt_s(ask: Ask, worker: WorkerFacts) -> float:
     """Seconds until `worker` has the KV of the whole prompt, its queue first."""
     here, elsewhere = _held(ask, worker)
     compute = (worker.queued_tokens + ask.prompt_tokens - here - elsewhere) / worker.prefill_rate
     return compute + here * worker.fetch_s + _pull_s(worker, elsewhere) + worker.penalty_s
 
 
-def decode_s(ask: Ask, worker: Worker) -> float:
+def decode_s(ask: Ask, worker: WorkerFacts) -> float:
     """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
     sequences = (worker.sequences + 1) / worker.max_running
     context = (worker.context_tokens + ask.prompt_tokens + ask.expected_output) / worker.kv_capacity_tokens
@@ -172,16 +172,16 @@ def decode_s(ask: Ask, worker: Worker) -> float:
     return steps_s * (1 + excess) + worker.penalty_s
 
 
-def _usable(ask: Ask, workers: list[Worker]) -> list[Worker]:
+def _usable(ask: Ask, workers: list[WorkerFacts]) -> list[WorkerFacts]:
     """Those that have not failed this request; all of them when every one has."""
     return [worker for worker in workers if worker.id not in ask.avoid] or workers
 
 
-def _limit(worker: Worker) -> int:
+def _limit(worker: WorkerFacts) -> int:
     return min(worker.max_model_len, worker.kv_capacity_tokens)
 
 
-def _held(ask: Ask, worker: Worker) -> tuple[int, int]:
+def _held(ask: Ask, worker: WorkerFacts) -> tuple[int, int]:
     """Tokens from the worker's own store, and from another host's where that is quicker than to compute them.
 
     The last token is always computed: its logits are wanted.
@@ -191,12 +191,12 @@ def _held(ask: Ask, worker: Worker) -> tuple[int, int]:
     return here, elsewhere if _pull_s(worker, elsewhere) < elsewhere / worker.prefill_rate else 0
 
 
-def _pull_s(worker: Worker, tokens: int) -> float:
+def _pull_s(worker: WorkerFacts, tokens: int) -> float:
     """Seconds until the worker has the KV of so many tokens from another host's store."""
     return worker.remote_s + tokens * worker.remote_fetch_s if tokens else 0.0
 
 
-def _handed_s(ask: Ask, prefill: Worker, decode: Worker) -> float:
+def _handed_s(ask: Ask, prefill: WorkerFacts, decode: WorkerFacts) -> float:
     """Seconds to fetch the prompt's KV that `prefill` has computed or fetched."""
     if prefill.store == decode.store or not prefill.store or not decode.store:
         return ask.prompt_tokens * decode.fetch_s
@@ -204,7 +204,7 @@ def _handed_s(ask: Ask, prefill: Worker, decode: Worker) -> float:
     return here * decode.fetch_s + _pull_s(decode, ask.prompt_tokens - here)
 
 
-def _pick_prefill(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Knobs) -> Worker | None:
+def _pick_prefill(ask: Ask, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> WorkerFacts | None:
     able = [
         worker
         for worker in workers
@@ -217,7 +217,7 @@ def _pick_prefill(ask: Ask, workers: Sequence[Worker], random: Random, knobs: Kn
     )
 
 
-def _option(ask: Ask, decode: Worker, prefill: Worker | None, knobs: Knobs) -> _Option:
+def _option(ask: Ask, decode: WorkerFacts, prefill: WorkerFacts | None, knobs: Knobs) -> _Option:
     here_s = prompt_s(ask, decode)
     local = _Option(None, decode, here_s, here_s + decode_s(ask, decode))
     if prefill is None or decode.role is Role.BOTH:

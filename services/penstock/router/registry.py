@@ -1,4 +1,4 @@
-"""Who is joined: one seat per worker or store, from the first message of its stream to the stream's end."""
+"""The joined members: one seat per worker or store, from the first message of its stream to the stream's end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_REMOTE_RATE = 2e8
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a worker or store said of itself when it joined."""
+    """A worker or store, as it described itself when it joined."""
 
     id: str
     role: Role | None
@@ -49,8 +49,8 @@ class Report:
 
 @dataclass(slots=True)
 class Rate:
-    """A measured value, believed less the longer it has not been measured anew: no worker is shunned for ever for one
-    slow start."""
+    """A measured value that counts less the older the measurement is: no worker is shunned for ever for one slow
+    start."""
 
     value: float = 0.0
     """0: never measured."""
@@ -104,17 +104,17 @@ class Seat:
         self.remote.measure(remote_rate, now)
 
     def suspect(self, now: float) -> None:
-        """It failed somebody by a fault of its own or of the way there."""
+        """It failed a request, by a fault of its own or of the way there."""
         self.suspect_until = now + _SUSPECT_S
 
     def penalty_s(self, now: float) -> float:
-        """What the last fault still adds to its cost: falls to nothing by itself."""
+        """Seconds that the last fault still adds to its cost; falls to 0 by itself."""
         return _SUSPECT_COST_S * max(0.0, self.suspect_until - now) / _SUSPECT_S
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What is assumed of a worker that has not measured for itself."""
+    """Rates that are assumed of a worker that has not measured its own."""
 
     prefill_rate: float
     step_s: float
@@ -140,7 +140,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class RegistryView:
-    """What gateways see of the registry."""
+    """The registry as gateways see it."""
 
     models: tuple[ServedModel, ...] = ()
     """All with a worker joined, by name."""
@@ -196,7 +196,7 @@ class Registry:
         return [seat.member for seat in self._seats.values() if seat.member.role is None]
 
     def view(self, now: float) -> RegistryView:
-        """What gateways see."""
+        """The registry as gateways see it."""
         workers = [seat for seat in self._seats.values() if seat.member.role is not None]
         models: dict[str, list[Seat]] = {}
         for seat in workers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -105,9 +105,9 @@ class Router:
             if session is not None:
                 self._tell(self._live.end(session, last_words))
 
-    def hint(self, hints: Iterable[common_pb2.SessionHint]) -> None:
-        """Passes hints on to every store. Raises InvalidRequest."""
-        for hint in [messages.hint(one) for one in hints]:
+    def hint(self, request: common_pb2.HintRequest) -> None:
+        """Passes hints on to every store; all or none. Raises InvalidRequest."""
+        for hint in messages.hints(request):
             self._tell(hint)
 
     def _tell(self, hint: common_pb2.SessionHint | None) -> None:
@@ -247,7 +247,7 @@ class _Servicer(router_pb2_grpc.RouterServicer):
         return self._router.hold_plan(request_iterator)
 
     async def Hint(self, request: common_pb2.HintRequest, context: Hinting) -> common_pb2.HintResponse:
-        self._router.hint(request.hints)
+        self._router.hint(request)
         return common_pb2.HintResponse()
 
     def Watch(self, request: router_pb2.WatchRequest, context: Watching) -> AsyncIterator[router_pb2.MeshView]:

@@ -1,4 +1,4 @@
-"""What is remembered of sessions: where they ran, and how long their answers are."""
+"""The router's memory of sessions: where they ran, and how long their answers are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 _UNKNOWN_OUTPUT = 256.0
 _WEIGHT = 0.3
-"""Of the newest answer in the running mean."""
+"""Weight of the newest answer in the running mean."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -27,7 +27,7 @@ class Recent(Generic[Key, Value]):
         return len(self._entries)
 
     def get(self, key: Key, now: float) -> Value | None:
-        """What was set within the last `ttl` seconds."""
+        """The value, if it was set within the last `ttl` seconds."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -46,7 +46,7 @@ class Recent(Generic[Key, Value]):
 
 @dataclass(frozen=True, slots=True)
 class SessionHome:
-    """Where a session's last request went."""
+    """The workers of a session's last request."""
 
     prefill: str
     decode: str

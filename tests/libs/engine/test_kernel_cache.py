@@ -23,10 +23,12 @@ _RUNNER = """
 import logging, sys
 from pathlib import Path
 from penstock.checkpoint import inspect
+from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
-runner = Runner(inspect(Path(sys.argv[1])), "float32", "cpu", 4, 16, 64)
+config = EngineConfig(model=Path(sys.argv[1]), kv_pool_tokens=64)
+runner = Runner(inspect(config.model), config)
 print("compiled" if runner._compiled is not None else "by torch")
 """
 

@@ -40,7 +40,7 @@ def test_what_the_tier_holds_already_is_room(tmp_path: Path, monkeypatch: pytest
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file is no directory"):
+    with pytest.raises(ConfigError, match="file is not a directory"):
         check_nvme("dir", tmp_path / "file" / "below", "bytes", 1 << 20)
 
 

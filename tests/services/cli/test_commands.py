@@ -79,7 +79,7 @@ def test_a_wrong_model_directory_is_said_within_a_second(tmp_path: Path) -> None
         (("--kv-nvme-bytes", "2GiB"), "--kv-nvme-dir", "give the directory"),
         (("--kv-nvme-dir", "{here}/new", "--kv-nvme-bytes", "900TiB"), "--kv-nvme-bytes", "there is room for"),
         (("--kv-nvme-dir", "{here}", "--kv-nvme-bytes", "1"), "--kv-nvme-bytes", "at least 64KiB"),
-        (("--kv-nvme-dir", "{here}/file/x", "--kv-nvme-bytes", "1MiB"), "--kv-nvme-dir", "is no directory"),
+        (("--kv-nvme-dir", "{here}/file/x", "--kv-nvme-bytes", "1MiB"), "--kv-nvme-dir", "is not a directory"),
         (("--kv-nvme-dir", "{here}", "--kv-nvme-bytes", "much"), "--kv-nvme-bytes", "512MiB"),
         (("--kv-gpu-bytes", "900TiB"), "--kv-gpu-bytes", "GPU has|no CUDA device"),
         (("--kv-gpu-bytes", "-1"), "--kv-gpu-bytes", ""),

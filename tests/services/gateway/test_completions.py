@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from openai import AsyncOpenAI
+from tokenizers.processors import TemplateProcessing
+
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.service import open_gateway
+
+from . import fakes
 
 
 async def whole(client, **body):
@@ -46,6 +53,29 @@ async def test_text(setup):
 async def test_control_tokens_are_the_clients_own(setup):
     await whole(setup.client, prompt="<|im_start|>")
     assert list(setup.mesh.prefills[0].requests[-1].prompt_ids) == [setup.tokenizer.token_to_id("<|im_start|>")]
+
+
+async def test_text_begins_as_the_tokenizer_says(tmp_path):
+    """Raw text gets the BOS of the tokenizer's post-processor, once; token ids and conversations are as they are."""
+    directory = tmp_path / "tiny"
+    tokenizer = fakes.make_model(directory)
+    bos = tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    ids = tokenizer.encode("the quick", add_special_tokens=False).ids
+    script = fakes.Script(say=lambda request: ids, eos=tokenizer.token_to_id("<|im_end|>"))
+    async with fakes.open_mesh(script, directory / "tokenizer.json") as mesh:
+        config = GatewayConfig(router=mesh.address, model_dir=directory, http_address="127.0.0.1:0")
+        async with open_gateway(config) as gateway:
+            await gateway.ready()
+            client = AsyncOpenAI(base_url=f"http://{gateway.address}/v1", api_key="none")
+            for prompt, expected in (("the quick", [bos, *ids]), ("", [bos]), (ids, ids)):
+                answer = await client.completions.create(model="tiny", prompt=prompt)
+                assert list(mesh.prefills[0].requests[-1].prompt_ids) == expected
+                assert answer.usage.prompt_tokens == len(expected)
+            await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "the quick"}])
+            assert bos not in mesh.prefills[0].requests[-1].prompt_ids
+            await client.close()
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[5, 6], [7]]])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.kvstore.table.blocks import State, Wanted
+from penstock.kvstore.table.blocks import ReserveState, Wanted
 from penstock.kvstore.table.promises import Grant
 
 
@@ -106,19 +106,19 @@ class NaiveStore:
         if cool:
             self.cooling.append(now + self.cooling_s)
 
-    def reserve(self, attachment: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> State:
+    def reserve(self, attachment: str, want: Wanted, now: float, epoch: int, evicted: list[bytes]) -> ReserveState:
         """`epoch` is what the store gave, `evicted` the keys that it removed and that are not accounted for yet."""
         stored = self.find(want.key, "stored")
         if stored is not None:
             stored.used = self.tick
             self.promises.refresh([want.key], now)
-            return State.EXISTS
+            return ReserveState.EXISTS
         if self.find(want.key, "reserved") is not None:
-            return State.EXISTS
+            return ReserveState.EXISTS
         if self.full():
             candidates = self.evictable(want.parent)
             if not candidates:
-                return State.FULL
+                return ReserveState.FULL
             victim = next(one for one in candidates if one.key == evicted[0])
             free = [one for one in candidates if not self.promises.until(one.key, now)]
             if not free:
@@ -130,7 +130,7 @@ class NaiveStore:
             evicted.pop(0)
             self.drop(victim, now, cool=False)
         self.holdings.append(Holding(want.key, want.parent, attachment, epoch, now + self.reserve_s, self.tick))
-        return State.WRITE
+        return ReserveState.WRITE
 
     def commit(self, attachment: str, key: bytes, epoch: int, good: bool, now: float) -> bool:
         found = self.find(key, "reserved")

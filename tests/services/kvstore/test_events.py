@@ -13,7 +13,7 @@ from tests.services.kvstore.helpers import HOST, ROOT, eventually, keys, puts, r
 
 from penstock.kvstore.events.hub import Change, EventHub, Subscriber
 from penstock.kvstore.service import open_kvstore
-from penstock.kvstore.table.blocks import Tier
+from penstock.kvstore.table.blocks import TierKind
 from penstock.rpc.server import serve
 from penstock.v1 import common_pb2, kvstore_pb2, router_pb2, router_pb2_grpc
 
@@ -22,11 +22,11 @@ class Table:
     """A table and a hub that tells of it; what a reader made of the messages should equal the table."""
 
     def __init__(self, pending: int, piece: int) -> None:
-        self.keys: dict[bytes, Tier] = {}
+        self.keys: dict[bytes, TierKind] = {}
         self.hub = EventHub(self._places, pending=pending, piece=piece)
         self.looked_at = 0
 
-    def _places(self) -> Iterator[tuple[bytes, Tier]]:
+    def _places(self) -> Iterator[tuple[bytes, TierKind]]:
         for name in list(self.keys):
             self.looked_at += 1
             if name in self.keys:
@@ -34,8 +34,8 @@ class Table:
 
     def store(self, *names: bytes) -> None:
         for name in names:
-            self.keys[name] = Tier.HOST
-            self.hub.note(name, Tier.HOST)
+            self.keys[name] = TierKind.HOST
+            self.hub.note(name, TierKind.HOST)
 
     def remove(self, *names: bytes) -> None:
         for name in names:
@@ -100,18 +100,18 @@ async def test_a_large_snapshot_is_not_made_at_once() -> None:
 
 async def test_every_message_is_of_one_tier_and_moves_are_told() -> None:
     table, names = Table(100, 10), keys(4)
-    table.keys.update({names[0]: Tier.HOST, names[1]: Tier.NVME})
+    table.keys.update({names[0]: TierKind.HOST, names[1]: TierKind.NVME})
     with table.hub.subscribe() as subscriber:
-        assert await subscriber.next() == Change(Tier.HOST, stored=[names[0]], snapshot=True)
-        assert await subscriber.next() == Change(Tier.NVME, stored=[names[1]])
-        table.hub.note(names[1], Tier.HOST)
-        table.hub.note(names[0], Tier.NVME)
-        table.hub.note(names[2], Tier.NVME)
+        assert await subscriber.next() == Change(TierKind.HOST, stored=[names[0]], snapshot=True)
+        assert await subscriber.next() == Change(TierKind.NVME, stored=[names[1]])
+        table.hub.note(names[1], TierKind.HOST)
+        table.hub.note(names[0], TierKind.NVME)
+        table.hub.note(names[2], TierKind.NVME)
         table.hub.note(names[3], None)
-        table.hub.note(names[2], Tier.HOST)
-        assert await subscriber.next() == Change(Tier.HOST, stored=[names[1]])
-        assert await subscriber.next() == Change(Tier.NVME, stored=[names[0]], removed=[names[3]])
-        assert await subscriber.next() == Change(Tier.HOST, stored=[names[2]])
+        table.hub.note(names[2], TierKind.HOST)
+        assert await subscriber.next() == Change(TierKind.HOST, stored=[names[1]])
+        assert await subscriber.next() == Change(TierKind.NVME, stored=[names[0]], removed=[names[3]])
+        assert await subscriber.next() == Change(TierKind.HOST, stored=[names[2]])
 
 
 async def test_a_slow_reader_costs_bounded_memory_and_catches_up() -> None:

@@ -10,7 +10,7 @@ from penstock.kv.client.client import Origin
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.sessions import SessionPhase
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.table import BlockTable
 from penstock.v1 import common_pb2
 
 ACTIVE, TOOL = common_pb2.SESSION_STATE_ACTIVE, common_pb2.SESSION_STATE_TOOL
@@ -23,7 +23,7 @@ def hint(session: str, state: int, returns_in_s: float | None = None) -> common_
 
 async def test_third_parties_say_what_sessions_do(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[tuple[str, ReturnHint]] = []
-    monkeypatch.setattr(BlockStore, "expect", lambda _store, *said: heard.append(said))
+    monkeypatch.setattr(BlockTable, "expect_session", lambda _store, *said: heard.append(said))
     async with open_kvstore(settings()) as store, raw(store.address) as client:
         await client.stub.Hint(common_pb2.HintRequest(hints=[hint("early", TOOL, 60.0)]))
         assert heard == [], "there is no table before the first client"

@@ -15,7 +15,7 @@ from penstock.kvstore.eviction import POLICIES, SEVERAL
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.sessions import SessionPhase
 from penstock.kvstore.table.blocks import Wanted, Written
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.table import BlockTable
 from penstock.runtime.config import ConfigError
 from penstock.v1 import kvstore_pb2
 
@@ -23,32 +23,32 @@ NAMESPACE = b"n" * 16
 
 
 def test_a_block_knows_whose_it_is_what_it_cost_and_when_it_was_used() -> None:
-    store = BlockStore(4, BLOCK_BYTES, Owners())
+    store = BlockTable(4, BLOCK_BYTES, Owners())
     store.attach("s", "test")
     wanted = Wanted(TREE[0].key, TREE[0].parent, 0, 0.25, "one", NAMESPACE)
-    [reserved] = store.reserve("s", [wanted], 1.0)
+    [reserved] = store.puts.reserve("s", [wanted], 1.0)
     block = reserved.block
     assert block is not None
-    store.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
+    store.puts.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
     assert (block.session, block.namespace, block.seconds) == ("one", NAMESPACE, 0.25)
     assert (block.uses, block.used_at, block.retained_until) == (0, 2.0, 0.0)
-    store.lease("s", [block.key], 1.0, 3.0, "two")
+    store.leases.take("s", [block.key], 1.0, 3.0, "two")
     assert (block.session, block.uses, block.used_at) == (SEVERAL, 1, 3.0)
-    store.lease("s", [block.key], 1.0, 3.5)
+    store.leases.take("s", [block.key], 1.0, 3.5)
     assert (block.uses, block.used_at) == (1, 3.5), "so close together it is one use"
-    store.reserve("s", [wanted], 4.0)
+    store.puts.reserve("s", [wanted], 4.0)
     assert (block.session, block.uses, block.used_at) == (SEVERAL, 2, 4.0)
 
 
 def test_one_session_stays_the_owner_and_unknown_is_nobody() -> None:
-    store = BlockStore(4, BLOCK_BYTES, Owners())
+    store = BlockTable(4, BLOCK_BYTES, Owners())
     store.attach("s", "test")
-    [reserved] = store.reserve("s", [Wanted(TREE[0].key, TREE[0].parent, 0)], 1.0)
+    [reserved] = store.puts.reserve("s", [Wanted(TREE[0].key, TREE[0].parent, 0)], 1.0)
     block = reserved.block
     assert block is not None
-    store.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
+    store.puts.commit("s", [Written(block.key, block.epoch, b"c" * 16)], 2.0)
     for session, owner in (("", ""), ("one", "one"), ("", "one"), ("one", "one"), ("two", SEVERAL)):
-        store.lease("s", [block.key], 1.0, 3.0, session)
+        store.leases.take("s", [block.key], 1.0, 3.0, session)
         assert block.session == owner
 
 

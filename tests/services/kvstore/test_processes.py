@@ -44,7 +44,7 @@ async def main(address, host, stored):
     async with open_channels() as channels, open_store(channels.to(address), "doomed", spec, host) as store:
         async with store.lease([bytes.fromhex(stored)]) as leased:
             assert len(leased.blocks) == 1
-            room = [kvstore_pb2.ReserveBlock(key=bytes([n] * 32), parent=bytes(32)) for n in range(5)]
+            room = [kvstore_pb2.ReserveBlock(key=bytes([n] * 32), parent=bytes(32)) for n in range(1, 6)]
             mine = store._link.attachment.attachment_id
             request = kvstore_pb2.ReserveRequest(attachment_id=mine, blocks=room, length=4096)
             await store._link.rpc.Reserve(request)

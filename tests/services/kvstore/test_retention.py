@@ -17,8 +17,8 @@ from penstock.kvstore.eviction.lru import Lru
 from penstock.kvstore.eviction.promised import KeepPromised
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.table.blocks import Block, Wanted, Written
-from penstock.kvstore.table.promises import Grant, Retention
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.promises import Grant, Promises
+from penstock.kvstore.table.table import BlockTable
 from penstock.v1 import kvstore_pb2
 
 MOST, TENANT_MOST, LONGEST = 9, 4, 20.0
@@ -30,7 +30,7 @@ ALICE, BOB = TENANTS[:2]
 class RetentionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table = Retention(MOST, TENANT_MOST, LONGEST)
+        self.table = Promises(MOST, TENANT_MOST, LONGEST)
         self.naive = NaiveRetention(MOST, TENANT_MOST, LONGEST)
         self.now = 5.0
 
@@ -89,12 +89,12 @@ class PolicyMachine(RuleBasedStateMachine):
         block.used = self.tick
         if seconds is not None:
             block.retained_until = self.now + seconds + at / 100
-        self.policy.offer(block)
+        self.policy.offer_block(block)
         self.offered = [*(one for one in self.offered if one is not block), block]
 
     @rule(at=st.integers(0, len(NAMES) - 1))
     def withdraw(self, at: int) -> None:
-        self.policy.withdraw(self.blocks[at])
+        self.policy.withdraw_block(self.blocks[at])
         self.offered = [one for one in self.offered if one is not self.blocks[at]]
 
     @rule()
@@ -103,7 +103,7 @@ class PolicyMachine(RuleBasedStateMachine):
             return (block.retained_until, 0) if block.retained_until > self.now else (0.0, block.used)
 
         expected = min(self.offered, key=rank, default=None)
-        assert self.policy.victim() is expected
+        assert self.policy.next_victim() is expected
         self.offered = [one for one in self.offered if one is not expected]
 
     @invariant()
@@ -116,18 +116,18 @@ TestPolicy = PolicyMachine.TestCase
 
 
 class Quiet:
-    def stored(self, block: Block) -> None: ...
-    def removed(self, block: Block) -> None: ...
-    def holder(self, slot: int, epoch: int) -> None: ...
+    def block_stored(self, block: Block) -> None: ...
+    def block_removed(self, block: Block) -> None: ...
+    def slot_held(self, slot: int, epoch: int) -> None: ...
 
 
 class Table:
     """A block table under a clock of its own, and a client that floods it."""
 
-    def __init__(self, slots: int, retention: Retention | None) -> None:
+    def __init__(self, slots: int, retention: Promises | None) -> None:
         self.now = 0.0
-        self.store = BlockStore(
-            slots, 64, Quiet(), policy=lambda: KeepPromised(Lru(), lambda: self.now), retention=retention
+        self.store = BlockTable(
+            slots, 64, Quiet(), policy=lambda: KeepPromised(Lru(), lambda: self.now), promises=retention
         )
         self.store.attach("s", "test")
         self.count = 0
@@ -135,9 +135,9 @@ class Table:
     def put(self, names: list[bytes]) -> None:
         self.now += 0.001
         wanted = [Wanted(key, names[at - 1] if at else bytes(32), at) for at, key in enumerate(names)]
-        rooms = self.store.reserve("s", wanted, self.now)
+        rooms = self.store.puts.reserve("s", wanted, self.now)
         mine = [Written(one.block.key, one.block.epoch, b"c" * 16) for one in rooms if one.block]
-        self.store.commit("s", mine, self.now)
+        self.store.puts.commit("s", mine, self.now)
 
     def flood(self) -> None:
         """Five times what fits, in chains of other prompts."""
@@ -148,10 +148,10 @@ class Table:
 
 def test_promised_blocks_survive_a_flood_that_lru_does_not_and_go_afterwards() -> None:
     for promised in (False, True):
-        table = Table(16, Retention(9, 8, 60.0))
+        table = Table(16, Promises(9, 8, 60.0))
         table.put(NAMES[:4])
         if promised:
-            assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now) == Grant(10.0, 4)
+            assert table.store.promise(NAMES[:4], 10.0, ALICE, table.now) == Grant(10.0, 4)
         table.flood()
         assert table.store.lookup(NAMES) == (4 if promised else 0)
     table.now = 30.0
@@ -161,30 +161,30 @@ def test_promised_blocks_survive_a_flood_that_lru_does_not_and_go_afterwards() -
 
 
 def test_a_promise_may_come_before_its_blocks() -> None:
-    table = Table(16, Retention(9, 8, 60.0))
-    assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now).blocks == 4
+    table = Table(16, Promises(9, 8, 60.0))
+    assert table.store.promise(NAMES[:4], 10.0, ALICE, table.now).blocks == 4
     table.put(NAMES[:4])
     table.flood()
     assert table.store.lookup(NAMES) == 4
 
 
 def test_a_hit_renews_the_promise() -> None:
-    table = Table(16, Retention(9, 8, 60.0))
+    table = Table(16, Promises(9, 8, 60.0))
     table.put(NAMES[:4])
-    table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now)
+    table.store.promise(NAMES[:4], 10.0, ALICE, table.now)
     for _ in range(4):
         table.now += 8.0
-        lease = table.store.lease("s", NAMES[:4], 1.0, table.now)
+        lease = table.store.leases.take("s", NAMES[:4], 1.0, table.now)
         assert lease is not None
-        table.store.release("s", [lease.lease_id], table.now)
+        table.store.leases.release("s", [lease.lease_id], table.now)
         table.flood()
         assert table.store.lookup(NAMES) == 4
 
 
 def test_a_store_full_of_promises_still_takes_what_is_new() -> None:
-    table = Table(4, Retention(8, 4, 60.0))
+    table = Table(4, Promises(8, 4, 60.0))
     table.put(NAMES[:4])
-    assert table.store.retain("s", NAMES[:4], 10.0, ALICE, table.now).blocks == 4
+    assert table.store.promise(NAMES[:4], 10.0, ALICE, table.now).blocks == 4
     table.put(keys(1, "new"))
     assert table.store.lookup(keys(1, "new")) == 1
     assert table.store.lookup(NAMES) == 3

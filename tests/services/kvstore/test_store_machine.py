@@ -12,8 +12,8 @@ from tests.services.kvstore.naive import NaiveRetention, NaiveStore
 from penstock.kvstore.eviction import make_policy
 from penstock.kvstore.eviction.promised import KeepPromised
 from penstock.kvstore.table.blocks import Block, Wanted, Written
-from penstock.kvstore.table.promises import Retention
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.promises import Promises
+from penstock.kvstore.table.table import BlockTable
 
 SLOTS = 5
 BLOCK_BYTES = 64
@@ -51,16 +51,16 @@ class Owners:
         self.listed: set[bytes] = set()
         self.evicted: list[bytes] = []
 
-    def stored(self, block: Block) -> None:
+    def block_stored(self, block: Block) -> None:
         assert block.key not in self.listed
         assert self.epochs[block.slot] == block.epoch
         self.listed.add(block.key)
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         self.listed.remove(block.key)
         self.evicted.append(block.key)
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         assert bool(self.epochs.get(slot, 0)) != bool(epoch), "from nobody to somebody, or back"
         assert epoch not in self.used or not epoch, "an epoch came twice"
         self.used.add(epoch)
@@ -78,10 +78,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.owners = Owners()
         self.now = 0.0
         self.policy = KeepPromised(make_policy(self.policy_name, lambda: self.now), lambda: self.now)
-        self.store = BlockStore(
+        self.store = BlockTable(
             *(SLOTS, BLOCK_BYTES, self.owners),
             policy=lambda: self.policy,
-            retention=Retention(*PROMISES),
+            promises=Promises(*PROMISES),
             reserve_s=RESERVE_S,
             cooling_s=COOLING_S,
         )
@@ -124,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         if attachment not in self.naive.attachments:
             return []
         self._begin()
-        answers = self.store.reserve(attachment, [TREE[number] for number in numbers], self.now)
+        answers = self.store.puts.reserve(attachment, [TREE[number] for number in numbers], self.now)
         evicted = list(self.owners.evicted)
         for number, answer in zip(numbers, answers, strict=True):
             epoch = answer.block.epoch if answer.block else 0
@@ -144,14 +144,14 @@ class StoreMachine(RuleBasedStateMachine):
         self._begin()
         written = Written(key, epoch, b"c" * 16 if good else b"")
         expected = self.naive.commit(attachment, key, epoch, good, self.now)
-        assert self.store.commit(attachment, [written], self.now) == [expected]
+        assert self.store.puts.commit(attachment, [written], self.now) == [expected]
 
     @rule(attachment=attachments, reservation=reservations)
     def commit_of_another(self, attachment: str, reservation: tuple[str, bytes, int]) -> None:
         owner, key, epoch = reservation
         if attachment in self.naive.attachments and owner != attachment:
             self._begin()
-            assert self.store.commit(attachment, [Written(key, epoch, b"c" * 16)], self.now) == [False]
+            assert self.store.puts.commit(attachment, [Written(key, epoch, b"c" * 16)], self.now) == [False]
 
     @rule(target=leases, attachment=attachments, last=st.integers(0, len(TREE) - 1), seconds=st.integers(1, 5))
     def lease_chain(self, attachment: str, last: int, seconds: int):
@@ -167,7 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
             return multiple()
         self._begin()
         expected = self.naive.prefix(keys)
-        lease = self.store.lease(attachment, keys, seconds, self.now)
+        lease = self.store.leases.take(attachment, keys, seconds, self.now)
         assert [one.epoch for one in expected] == ([block.epoch for block in lease.blocks] if lease else [])
         assert self.store.lookup(keys) == len(expected)
         if lease is None:
@@ -186,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
         if attachment in self.naive.attachments:
             self._begin()
             expected = self.naive.promises.grant(tenant, chain(last), ttl, self.now)
-            assert self.store.retain(attachment, chain(last), ttl, tenant, self.now) == expected
+            assert self.store.promise(chain(last), ttl, tenant, self.now) == expected
 
     @rule(lease=leases)
     def release(self, lease: tuple[str, int]) -> None:
@@ -195,7 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self._begin()
         expected = lease_id in self.naive.leases
-        assert self.store.release(attachment, [lease_id], self.now) == [expected]
+        assert self.store.leases.release(attachment, [lease_id], self.now) == [expected]
         if expected:
             self.naive.release(lease_id, self.now)
 

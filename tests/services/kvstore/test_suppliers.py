@@ -23,7 +23,7 @@ from tests.services.kvstore.helpers import (
 
 from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.service import KvStore, open_kvstore
-from penstock.kvstore.table.blocks import Block, State, Tier, Wanted
+from penstock.kvstore.table.blocks import Block, ReserveState, TierKind, Wanted
 from penstock.kvstore.tiers.base import Room
 from penstock.v1 import common_pb2, kvstore_pb2
 
@@ -33,7 +33,7 @@ HOST, NVME = common_pb2.TIER_HOST, common_pb2.TIER_NVME
 class Shelf:
     """A supplier with the blocks of chain a. Each bringing reserves at once, and waits for `go` before each block."""
 
-    tier = Tier.NVME
+    tier = TierKind.NVME
 
     def __init__(self, count: int) -> None:
         self.blocks = {put.key: put for put in puts(count)}
@@ -60,7 +60,7 @@ class Shelf:
             for put, answer in zip(blocks, answers, strict=True):
                 await self.go.acquire()
                 if answer.block is None:
-                    if answer.state is State.FULL:
+                    if answer.state is ReserveState.FULL:
                         break
                     continue
                 room.view(answer.block)[:] = put.data

@@ -16,7 +16,7 @@ from penstock.kvstore.events.hub import Change
 from penstock.kvstore.events.wire.format import Held, payload, removed, stored
 from penstock.kvstore.events.wire.publisher import Publisher, Replay, Translator
 from penstock.kvstore.service import KvStore, open_kvstore
-from penstock.kvstore.table.blocks import Block, Tier
+from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.tiers.base import Room
 from penstock.runtime.config import ConfigError
 
@@ -226,7 +226,7 @@ async def test_older_subscribers_get_arrays() -> None:
 class Shelf:
     """A tier below memory that says where its blocks belong."""
 
-    tier = Tier.NVME
+    tier = TierKind.NVME
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, Block] = {}

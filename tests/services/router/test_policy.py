@@ -18,14 +18,14 @@ from penstock.router.policy import (
     QueueFull,
     Role,
     TooLong,
-    Worker,
+    WorkerFacts,
     decide,
     decode_s,
     prompt_s,
 )
 
 
-def worker(id: str, role: Role = Role.BOTH, **other: Any) -> Worker:
+def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
     fields: dict[str, Any] = {
         "max_model_len": 32_768,
         "max_running": 32,
@@ -38,20 +38,20 @@ def worker(id: str, role: Role = Role.BOTH, **other: Any) -> Worker:
         "fetch_s": 1e-6,
         "cached_tokens": 0,
     }
-    return Worker(id, role, **(fields | other))
+    return WorkerFacts(id, role, **(fields | other))
 
 
-def pick(workers: list[Worker], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Answer:
+def pick(workers: list[WorkerFacts], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Answer:
     return decide(ask or Ask(2000, 100), workers, Random(seed), Knobs(**knobs))
 
 
-def decision(workers: list[Worker], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Decision:
+def decision(workers: list[WorkerFacts], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Decision:
     answer = pick(workers, ask, seed, **knobs)
     assert isinstance(answer, Decision), answer
     return answer
 
 
-def names(workers: list[Worker], ask: Ask | None = None, **knobs: Any) -> Counter[str]:
+def names(workers: list[WorkerFacts], ask: Ask | None = None, **knobs: Any) -> Counter[str]:
     return Counter(decision(workers, ask, seed, **knobs).decode.id for seed in range(200))
 
 

@@ -1,22 +1,20 @@
-"""A replay of a real hour: Mooncake's conversation trace on eight prefill workers, each with a cache of its own.
+"""A replay of an hour of conversations on eight prefill workers, each with a cache of its own.
 
-Every request of that trace begins with the same block, which is what a common system prompt looks like: the policy that
-follows the longest prefix sends everything to one worker. The floors are for the router's own planner with a simulated
-clock; the naive policies run in the same simulation.
+The hour is drawn at random, in the shape of what Mooncake published of its chat service (Qin et al., "Mooncake", FAST
+2025): about 12,000 requests, prompts of 12,000 tokens in the mean with a long tail, turns that resend all that came
+before. Every request begins with the same block, as with a common system prompt: the policy that follows the longest
+prefix sends everything to one worker. The floors are for the router's own planner with a simulated clock; the naive
+policies run in the same simulation.
 """
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import itertools
+import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import msgspec
-import pytest
 
 from penstock.kv.spec import KvSpec
 from penstock.router.config import RouterConfig
@@ -24,24 +22,47 @@ from penstock.router.planner import PlanAsk, Planner
 from penstock.router.policy import Role
 from penstock.router.registry import Member
 
-TRACE = Path(__file__).parents[4] / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
+HOUR_S = 3600.0
+SESSIONS = 7_000
 BLOCK = 512
 REPLICAS = 8
 BLOCKS_EACH = 50_000 // REPLICAS
-RATE = 5117.0
-"""Tokens per second of each worker: together just enough for the trace without any cache."""
 SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="bfloat16", block_size=BLOCK, block_bytes=6 << 20)
 
-pytestmark = pytest.mark.skipif(not TRACE.exists(), reason="the traces are not part of the repository")
 
+@dataclass(frozen=True, order=True)
+class Request:
+    """One turn of a session."""
 
-class Request(msgspec.Struct):
-    """One line of the trace."""
-
-    timestamp: int
+    at_s: float
     input_length: int
     output_length: int
-    hash_ids: list[int]
+    blocks: tuple[int, ...]
+
+
+def an_hour() -> list[Request]:
+    """Sessions that begin at any time; each turn adds to the one before, after a pause for reading and writing."""
+    draw = random.Random(7)
+    numbers = itertools.count(1)
+    requests = []
+    for _ in range(SESSIONS):
+        at_s, length, blocks = draw.uniform(-HOUR_S / 2, HOUR_S), BLOCK, [0]
+        while at_s < HOUR_S:
+            length = min(length + int(draw.lognormvariate(7.8, 1.2)), 120_000)
+            blocks += [next(numbers) for _ in range(length // BLOCK - len(blocks))]
+            answer = int(draw.lognormvariate(5.3, 0.8)) + 1
+            if at_s >= 0:
+                requests.append(Request(at_s, length, answer, tuple(blocks)))
+            if draw.random() < 0.4:
+                break
+            length += answer
+            at_s += draw.expovariate(1 / 120)
+    return sorted(requests)
+
+
+HOUR = an_hour()
+RATE = sum(request.input_length for request in HOUR) / HOUR_S / REPLICAS
+"""Tokens per second of each worker: together just enough for the hour without any cache."""
 
 
 @dataclass
@@ -52,10 +73,10 @@ class Replica:
     computed: int = 0
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
-    def depth(self, ids: list[int]) -> int:
+    def depth(self, ids: Sequence[int]) -> int:
         return next((number for number, block in enumerate(ids) if block not in self.blocks), len(ids))
 
-    def store(self, ids: list[int]) -> list[int]:
+    def store(self, ids: Sequence[int]) -> list[int]:
         """Stores `ids`; returns what had to go."""
         for block in reversed(ids):
             self.blocks[block] = None
@@ -77,26 +98,24 @@ class Outcome:
 Place = Callable[[Request, list[Replica], float], int]
 
 
-def replay(place: Place, done: Callable[[int, int, list[int], list[int]], None]) -> Outcome:
+def replay(place: Place, done: Callable[[int, int, Sequence[int], list[int]], None]) -> Outcome:
     """`place(request, replicas, now)` chooses a replica, `done(ticket, replica, stored, evicted)` hears of each end."""
-    lines = gzip.decompress(TRACE.read_bytes()).splitlines()
-    requests = [msgspec.json.decode(line, type=Request) for line in lines]
     replicas = [Replica() for _ in range(REPLICAS)]
-    running: list[tuple[float, int, int, list[int]]] = []
+    running: list[tuple[float, int, int, tuple[int, ...]]] = []
     waits, reused, total = [], 0, 0
-    for ticket, request in enumerate(requests):
-        now = request.timestamp / 1000
+    for ticket, request in enumerate(HOUR):
+        now = request.at_s
         while running and running[0][0] <= now:
             _, number, which, ids = heapq.heappop(running)
             done(number, which, ids, replicas[which].store(ids))
         which = place(request, replicas, now)
         replica = replicas[which]
-        cached = min(BLOCK * replica.depth(request.hash_ids), request.input_length - 1)
+        cached = min(BLOCK * replica.depth(request.blocks), request.input_length - 1)
         uncached = request.input_length - cached
         begin = max(now, replica.free_at)
         replica.free_at = begin + uncached / RATE
         replica.computed += uncached
-        heapq.heappush(running, (replica.free_at, ticket, which, request.hash_ids))
+        heapq.heappush(running, (replica.free_at, ticket, which, request.blocks))
         waits.append(begin - now)
         reused, total = reused + cached, total + request.input_length
     computed = [replica.computed for replica in replicas]
@@ -126,19 +145,28 @@ class Planned:
 
     def place(self, request: Request, replicas: list[Replica], now: float) -> int:
         self.now = now
-        keys = [key(block) for block in request.hash_ids]
+        keys = [key(block) for block in request.blocks]
         planned = self.planner.plan(PlanAsk("m", request.input_length, request.output_length, block_keys=keys))
         self.plans.append(planned.number)
         assert planned.prefill is not None
         return int(planned.prefill.id)
 
-    def done(self, ticket: int, which: int, stored: list[int], evicted: list[int]) -> None:
+    def done(self, ticket: int, which: int, stored: Sequence[int], evicted: list[int]) -> None:
         self.planner.release(self.plans[ticket])
         self.planner.index.stored(f"store-{which}", map(key, stored))
         self.planner.index.removed(f"store-{which}", map(key, evicted))
 
 
-def nothing(ticket: int, which: int, stored: list[int], evicted: list[int]) -> None:
+def possible() -> float:
+    """The part of the prompt tokens that one cache without end would reuse."""
+    cache, reused = Replica(), 0
+    for request in HOUR:
+        reused += min(BLOCK * cache.depth(request.blocks), request.input_length - 1)
+        cache.blocks.update(dict.fromkeys(request.blocks))
+    return reused / sum(request.input_length for request in HOUR)
+
+
+def nothing(ticket: int, which: int, stored: Sequence[int], evicted: list[int]) -> None:
     """A naive policy learns nothing."""
 
 
@@ -146,11 +174,11 @@ def test_the_planner_keeps_the_cache_and_the_balance() -> None:
     turns = itertools.count()
     round_robin = replay(lambda request, replicas, now: next(turns) % REPLICAS, nothing)
     longest_prefix = replay(
-        lambda request, replicas, now: max(range(REPLICAS), key=lambda n: replicas[n].depth(request.hash_ids)), nothing
+        lambda request, replicas, now: max(range(REPLICAS), key=lambda n: replicas[n].depth(request.blocks)), nothing
     )
     planned = Planned()
     outcome = replay(planned.place, planned.done)
-    assert outcome.hit > 0.26
+    assert outcome.hit > 0.8 * possible()
     assert outcome.busiest < 1.1
     assert outcome.wait_p99_s < 10
     assert outcome.hit > 2 * round_robin.hit

@@ -20,7 +20,9 @@ from penstock.bench.engine.subjects import OURS, Places, Subject
 from penstock.checkpoint import inspect
 
 ROOT = Path(__file__).parents[3]
-TINY = LlamaShape("tiny", 2, 64, 4, 2, 16, 96, 512, max_positions=256)
+TINY = LlamaShape(
+    name="tiny", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=512, max_positions=256
+)
 LOADED = {"checkpoint": "/nowhere", "kind": "bfloat16", "threads": 1, "streams": 1, "tokens": 8, "room": 8}
 
 

@@ -68,7 +68,12 @@ def test_numbers_and_those_that_are_missing():
     kept = results(figure("it", [1234.5, 1300.0, 1200.0], "tokens/s", "x"), figure("small", [7.0], "tokens/s", "x"))
     assert (kept.number("it"), kept.number("it", 0), kept.span("it", 0)) == ("1,234.50", "1,234", "1,200 to 1,300")
     assert (kept.rate("it"), kept.rate("small")) == ("1,234", "7.00")
-    assert (kept.number("other"), kept.span("other"), kept.rate("other"), kept.goal("other")) == ("-", "-", "-", "")
+    assert (kept.number("other"), kept.span("other"), kept.rate("other"), kept.goal("other")) == (
+        "n/a",
+        "n/a",
+        "n/a",
+        "",
+    )
 
 
 def test_paragraphs_are_filled_and_tables_are_not():

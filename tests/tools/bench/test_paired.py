@@ -28,6 +28,11 @@ def test_the_ratio_is_taken_within_each_round():
     assert found.rounds == 3
 
 
+def test_of_a_figure_that_may_be_below_zero_the_difference_is_taken():
+    [found] = compared("it", [run(a=-2.0), run(a=3.0)], [run(a=1.0), run(a=0.0)]).ratios
+    assert (found.kind, found.median, found.min, found.max) == ("difference", 0.0, -3.0, 3.0)
+
+
 def test_a_figure_that_one_side_lacks_is_named_and_a_round_without_it_left_out():
     found = compared("it", [run(a=2.0, b=None, new=1.0), run(a=None, b=1.0)], [run(a=1.0, b=1.0), run(a=1.0, b=2.0)])
     assert [(ratio.id, ratio.median) for ratio in found.ratios] == [("a", 2.0), ("b", 0.5)]

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from penstock.bench.harness import BenchReport, show
+from penstock.bench.harness import BenchReport
+from penstock.bench.printing import show
 
 app = App(name="bench", help="Measure, beside a peer or a limit in the same run.")
 

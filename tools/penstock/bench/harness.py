@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress
@@ -27,7 +27,7 @@ Measure = Callable[[int], Awaitable[Sample]]
 _PACKAGES = ("penstock", "torch", "grpcio", "uvloop", "uvicorn", "transformers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One result. `value` is the median over the rounds; None when nothing could be measured."""
 
@@ -87,12 +87,14 @@ def figure(
     """A figure from one sample per round."""
     value = statistics.median(samples)
     met = None if goal is None else (value <= goal if lower_is_better else value >= goal)
-    return Figure(id, value, unit, min(samples), max(samples), against, goal, met)
+    return Figure(
+        id=id, value=value, unit=unit, min=min(samples), max=max(samples), against=against, goal=goal, met=met
+    )
 
 
 def missing(id: str, unit: str, why: str, goal: float | None = None) -> Figure:
     """A figure that could not be measured."""
-    return Figure(id, None, unit, None, None, why, goal, None)
+    return Figure(id=id, value=None, unit=unit, min=None, max=None, against=why, goal=goal)
 
 
 async def interleave(
@@ -112,26 +114,6 @@ async def interleave(
                     samples[name].append(sample)
                 bar.advance(task)
     return samples
-
-
-class Showable(Protocol):
-    """What can be printed in two ways."""
-
-    def json(self) -> str: ...
-
-    def shown(self) -> RenderableType: ...
-
-
-def show(report: Showable, *, as_json: bool, as_markdown: bool = False) -> None:
-    """Prints the report to standard output."""
-    if as_json:
-        print(report.json())
-    elif as_markdown:
-        from penstock.bench.measured.document import section
-
-        print(section(report.json()))
-    else:
-        Console(width=None if sys.stdout.isatty() else 120).print(report.shown())
 
 
 def describe_host() -> dict[str, object]:

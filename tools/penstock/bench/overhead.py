@@ -31,7 +31,7 @@ from penstock.runtime.cores import host_shares
 _PROMPT_TOKENS = 512
 _MODEL = "penstock-mini"
 _WORKERS = 2
-"""Of the mesh: one prefill, one decode."""
+"""Workers of the mesh: one prefill, one decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class MeshSample:
     """One round of one subject."""
 
     ttft_s: float
-    """Of the first of one stream."""
+    """Seconds to the first token of one stream."""
     alone: float
     """Tokens/s of one stream after its first token."""
     together: float
@@ -67,7 +67,7 @@ class Prompts:
         self._vocab = vocab
 
     def of(self, subject: str, round: int, count: int) -> list[list[int]]:
-        """`count` prompts that nobody has seen before."""
+        """`count` prompts that are new to both sides."""
         source = random.Random(f"{subject}/{round}/{count}")
         return [[source.randrange(300, self._vocab) for _ in range(_PROMPT_TOKENS)] for _ in range(count)]
 
@@ -84,7 +84,7 @@ async def measure(quick: bool) -> BenchReport:
 
 
 def _threads() -> int:
-    """As a worker of the mesh has them."""
+    """Threads that a worker of the mesh would have."""
     weights = sum(file.stat().st_size for file in inspect(embedded(_MODEL)).weight_files)
     return host_shares(_WORKERS, weights)[0].threads
 
@@ -121,7 +121,7 @@ class _Subject:
         self._tokens = tokens
 
     async def measure(self, round: int) -> MeshSample:
-        """One sample."""
+        """Runs one stream, then eight."""
         alone = await self._stream(self._prompts.of(self.name, round, 1)[0])
         started = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:

@@ -29,19 +29,22 @@ Run = Mapping[str, Any]
 """The JSON object of one run of a bench."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One figure, this checkout's : the other's, over all rounds."""
+    """One figure, this checkout's beside the other's, over all rounds."""
 
     id: str
     unit: str
     here: float
     """Median over the rounds."""
     other: float
-    """Likewise."""
+    """Median of the other checkout."""
     median: float
+    """Of this checkout's : the other's, round by round; of their differences where the figure can be below zero."""
     min: float
     max: float
+    kind: str
+    """`ratio` or `difference`."""
     better: str
     """`more`, `less`, or empty where nothing tells which."""
 
@@ -65,14 +68,15 @@ class PairedReport:
             title=f"penstock bench {self.bench}: here : the other, {self.rounds} rounds", title_justify="left"
         )
         table.add_column("figure", no_wrap=True)
-        for column in ("ratio", "min", "max", "here", "other"):
+        for column in ("here : other", "min", "max", "here", "other"):
             table.add_column(column, justify="right")
         table.add_column("unit")
         table.add_column("better")
         for ratio in self.ratios:
             numbers = (ratio.median, ratio.min, ratio.max)
             sides = (f"{ratio.here:.4g}", f"{ratio.other:.4g}")
-            table.add_row(ratio.id, *(f"{number:.3f}" for number in numbers), *sides, ratio.unit, ratio.better)
+            sign = "+.3g" if ratio.kind == "difference" else ".3f"
+            table.add_row(ratio.id, *(f"{number:{sign}}" for number in numbers), *sides, ratio.unit, ratio.better)
         if self.unpaired:
             table.caption = f"not in both: {', '.join(self.unpaired)}"
         return table
@@ -119,7 +123,7 @@ def compared(name: str, here: Sequence[Run], other: Sequence[Run]) -> PairedRepo
         pairs = [
             (mine[id]["value"], its[id]["value"])
             for mine, its in zip(ours, theirs, strict=True)
-            if all(side.get(id, {}).get("value") is not None for side in (mine, its)) and its[id]["value"]
+            if all(side.get(id, {}).get("value") is not None for side in (mine, its))
         ]
         if pairs:
             ratios.append(_ratio(next(side[id] for side in ours if id in side), pairs))
@@ -129,17 +133,19 @@ def compared(name: str, here: Sequence[Run], other: Sequence[Run]) -> PairedRepo
 
 
 def _ratio(figure: Mapping[str, Any], pairs: Sequence[tuple[float, float]]) -> Ratio:
-    shares = [mine / its for mine, its in pairs]
+    kind = "ratio" if all(min(pair) > 0 for pair in pairs) else "difference"
+    shares = [mine / its if kind == "ratio" else mine - its for mine, its in pairs]
     mine, its = (statistics.median(side) for side in zip(*pairs, strict=True))
     return Ratio(
-        str(figure["id"]),
-        str(figure["unit"]),
-        mine,
-        its,
-        statistics.median(shares),
-        min(shares),
-        max(shares),
-        _better(figure),
+        id=figure["id"],
+        unit=figure["unit"],
+        here=mine,
+        other=its,
+        median=statistics.median(shares),
+        min=min(shares),
+        max=max(shares),
+        kind=kind,
+        better=_better(figure),
     )
 
 

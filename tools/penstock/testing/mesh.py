@@ -56,7 +56,7 @@ class MeshSetup:
     gateway: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Mesh:
     """A running mesh."""
 
@@ -123,7 +123,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
         await wait_joined(router.address, len(prefill), len(decode))
         async with gateway.mesh.changed, asyncio.timeout(30):
             await gateway.mesh.changed.wait_for(lambda: gateway.mesh.ready)
-        yield Mesh(gateway, router, stores, prefill, decode, draft)
+        yield Mesh(gateway=gateway, router=router, kvstores=stores, prefill=prefill, decode=decode, draft=draft)
 
 
 async def wait_joined(router: str, prefill: int, decode: int) -> None:

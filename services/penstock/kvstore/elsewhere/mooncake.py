@@ -37,7 +37,7 @@ class Pool:
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
         self._log = structlog.get_logger("penstock.kvstore")
 
-    def stored(self, block: Block) -> None:
+    def block_stored(self, block: Block) -> None:
         """See Watcher. What the store itself brought is there already, or on a disk that is quicker."""
         if not block.owner:
             return
@@ -46,10 +46,10 @@ class Pool:
         except asyncio.QueueFull:
             self.left_out += 1
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         """See Watcher. The pool has an eviction of its own."""
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         """See Watcher."""
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.elsewhere.mooncake import Pool
 from penstock.kvstore.elsewhere.neighbours import Neighbours
 from penstock.kvstore.elsewhere.transport.base import Offered, Transport, TransportFault
-from penstock.kvstore.table.blocks import Block, State, Tier, Wanted
+from penstock.kvstore.table.blocks import Block, ReserveState, TierKind, Wanted
 from penstock.kvstore.tiers.base import Room
 
 _MOST_SOURCES = 4
@@ -81,7 +81,7 @@ class RemoteBlocks:
     sources: list[str]
     ask_home: bool
     session: str
-    tier: Tier = Tier.REMOTE
+    tier: TierKind = TierKind.REMOTE
     _dry: set[bytes] = field(default_factory=set)
     """Nobody has brought these."""
 
@@ -160,7 +160,7 @@ class _Landing:
             answer = self._room.reserve(
                 Wanted(one.key, one.parent, one.first_token, one.seconds, self._session, one.namespace)
             )
-            if answer.state is State.FULL:
+            if answer.state is ReserveState.FULL:
                 break
             self._last = one.key
             self._order.append(one.key)

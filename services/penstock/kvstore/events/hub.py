@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
-from penstock.kvstore.table.blocks import Tier
+from penstock.kvstore.table.blocks import TierKind
 
 PIECE = 16_384
 """Keys in one message: about half a MiB."""
@@ -16,7 +16,7 @@ PENDING = 65_536
 """Changes that wait for one subscriber before it is sent a new snapshot instead."""
 
 
-Places = Callable[[], Iterable[tuple[bytes, Tier]]]
+Places = Callable[[], Iterable[tuple[bytes, TierKind]]]
 """All that can be found now, and where. It is read piece by piece, while blocks come and go."""
 
 
@@ -24,7 +24,7 @@ Places = Callable[[], Iterable[tuple[bytes, Tier]]]
 class Change:
     """Keys that are now in `tier`, and keys that went. `snapshot`: forget everything before, this is the first part."""
 
-    tier: Tier = Tier.HOST
+    tier: TierKind = TierKind.HOST
     stored: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
     snapshot: bool = False
@@ -37,16 +37,16 @@ class Subscriber:
         self._keys = keys
         self._limit = pending
         self._piece = piece
-        self._pending: dict[bytes, Tier | None] = {}
+        self._pending: dict[bytes, TierKind | None] = {}
         self._restart = True
-        self._snapshot: Iterator[tuple[bytes, Tier]] = iter(())
-        self._ahead: tuple[bytes, Tier] | None = None
+        self._snapshot: Iterator[tuple[bytes, TierKind]] = iter(())
+        self._ahead: tuple[bytes, TierKind] | None = None
         """The snapshot's next."""
         self._wake = asyncio.Event()
         self._closed = False
         self.resynchronised = 0
 
-    def note(self, key: bytes, tier: Tier | None) -> None:
+    def note(self, key: bytes, tier: TierKind | None) -> None:
         """A block is in `tier` now, or in none. Of a key's changes only the last is kept: the reader needs no more."""
         if self._restart:
             return  # the snapshot to come will show it
@@ -87,7 +87,7 @@ class Subscriber:
 
     def _part(self, *, snapshot: bool = False) -> Change:
         """The next keys of the snapshot that are in one tier."""
-        change = Change(self._ahead[1] if self._ahead is not None else Tier.HOST, snapshot=snapshot)
+        change = Change(self._ahead[1] if self._ahead is not None else TierKind.HOST, snapshot=snapshot)
         while self._ahead is not None and len(change.stored) < self._piece and self._ahead[1] is change.tier:
             change.stored.append(self._ahead[0])
             self._ahead = next(self._snapshot, None)
@@ -95,7 +95,7 @@ class Subscriber:
 
     def _take(self) -> Change:
         """The next changes, in order, up to the one that is of another tier."""
-        first = next((tier for tier in self._pending.values() if tier is not None), Tier.HOST)
+        first = next((tier for tier in self._pending.values() if tier is not None), TierKind.HOST)
         change = Change(first)
         for key, tier in list(islice(self._pending.items(), self._piece)):
             if tier not in (None, first):
@@ -132,7 +132,7 @@ class EventHub:
             self._subscribers.discard(subscriber)
             self._resynchronised += subscriber.resynchronised
 
-    def note(self, key: bytes, tier: Tier | None) -> None:
+    def note(self, key: bytes, tier: TierKind | None) -> None:
         """A block is in `tier` now, or in none. Tells everybody. Never blocks."""
         for subscriber in self._subscribers:
             subscriber.note(key, tier)

@@ -50,25 +50,25 @@ class EvictionPolicy(Protocol[BlockT]):
     without its parent, whatever the policy chooses: the order inside a chain is by position, from its end.
     """
 
-    def stored(self, block: BlockT) -> None:
+    def block_stored(self, block: BlockT) -> None:
         """`block` is new in the table. It may have been there before: see `Candidate.uses`."""
 
-    def removed(self, block: BlockT) -> None:
+    def block_removed(self, block: BlockT) -> None:
         """`block` left the table, as a victim or otherwise; it is not on offer any more."""
 
-    def used(self, block: BlockT) -> None:
+    def block_used(self, block: BlockT) -> None:
         """A stored block was used again; `used_at` says when, `uses` whether it counts as separate."""
 
-    def offer(self, block: BlockT) -> None:
+    def offer_block(self, block: BlockT) -> None:
         """`block` may go from now on, or was used while it might."""
 
-    def withdraw(self, block: BlockT) -> None:
+    def withdraw_block(self, block: BlockT) -> None:
         """`block` may not go, or is gone. Unknown blocks are ignored."""
 
-    def victim(self) -> BlockT | None:
+    def next_victim(self) -> BlockT | None:
         """Takes out the block that should go first; None when none may."""
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
+    def expect_session(self, session: str, outlook: ReturnHint) -> None:
         """What is known of a session's return, until its next use."""
 
     def __len__(self) -> int:

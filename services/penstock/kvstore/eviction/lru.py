@@ -26,19 +26,19 @@ class Lru(Generic[BlockT]):
     def __len__(self) -> int:
         return len(self._current)
 
-    def stored(self, block: BlockT) -> None:
+    def block_stored(self, block: BlockT) -> None:
         """Nothing to learn from it."""
 
-    def removed(self, block: BlockT) -> None:
+    def block_removed(self, block: BlockT) -> None:
         """Nothing to learn from it."""
 
-    def used(self, block: BlockT) -> None:
+    def block_used(self, block: BlockT) -> None:
         """Nothing to learn from it: the offer after it says when."""
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
+    def expect_session(self, session: str, outlook: ReturnHint) -> None:
         """LRU takes no hints."""
 
-    def offer(self, block: BlockT) -> None:
+    def offer_block(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         self._count += 1
         entry = (block.used, self._count, block)
@@ -48,11 +48,11 @@ class Lru(Generic[BlockT]):
             self._heap = list(self._current.values())
             heapq.heapify(self._heap)
 
-    def withdraw(self, block: BlockT) -> None:
+    def withdraw_block(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         self._current.pop(block.key, None)
 
-    def victim(self) -> BlockT | None:
+    def next_victim(self) -> BlockT | None:
         """See EvictionPolicy."""
         while self._heap:
             entry = heapq.heappop(self._heap)

@@ -29,29 +29,29 @@ class KeepPromised(Generic[KeepableT]):
     def __len__(self) -> int:
         return len(self._inner) + len(self._kept)
 
-    def stored(self, block: KeepableT) -> None:
+    def block_stored(self, block: KeepableT) -> None:
         """See EvictionPolicy."""
-        self._inner.stored(block)
+        self._inner.block_stored(block)
 
-    def removed(self, block: KeepableT) -> None:
+    def block_removed(self, block: KeepableT) -> None:
         """See EvictionPolicy."""
-        self._inner.removed(block)
+        self._inner.block_removed(block)
 
-    def used(self, block: KeepableT) -> None:
+    def block_used(self, block: KeepableT) -> None:
         """See EvictionPolicy."""
-        self._inner.used(block)
+        self._inner.block_used(block)
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
+    def expect_session(self, session: str, outlook: ReturnHint) -> None:
         """See EvictionPolicy."""
-        self._inner.expect(session, outlook)
+        self._inner.expect_session(session, outlook)
 
-    def offer(self, block: KeepableT) -> None:
+    def offer_block(self, block: KeepableT) -> None:
         """See EvictionPolicy. Offer a block again when its `retained_until` has changed."""
         if block.retained_until <= self._clock():
             self._kept.pop(block.key, None)
-            self._inner.offer(block)
+            self._inner.offer_block(block)
             return
-        self._inner.withdraw(block)
+        self._inner.withdraw_block(block)
         self._count += 1
         entry = (block.retained_until, self._count, block)
         self._kept[block.key] = entry
@@ -60,19 +60,19 @@ class KeepPromised(Generic[KeepableT]):
             self._ends = list(self._kept.values())
             heapq.heapify(self._ends)
 
-    def withdraw(self, block: KeepableT) -> None:
+    def withdraw_block(self, block: KeepableT) -> None:
         """See EvictionPolicy."""
         if self._kept.pop(block.key, None) is None:
-            self._inner.withdraw(block)
+            self._inner.withdraw_block(block)
 
-    def victim(self) -> KeepableT | None:
+    def next_victim(self) -> KeepableT | None:
         """See EvictionPolicy."""
         now = self._clock()
         while self._ends and self._ends[0][0] <= now:
             block = self._pop()
             if block is not None:
-                self._inner.offer(block)
-        victim = self._inner.victim()
+                self._inner.offer_block(block)
+        victim = self._inner.next_victim()
         while victim is None and self._ends:
             victim = self._pop()
         return victim

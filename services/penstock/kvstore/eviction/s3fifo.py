@@ -54,7 +54,7 @@ class S3Fifo(Generic[BlockT]):
     def __len__(self) -> int:
         return sum(self._offered)
 
-    def stored(self, block: BlockT) -> None:
+    def block_stored(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         queue = _SMALL
         if block.key in self._ghosts:
@@ -63,36 +63,36 @@ class S3Fifo(Generic[BlockT]):
         self._members[queue] += 1
         block.note = _Place(block, queue, self._next())
 
-    def removed(self, block: BlockT) -> None:
+    def block_removed(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         place: _Place[BlockT] = block.note
         self._members[place.queue] -= 1
         block.note = None
 
-    def used(self, block: BlockT) -> None:
+    def block_used(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         place: _Place[BlockT] = block.note
         if block.uses > place.uses:
             place.uses = block.uses
             place.frequency = min(place.frequency + 1, _MOST_FREQUENT)
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
+    def expect_session(self, session: str, outlook: ReturnHint) -> None:
         """S3-FIFO takes no hints."""
 
-    def offer(self, block: BlockT) -> None:
+    def offer_block(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         place: _Place[BlockT] = block.note
         if not place.ticket:
             self._enter(place)
 
-    def withdraw(self, block: BlockT) -> None:
+    def withdraw_block(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         place: _Place[BlockT] | None = block.note
         if place is not None and place.ticket:
             self._offered[place.queue] -= 1
             place.ticket = 0
 
-    def victim(self) -> BlockT | None:
+    def next_victim(self) -> BlockT | None:
         """See EvictionPolicy."""
         while len(self):
             small = self._members[_SMALL] > _SMALL_SHARE * sum(self._members)

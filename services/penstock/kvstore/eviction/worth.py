@@ -96,24 +96,24 @@ class Worth(Generic[BlockT]):
     def __len__(self) -> int:
         return self._offers
 
-    def stored(self, block: BlockT) -> None:
+    def block_stored(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         before = self._gone.pop(block.key, None)
         if before is not None:
             block.uses += before + 1
         self._times.use(block.key, _group(block), block.used_at)
 
-    def removed(self, block: BlockT) -> None:
+    def block_removed(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         self._gone[block.key] = block.uses
         if len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
 
-    def used(self, block: BlockT) -> None:
+    def block_used(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         self._times.use(block.key, _group(block), block.used_at)
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
+    def expect_session(self, session: str, outlook: ReturnHint) -> None:
         """See EvictionPolicy."""
         self._outlooks.pop(session, None)
         if outlook.ended or outlook.returns_at is not None:
@@ -121,11 +121,11 @@ class Worth(Generic[BlockT]):
             if len(self._outlooks) > _REMEMBERED:
                 self._outlooks.popitem(last=False)
         for block in list(self._owned.get(session, {}).values()):
-            self.offer(block)
+            self.offer_block(block)
 
-    def offer(self, block: BlockT) -> None:
+    def offer_block(self, block: BlockT) -> None:
         """See EvictionPolicy."""
-        self.withdraw(block)
+        self.withdraw_block(block)
         self._count += 1
         block.note = offer = _Offer(block, self._count)
         self._offers += 1
@@ -133,7 +133,7 @@ class Worth(Generic[BlockT]):
             self._owned.setdefault(offer.owner, {})[block.key] = block
         self._put(offer, block, self._clock())
 
-    def withdraw(self, block: BlockT) -> None:
+    def withdraw_block(self, block: BlockT) -> None:
         """See EvictionPolicy."""
         if block.note is not None:
             self._stale += 1
@@ -141,7 +141,7 @@ class Worth(Generic[BlockT]):
             if self._stale > 2 * self._offers + _SLACK:
                 self._tidy()
 
-    def victim(self) -> BlockT | None:
+    def next_victim(self) -> BlockT | None:
         """See EvictionPolicy."""
         now = self._clock()
         self._move(now)

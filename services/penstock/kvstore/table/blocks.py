@@ -10,7 +10,7 @@ from typing import Any
 from penstock.kvstore.eviction.base import EvictionPolicy
 
 
-class Tier(IntEnum):
+class TierKind(IntEnum):
     """Where a block is, the nearest first. The numbers are those of the wire."""
 
     GPU = 1
@@ -81,7 +81,7 @@ class Written:
     checksum: bytes
 
 
-class State(Enum):
+class ReserveState(Enum):
     """The answer to a wish for a slot."""
 
     WRITE = 1
@@ -93,7 +93,7 @@ class State(Enum):
 class Reserved:
     """`block` is set exactly when `state` is WRITE."""
 
-    state: State
+    state: ReserveState
     block: Block | None = None
 
 
@@ -106,7 +106,7 @@ class Lease:
     blocks: list[Block]
     deadline: float
     session: str = ""
-    brought: dict[int, Tier] = field(default_factory=dict)
+    brought: dict[int, TierKind] = field(default_factory=dict)
     """Where the blocks were, by index, that were not in host memory when they were asked for."""
     more: bool = False
     """The time ended while more was on its way."""
@@ -123,7 +123,7 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStats:
+class TableStats:
     """Counted by the store itself; metrics, tests and the wire read the same numbers."""
 
     slots: int

@@ -34,7 +34,7 @@ class _Promise:
     until: float
 
 
-class Retention:
+class Promises:
     """All promises of one tier. Times are seconds of any clock that does not go back."""
 
     def __init__(self, blocks: int, tenant_blocks: int, longest_s: float) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from penstock.kvstore.table.clock import Deadlines, Wake, asleep
+
 
 class Slots:
-    """Slots 0 to count-1, each free, held, or cooling. One owner, not thread-safe.
+    """Slots 0 to count-1, each free, held, or resting. One owner, not thread-safe.
 
     Slots that were used before are handed out first, so that memory grows only with need; `frontier` is the first
     slot that never was.
     """
 
-    def __init__(self, count: int, epochs: Iterable[int] | None = None) -> None:
+    def __init__(self, count: int, epochs: Iterable[int] | None = None, wake: Wake = asleep) -> None:
         self.count = count
         self.frontier = 0
-        self.cooling = 0
+        self.resting = 0
         self._free: list[int] = []
         self._epochs = iter(epochs or itertools.count(1))
+        self._rests: Deadlines[int] = Deadlines(wake)
 
     @property
     def held(self) -> int:
         """Slots in somebody's hands."""
-        return self.frontier - len(self._free) - self.cooling
+        return self.frontier - len(self._free) - self.resting
 
     @property
     def free(self) -> int:
@@ -55,12 +58,17 @@ class Slots:
         self.frontier = max(taken, default=-1) + 1
         self._free = [slot for slot in reversed(range(self.frontier)) if slot not in taken]
 
-    def cool(self) -> None:
-        """A held slot goes to rest. `warm` it later."""
-        self.cooling += 1
+    def rest(self, slot: int, until: float) -> None:
+        """Back from its holder, who may still write: it is handed out again after `until`."""
+        self.resting += 1
+        self._rests.add(until, slot)
 
-    def warm(self, slot: int) -> None:
-        """A slot has rested."""
-        assert self.cooling > 0
-        self.cooling -= 1
-        self._free.append(slot)
+    def rested(self) -> float | None:
+        """When the next slot has rested."""
+        return self._rests.first()
+
+    def expire(self, now: float) -> None:
+        """Slots that have rested can be handed out."""
+        for slot in self._rests.due(now):
+            self.resting -= 1
+            self._free.append(slot)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from penstock.kv.bytes.arena import Arena
-from penstock.kvstore.table.blocks import Block, Reserved, Tier, Wanted, Written
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.blocks import Block, Reserved, TierKind, Wanted, Written
+from penstock.kvstore.table.table import BlockTable
 
 
 class Supplier(Protocol):
     """A place that has blocks: a disk, a device, another store."""
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> TierKind:
         """Where the blocks are that it brings."""
         ...
 
@@ -43,7 +43,7 @@ class Supplier(Protocol):
 class Room:
     """Slots of the host tier for one bringing. Whatever is reserved and not committed is given back at its end."""
 
-    def __init__(self, store: BlockStore, arena: Arena, now: Callable[[], float], landed: Callable[[], None]) -> None:
+    def __init__(self, store: BlockTable, arena: Arena, now: Callable[[], float], landed: Callable[[], None]) -> None:
         """`landed` is called after each block that became findable."""
         self.block_bytes = store.block_bytes
         """Of each block."""
@@ -55,7 +55,7 @@ class Room:
 
     def reserve(self, wanted: Wanted) -> Reserved:
         """A slot for a block. EXISTS: it is stored or being written by now, skip it. FULL: there is no room, stop."""
-        answer = self._store.reserve_own(wanted, self._now())
+        answer = self._store.puts.reserve_own(wanted, self._now())
         if answer.block is not None:
             self._mine[wanted.key] = answer.block
         return answer
@@ -67,13 +67,13 @@ class Room:
     def commit(self, block: Block, checksum: bytes) -> None:
         """The block's bytes are in place and verified: it can be found, and is pinned for those who wait for it."""
         del self._mine[block.key]
-        self._store.commit_own(Written(block.key, block.epoch, checksum), self._now())
+        self._store.puts.commit_own(Written(block.key, block.epoch, checksum), self._now())
         self._landed()
 
     def give_back(self, block: Block) -> None:
         """The block will not come."""
         del self._mine[block.key]
-        self._store.commit_own(Written(block.key, block.epoch, b""), self._now())
+        self._store.puts.commit_own(Written(block.key, block.epoch, b""), self._now())
 
     def close(self) -> None:
         """Gives back what is left."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.kv.bytes.arena import Arena
-from penstock.kvstore.table.blocks import Lease, Tier
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.blocks import Lease, TierKind
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room, Supplier
 
 _LINGER_S = 0.25
@@ -32,7 +32,7 @@ class _Flight:
 
     keys: Sequence[bytes]
     until: float
-    tier: Tier = Tier.HOST
+    tier: TierKind = TierKind.HOST
     waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
     kept: bool = False
     """Goes on when nobody waits."""
@@ -44,7 +44,7 @@ class _Flight:
 class Bringer:
     """Has the suppliers bring what leases miss. `close` it when no lease can come any more."""
 
-    def __init__(self, store: BlockStore, arena: Arena, now: Callable[[], float]) -> None:
+    def __init__(self, store: BlockTable, arena: Arena, now: Callable[[], float]) -> None:
         self._store = store
         self._arena = arena
         self._now = now
@@ -97,7 +97,7 @@ class Bringer:
         if flight is None:
             return False
         await self._wait(flight, lease, keys, until)
-        self._store.extend(lease, keys, Tier.HOST, self._now())
+        self._store.leases.extend(lease, keys, TierKind.HOST, self._now())
         return len(lease.blocks) > at
 
     async def _wait(self, flight: _Flight, lease: Lease, keys: Sequence[bytes], until: float) -> None:
@@ -151,7 +151,7 @@ class Bringer:
     def _landed(self, flight: _Flight) -> None:
         flight.useful = True
         for lease, keys in flight.waiting.values():
-            self._store.extend(lease, keys, flight.tier, self._now())
+            self._store.leases.extend(lease, keys, flight.tier, self._now())
 
     def _over(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -20,7 +20,7 @@ from tests.services.kvstore.helpers import ROOT, spec
 
 from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.keeper import Keeper
-from penstock.kvstore.table.blocks import Block, Lease, State, Wanted, Written
+from penstock.kvstore.table.blocks import Block, Lease, ReserveState, Wanted, Written
 from penstock.kvstore.tiers.device.opening import open_gpu
 from penstock.kvstore.tiers.device.tier import GpuTier
 from penstock.testing.twin import TwinDevice, TwinSwitch
@@ -86,14 +86,14 @@ class GpuMachine(RuleBasedStateMachine):
         async def act() -> None:
             store, attachment, names = self.keeper.store, self.pick(0), chain(number, count)
             wanted = [Wanted(name, names[at - 1] if at else ROOT, at * 16) for at, name in enumerate(names)]
-            for answer in store.reserve(attachment, wanted, self.keeper.now()):
-                if answer.state is State.WRITE:
+            for answer in store.puts.reserve(attachment, wanted, self.keeper.now()):
+                if answer.state is ReserveState.WRITE:
                     block = answer.block
                     assert block is not None
                     if whole:
                         self.keeper.arena.block(block.slot, BLOCK)[:] = content(block.key)
                     written = Written(block.key, block.epoch, checksum(content(block.key)) if whole else b"")
-                    assert store.commit(attachment, [written], self.keeper.now()) == [True]
+                    assert store.puts.commit(attachment, [written], self.keeper.now()) == [True]
 
         self.go(act())
 
@@ -126,7 +126,7 @@ class GpuMachine(RuleBasedStateMachine):
             host, device = self.live[attachment]
             if host:
                 ids = [host.pop().lease_id]
-                assert self.keeper.store.release(attachment, ids, self.keeper.now()) == [True]
+                assert self.keeper.store.leases.release(attachment, ids, self.keeper.now()) == [True]
             if device:
                 assert self.gpu.release(attachment, [device.pop().lease_id]) == [True]
 

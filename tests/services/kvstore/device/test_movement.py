@@ -11,7 +11,7 @@ from tests.services.kvstore.helpers import ROOT, keys
 from penstock.kvstore.eviction.base import SEVERAL
 from penstock.kvstore.sessions import KnownSession, SessionPhase
 from penstock.kvstore.table.blocks import Block, Wanted, Written
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.device.movement import Movement
 
 OUTLOOKS = {
@@ -77,68 +77,68 @@ class Watch:
     gone: list[bytes] = field(default_factory=list)
     holders: dict[int, int] = field(default_factory=dict)
 
-    def stored(self, block: Block) -> None: ...
+    def block_stored(self, block: Block) -> None: ...
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         self.gone.append(block.key)
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         self.holders[slot] = epoch
 
 
-def table(count: int, slots: int = 8) -> tuple[BlockStore, Watch]:
+def table(count: int, slots: int = 8) -> tuple[BlockTable, Watch]:
     watch, names = Watch(), keys(count)
-    store = BlockStore(slots, 64, watch, cooling_s=1.0)
+    store = BlockTable(slots, 64, watch, cooling_s=1.0)
     for at, name in enumerate(names):
-        block = store.reserve_own(Wanted(name, names[at - 1] if at else ROOT, at * 16), 0.0).block
+        block = store.puts.reserve_own(Wanted(name, names[at - 1] if at else ROOT, at * 16), 0.0).block
         assert block is not None
-        store.commit_own(Written(name, block.epoch, b"c" * 16), 0.0)
+        store.puts.commit_own(Written(name, block.epoch, b"c" * 16), 0.0)
     return store, watch
 
 
 def test_victims_are_those_of_as_many_evictions() -> None:
     store, watch = table(4)
-    victims = [store.hold_victim(0.0) for _ in range(5)]
+    victims = [store.victims.hold(0.0) for _ in range(5)]
     assert [block and block.key for block in victims] == [*reversed(keys(4)), None]
     assert store.lookup(keys(4)) == 4, "all of them can still be found"
     assert not store.idle
     for block in victims[:3]:
-        assert block is not None and store.discard(block, 0.0)
+        assert block is not None and store.victims.discard(block, 0.0)
     assert victims[3] is not None
-    store.spare(victims[3], 0.0)
-    assert (store.lookup(keys(4)), store.free, watch.gone) == (1, 7, list(reversed(keys(4)[1:])))
+    store.victims.spare(victims[3], 0.0)
+    assert (store.lookup(keys(4)), store.slots.free, watch.gone) == (1, 7, list(reversed(keys(4)[1:])))
     assert store.stats().evictions == 3
-    last = store.hold_victim(0.0)
+    last = store.victims.hold(0.0)
     assert last is victims[3], "on offer once more"
 
 
 def test_a_victim_that_somebody_needs_stays_and_so_do_its_ancestors() -> None:
     store, watch = table(3)
     store.attach("s", "test")
-    child, parent = store.hold_victim(0.0), store.hold_victim(0.0)
+    child, parent = store.victims.hold(0.0), store.victims.hold(0.0)
     assert child is not None and parent is not None
-    lease = store.lease("s", keys(3), 9.0, 0.0)
+    lease = store.leases.take("s", keys(3), 9.0, 0.0)
     assert lease is not None
-    assert not store.discard(child, 0.0) and not store.discard(parent, 0.0)
-    assert watch.gone == [] and store.hold_victim(0.0) is None
+    assert not store.victims.discard(child, 0.0) and not store.victims.discard(parent, 0.0)
+    assert watch.gone == [] and store.victims.hold(0.0) is None
     store.detach("s", 0.0)
-    again = store.hold_victim(0.0)
+    again = store.victims.hold(0.0)
     assert again is child
 
 
 def test_a_victim_may_get_a_child_or_be_condemned_meanwhile() -> None:
     store, watch = table(2)
-    victim = store.hold_victim(0.0)
+    victim = store.victims.hold(0.0)
     assert victim is not None
-    answer = store.reserve_own(Wanted(b"n" * 32, victim.key, 32), 0.0)
+    answer = store.puts.reserve_own(Wanted(b"n" * 32, victim.key, 32), 0.0)
     assert answer.block is not None
-    assert not store.discard(victim, 0.0), "its child would be an orphan"
-    store.commit_own(Written(b"n" * 32, answer.block.epoch, b""), 0.0)
-    victim = store.hold_victim(0.0)
+    assert not store.victims.discard(victim, 0.0), "its child would be an orphan"
+    store.puts.commit_own(Written(b"n" * 32, answer.block.epoch, b""), 0.0)
+    victim = store.victims.hold(0.0)
     assert victim is not None and victim.key == keys(2)[1]
     assert store.condemn(victim.key, victim.epoch, 0.0)
-    assert not store.discard(victim, 0.0)
+    assert not store.victims.discard(victim, 0.0)
     assert store.stats().cooling == 1, "not reused at once"
     store.expire(2.0)
-    assert (store.free, watch.gone, watch.holders[victim.slot]) == (7, [keys(2)[1]], 0)
-    assert store.hold_victim(2.0) is not None, "the parent may go"
+    assert (store.slots.free, watch.gone, watch.holders[victim.slot]) == (7, [keys(2)[1]], 0)
+    assert store.victims.hold(2.0) is not None, "the parent may go"

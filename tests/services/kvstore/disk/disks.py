@@ -19,7 +19,7 @@ from penstock.kv.client.client import BlockPut
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.table.blocks import Block, Wanted, Written
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import PAGE
@@ -77,11 +77,11 @@ class FaultyFiles(Files):
 
 
 class Nobody:
-    def stored(self, block: Block) -> None: ...
+    def block_stored(self, block: Block) -> None: ...
 
-    def removed(self, block: Block) -> None: ...
+    def block_removed(self, block: Block) -> None: ...
 
-    def holder(self, slot: int, epoch: int) -> None: ...
+    def slot_held(self, slot: int, epoch: int) -> None: ...
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Bench:
 
     tier: NvmeTier
     arena: Arena
-    host: BlockStore
+    host: BlockTable
     clock: list[float]
 
     def now(self) -> float:
@@ -100,12 +100,12 @@ class Bench:
         """Stores blocks in host memory."""
         stored = []
         for put in blocks:
-            block = self.host.reserve_own(Wanted(put.key, put.parent, put.first_token, **more), self.now()).block
+            block = self.host.puts.reserve_own(Wanted(put.key, put.parent, put.first_token, **more), self.now()).block
             assert block is not None
             view = self.arena.block(block.slot, put.data.nbytes)
             view[:] = put.data
             view.release()
-            assert self.host.commit_own(Written(put.key, block.epoch, checksum(put.data)), self.now())
+            assert self.host.puts.commit_own(Written(put.key, block.epoch, checksum(put.data)), self.now())
             stored.append(block)
         return stored
 
@@ -169,7 +169,7 @@ async def bench(
     tier = NvmeTier(NvmeOptions(**(settings | options)), lambda: clock[0], files=files)
     arena = Arena(8192 + host_slots * (Layout.fit(1 << 20, block_spec.block_bytes).stride + 8))
     arena.format(Layout.fit(arena.size, block_spec.block_bytes))
-    host = BlockStore(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=cooling_s)
+    host = BlockTable(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=cooling_s)
     try:
         await tier.open()
         tier.use(block_spec)

@@ -32,7 +32,7 @@ from penstock.kv.client.origin import Origin
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.kvstore.sessions import SessionPhase
-from penstock.kvstore.table.blocks import Tier
+from penstock.kvstore.table.blocks import TierKind
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk import tier as tier_module
 from penstock.kvstore.tiers.disk.format import PAGE
@@ -244,13 +244,13 @@ async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: p
         await eventually(lambda: store.stats().leases == 0)
         await client.put(puts(16, "c"))
         with store.keeper.hub.subscribe() as listener:
-            known: dict[bytes, Tier] = {}
+            known: dict[bytes, TierKind] = {}
             while len(known) < len(set(store.keeper.all_keys())):
                 change = await listener.next()
                 assert change is not None
                 known.update(dict.fromkeys(change.stored, change.tier))
         assert {*keys(8, "b"), *keys(16)} - set(known) == {keys(16)[8]}, "all but the one that could not be read"
-        assert list(known.values()).count(Tier.NVME) >= 20
+        assert list(known.values()).count(TierKind.NVME) >= 20
 
 
 async def test_a_store_that_may_not_have_its_directory_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ async def test_blocks_go_to_the_disk_also_when_there_is_always_a_lease_that_wait
         class Never:
             """A supplier, perhaps another host, that takes its time."""
 
-            tier = Tier.REMOTE
+            tier = TierKind.REMOTE
 
             def has(self, names: Sequence[bytes]) -> int:
                 return len(names) if names[0] == keys(1, "far")[0] else 0

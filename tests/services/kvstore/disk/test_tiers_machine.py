@@ -23,7 +23,7 @@ from tests.services.kvstore.disk.disks import SLOT, Bench, CutFiles, Killed, ben
 from tests.services.kvstore.helpers import BLOCK_BYTES, ROOT
 
 from penstock.kv.bytes.checksum import checksum
-from penstock.kvstore.table.blocks import Block, Lease, Tier, Wanted, Written
+from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
 from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import PAGE
@@ -100,7 +100,7 @@ class TiersMachine(RuleBasedStateMachine):
         wanted = [
             Wanted(key, KEYS[chain][at - 1] if at else ROOT, at * 16) for at, key in enumerate(KEYS[chain][:count])
         ]
-        answers = self.bed.host.reserve(self.attachment, wanted, self.bed.now())
+        answers = self.bed.host.puts.reserve(self.attachment, wanted, self.bed.now())
         return [answer.block for answer in answers if answer.block is not None]
 
     @rule(chain=CHAIN, count=COUNT)
@@ -108,7 +108,7 @@ class TiersMachine(RuleBasedStateMachine):
         for block in self.reserve(chain, count):
             self.write(block, RIGHT[block.key])
             done = Written(block.key, block.epoch, checksum(RIGHT[block.key]))
-            assert self.bed.host.commit(self.attachment, [done], self.bed.now()) == [True]
+            assert self.bed.host.puts.commit(self.attachment, [done], self.bed.now()) == [True]
 
     @rule(chain=CHAIN, count=COUNT)
     def vanish_while_writing(self, chain: int, count: int) -> None:
@@ -128,7 +128,7 @@ class TiersMachine(RuleBasedStateMachine):
         if self.bed.now() < until:
             self.write(block, b"\xee" * BLOCK_BYTES)
         done = Written(block.key, block.epoch, checksum(RIGHT[block.key]))
-        assert self.bed.host.commit(self.attachment, [done], self.bed.now()) == [False]
+        assert self.bed.host.puts.commit(self.attachment, [done], self.bed.now()) == [False]
 
     @rule(chain=CHAIN, count=COUNT, release=st.booleans())
     def lease(self, chain: int, count: int, release: bool) -> None:
@@ -137,23 +137,23 @@ class TiersMachine(RuleBasedStateMachine):
         before, disk = self.host, self.disk
         found = next((at for at, name in enumerate(names) if name not in before | disk), count)
         sound = next((at for at, name in enumerate(names) if name not in before and name in self.damaged), count)
-        lease = host.lease(self.attachment, names, 100, self.bed.now(), grows=True)
+        lease = host.leases.take(self.attachment, names, 100, self.bed.now(), grows=True)
         assert lease is not None
         promoted = {name for name in names[:found] if name not in before}
         self.run(self.fill(lease, names))
-        settled = host.settle(lease, count, self.bed.now())
+        settled = host.leases.settle(lease, count, self.bed.now())
         blocks = settled.blocks if settled else []
         for at, block in enumerate(blocks):
             assert block.key == names[at]
             view = self.bed.arena.block(block.slot, BLOCK_BYTES)
             assert bytes(view) == RIGHT[block.key]
             view.release()
-            assert lease.brought.get(at, Tier.HOST) is (Tier.NVME if block.key in promoted else Tier.HOST)
+            assert lease.brought.get(at, TierKind.HOST) is (TierKind.NVME if block.key in promoted else TierKind.HOST)
         assert len(blocks) <= min(found, sound)
         if not self.leases and not host.stats().cooling and not host.stats().detached:
             assert len(blocks) == min(found, sound)
         if settled is not None and release:
-            host.release(self.attachment, [lease.lease_id], self.bed.now())
+            host.leases.release(self.attachment, [lease.lease_id], self.bed.now())
         elif settled is not None:
             self.leases.append(lease.lease_id)
 
@@ -164,7 +164,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        self.bed.host.release(self.attachment, self.leases, self.bed.now())
+        self.bed.host.leases.release(self.attachment, self.leases, self.bed.now())
         self.leases.clear()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0, 20.0]))

@@ -45,7 +45,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.tick += 1
         item = Item(key(number), tokens, self.tick, used_at=self.now, turn=number % 3, session=owner)
         self.items[number] = item
-        self.policy.stored(item)
+        self.policy.block_stored(item)
         self.heard_stored(item)
         self.offer(number)
 
@@ -56,7 +56,7 @@ class PolicyMachine(RuleBasedStateMachine):
             return
         self.tick += 1
         item.used, item.used_at, item.uses = self.tick, self.now, item.uses + apart
-        self.policy.used(item)
+        self.policy.block_used(item)
         self.heard_used(item)
         if item in self.offered:
             self.offer(number)
@@ -65,7 +65,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def offer(self, number: int) -> None:
         item = self.items.get(number)
         if item is not None:
-            self.policy.offer(item)
+            self.policy.offer_block(item)
             if item not in self.offered:
                 self.offered.append(item)
 
@@ -73,7 +73,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def withdraw(self, number: int) -> None:
         item = self.items.get(number)
         if item is not None:
-            self.policy.withdraw(item)
+            self.policy.withdraw_block(item)
             if item in self.offered:
                 self.offered.remove(item)
 
@@ -81,21 +81,21 @@ class PolicyMachine(RuleBasedStateMachine):
     def remove(self, number: int) -> None:
         item = self.items.pop(number, None)
         if item is not None:
-            self.policy.withdraw(item)
+            self.policy.withdraw_block(item)
             if item in self.offered:
                 self.offered.remove(item)
-            self.policy.removed(item)
+            self.policy.block_removed(item)
             self.heard_removed(item)
 
     @rule()
     def victim(self) -> None:
-        found = self.policy.victim()
+        found = self.policy.next_victim()
         assert (found is None) == (not self.offered)
         if found is not None:
             self.check(found)
             self.offered.remove(found)
             del self.items[int.from_bytes(found.key, "big")]
-            self.policy.removed(found)
+            self.policy.block_removed(found)
             self.heard_removed(found)
 
     @invariant()
@@ -105,7 +105,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         while self.offered:
             self.victim()
-        assert self.policy.victim() is None
+        assert self.policy.next_victim() is None
 
     def heard_stored(self, item: Item) -> None: ...
 
@@ -199,7 +199,7 @@ class WorthMachine(PolicyMachine):
     def expect(self, owner: str, ended: bool, after: float | None) -> None:
         returns_at = None if after is None else self.now + after
         self.outlooks[owner] = outlook = ReturnHint(ended, returns_at)
-        self.policy.expect(owner, outlook)
+        self.policy.expect_session(owner, outlook)
 
     def check(self, found: Item) -> None:
         most = self.range_of(found)[0]
@@ -247,19 +247,19 @@ def test_a_session_that_ended_goes_first_and_one_that_is_due_goes_last() -> None
     policy: Worth[Item] = Worth(lambda: 10.0)
     items = [Item(key(at), used_at=float(at), session=owner) for at, owner in enumerate(("due", "", "over"))]
     for item in items:
-        policy.stored(item)
-        policy.offer(item)
-    policy.expect("over", ReturnHint(ended=True))
-    policy.expect("due", ReturnHint(returns_at=11.0))
-    assert [policy.victim() for _ in items] == [items[2], items[1], items[0]]
+        policy.block_stored(item)
+        policy.offer_block(item)
+    policy.expect_session("over", ReturnHint(ended=True))
+    policy.expect_session("due", ReturnHint(returns_at=11.0))
+    assert [policy.next_victim() for _ in items] == [items[2], items[1], items[0]]
 
 
 def test_the_dearer_of_two_goes_later_and_a_measured_cost_counts() -> None:
     policy: Worth[Item] = Worth(lambda: 1.0)
     far, near, slow = Item(key(1), 90_000), Item(key(2)), Item(key(3), seconds=9.0)
     for item in (far, near, slow):
-        policy.offer(item)
-    assert [policy.victim() for _ in range(3)] == [near, far, slow]
+        policy.offer_block(item)
+    assert [policy.next_victim() for _ in range(3)] == [near, far, slow]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -277,13 +277,13 @@ def test_a_victim_costs_the_same_however_many_are_on_offer(name: str, monkeypatc
         policy = make_policy(name, lambda: 1000.0)
         for at in range(many):
             item = Item(key(at), (at % 200) * 512, at, used_at=at / 50)
-            policy.stored(item)
-            policy.offer(item)
-        policy.victim()  # brings all shelves up to date
+            policy.block_stored(item)
+            policy.offer_block(item)
+        policy.next_victim()  # brings all shelves up to date
         touched, original = 0, heapq.heappop
         monkeypatch.setattr(heapq, "heappop", counting)
         for _ in range(100):
-            policy.victim()
+            policy.next_victim()
         monkeypatch.undo()
         counts.append(touched)
     assert counts[1] <= 2 * counts[0] + 100
@@ -292,10 +292,10 @@ def test_a_victim_costs_the_same_however_many_are_on_offer(name: str, monkeypatc
 def test_what_was_evicted_is_remembered_when_it_comes_back() -> None:
     policy: Worth[Item] = Worth(lambda: 5.0)
     item = Item(key(1), uses=2)
-    policy.stored(item)
-    policy.removed(item)
+    policy.block_stored(item)
+    policy.block_removed(item)
     again = Item(key(1))
-    policy.stored(again)
+    policy.block_stored(again)
     assert again.uses == 3
 
 
@@ -304,9 +304,9 @@ def test_a_policy_remembers_a_bounded_number_of_keys_and_sessions(monkeypatch: p
     policy: Worth[Item] = Worth(lambda: 5.0)
     for at in range(100):
         item = Item(key(at), session=str(at))
-        policy.stored(item)
-        policy.offer(item)
-        policy.withdraw(item)
-        policy.removed(item)
-        policy.expect(str(at), ReturnHint(ended=True))
+        policy.block_stored(item)
+        policy.offer_block(item)
+        policy.withdraw_block(item)
+        policy.block_removed(item)
+        policy.expect_session(str(at), ReturnHint(ended=True))
     assert (len(policy._gone), len(policy._outlooks), len(policy._owned)) == (10, 10, 0)

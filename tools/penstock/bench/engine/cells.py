@@ -1,4 +1,4 @@
-"""What is measured of whom."""
+"""Which work each engine is measured at."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Cell:
     """Of each prompt."""
     streams: int = 1
     steps: int = 0
-    """Of decoding; 0: the prompt alone is computed."""
+    """Steps of decoding; 0: only the prompt is computed."""
     rounds: int = 3
     warm_up: bool = True
     limit_s: float = 300.0

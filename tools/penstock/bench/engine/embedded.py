@@ -44,7 +44,7 @@ class EmbeddedSample:
 
 
 async def measure(quick: bool) -> list[Figure]:
-    """Its figures."""
+    """All figures of the embedded model."""
     tokens, rounds = (64, 3) if quick else (256, 9)
     async with AsyncExitStack() as stack:
         subjects = {}
@@ -92,7 +92,7 @@ class _Subject:
         self._weights = torch.ones(weights // 4)
 
     async def measure(self, round: int) -> EmbeddedSample:
-        """One sample."""
+        """Measures one stream, then eight, then the limit."""
         begin = time.perf_counter()
         await self._stream(f"{round}")
         alone = self._tokens / (time.perf_counter() - begin)

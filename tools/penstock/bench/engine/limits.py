@@ -21,12 +21,12 @@ class Memory:
 
     def __init__(self, threads: int, size: int = _BYTES) -> None:
         room = mmap.mmap(-1, size)
-        room.madvise(mmap.MADV_HUGEPAGE)  # else half of it is the page tables' doing
+        room.madvise(mmap.MADV_HUGEPAGE)  # with small pages, half of the time goes into page tables
         self._content = torch.frombuffer(room, dtype=torch.int64).fill_(1)
         self._read = _reader(threads)
 
     def rate(self) -> float:
-        """Bytes/s: the best of a few passes, in which nothing else came between."""
+        """Bytes/s of the best of a few passes, which was disturbed least."""
         best = min(self._read(self._content, places) for places in (1, 4) for _ in range(_PASSES))
         return self._content.nbytes / best
 

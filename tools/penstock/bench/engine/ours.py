@@ -46,11 +46,11 @@ class Zeros:
 
 
 class Foreseen:
-    """Drafts that are right: what the same request gave before. None while it knows nothing."""
+    """Drafts that are right: the output of the same request earlier. No drafts before the first time."""
 
     def __init__(self) -> None:
         self.tokens: Sequence[int] = ()
-        """Prompt and output."""
+        """Keeps the tokens of a finished request: prompt and output."""
 
     async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
         return {ask.id: self.tokens[len(ask.tokens) : len(ask.tokens) + ask.k] for ask in asks}
@@ -85,7 +85,9 @@ class Ours:
             nonlocal before, end
             async for count in self._stream(prompts[number], steps + _SLACK):
                 counts[number] += count
-                total = self._engine.stats().generated_tokens  # of whole steps, whoever reads first
+                total = (
+                    self._engine.stats().generated_tokens
+                )  # counted per step, so it does not matter which stream is read first
                 if not begun and all(counts):
                     begun.append(time.perf_counter())
                     before = total
@@ -142,7 +144,7 @@ class _Generated:
     seconds: float
     """After the first token."""
     steps: int
-    """Likewise."""
+    """After the first token."""
 
 
 @asynccontextmanager
@@ -157,9 +159,11 @@ async def opened(
     drafts: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Ours]:
-    """`kind` is a dtype of the engine, or lossless; `drafts`: for `verify`; `settings` are more
-    fields of its config. Raises ValueError for a
-    field that this engine does not have."""
+    """Opens the engine for the length of the block.
+
+    `kind` is a dtype of the engine, or `lossless`; `drafts` enables `verify`; `settings` are further fields of its
+    config. Raises ValueError for a field that this engine does not have.
+    """
     pool = room + streams * (_SLACK + 16)
     wanted: dict[str, Any] = {"dtype": kind, "kv_pool_tokens": pool, "max_model_len": tokens + _SLACK}
     if kind == "lossless":

@@ -1,4 +1,4 @@
-"""What is measured of our engine alone: lossless weights, long contexts, verifying drafts, starting, memory."""
+"""Measurements of our engine alone: lossless weights, long contexts, verifying drafts, starting, memory."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _FAREWELL_S = 10.0
 
 
 class Failed(Exception):
-    """An engine that can't be measured, or can't be measured any further; says why."""
+    """An engine cannot be measured, or not any further; the message says why."""
 
 
 class Talk:
@@ -59,7 +59,7 @@ class Talk:
 async def started(
     command: Sequence[str | Path], directory: Path, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Talk]:
-    """A process for the length of the block; `environment` is all that it gets. Raises Failed."""
+    """A process for the length of the block, with exactly this `environment`. Raises Failed."""
     with tempfile.TemporaryFile() as log:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -81,7 +81,7 @@ async def started(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its input ends, and so should it; else, and whatever it has started, by SIGKILL."""
+    """Closes its input, which should end it; kills it and its children when it does not end in time."""
     assert process.stdin is not None, "it is a pipe"
     process.stdin.close()
     with contextlib.suppress(TimeoutError):

@@ -21,7 +21,7 @@ from penstock.bench.harness import interleave
 
 THREADS = 2
 BUDGET = 12 << 30
-"""Bytes that the processes of one group may take, by what is known of them."""
+"""Bytes that the processes of one group may take, as far as can be estimated."""
 _LOAD_S = 600.0
 _PAUSE_S = 0.3
 """Before every sample: threads of the last one may still be spinning."""
@@ -48,12 +48,12 @@ class CellRow:
 
     @property
     def absent(self) -> str:
-        """Why the subject has no figure here; empty when it has."""
+        """Why the subject has no figure here; empty when it has one."""
         return next((sample.reason for sample in self.samples if sample.rate is None), "")
 
     @property
     def told(self) -> str:
-        """For somebody who watches."""
+        """One line about the samples, for the terminal."""
         rates = [sample.rate for sample in self.samples if sample.rate is not None]
         return f"{statistics.median(rates):.4g} tokens/s" if rates else self.absent
 
@@ -66,9 +66,9 @@ class Asked:
     places: Places
     shape: LlamaShape
     values: Mapping[str, object]
-    """What it is loaded with."""
+    """Arguments of the `load` question."""
     reason: str = ""
-    """Why it can't be measured, for the rest of a cell."""
+    """Why it cannot be measured for the rest of a cell; empty while it can."""
     _talk: Talk | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 

@@ -17,11 +17,11 @@ from penstock.checkpoint.tensors import needed_tensors
 from penstock.testing.checkpoints import write_tokenizer
 
 _DEVIATION = 0.02
-"""Of the weights, as of a trained model's: so their exponents are spread as a trained model's are."""
+"""Standard deviation of the weights, as in trained models: it spreads their exponents in the same way."""
 _FILE = "model.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
     """A Llama with tied embeddings."""
 
@@ -47,9 +47,9 @@ class LlamaShape:
         return attention + 3 * self.hidden * self.intermediate
 
 
-BIG = LlamaShape("1b", 16, 2048, 32, 8, 64, 8192, 128256)
+BIG = LlamaShape(name="1b", layers=16, hidden=2048, heads=32, kv_heads=8, head_dim=64, intermediate=8192, vocab=128256)
 """Llama-3.2-1B's."""
-SMALL = LlamaShape("135m", 30, 576, 9, 3, 64, 1536, 49152)
+SMALL = LlamaShape(name="135m", layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocab=49152)
 
 
 def checkpoint(shape: LlamaShape, place: Path) -> Path:
@@ -69,7 +69,7 @@ def checkpoint(shape: LlamaShape, place: Path) -> Path:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Of the weights of a checkpoint made here, as they are stored."""
+    """Bytes of the weights of a checkpoint made here, as they are stored."""
     return (directory / _FILE).stat().st_size
 
 

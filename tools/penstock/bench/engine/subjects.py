@@ -1,4 +1,4 @@
-"""Who is measured: our engine and the peers, how each is started, and what it needs."""
+"""The engines that are measured: our engine and the peers, how each is started, and what it needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTHS = {"openvino": 1.1, "transformers": 2.0, "vllm": 3.5}
 """Measured on a processor without bfloat16."""
 _CONVERSION_S = 900.0
 _ROOT = Path(__file__).parents[4]
-"""Of the checkout, where loadtest/ is."""
+"""The checkout, which holds loadtest/."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Subject:
 
     @property
     def memory(self) -> float:
-        """About how many times the bfloat16 weights it holds, at most: some keep float32 where they multiply so."""
+        """Its memory as a multiple of the bfloat16 weights, at most: some engines also keep float32 copies."""
         return {"int8": 0.6, "lossless": 0.8}.get(self.kind, 1.0) * _WIDTHS.get(self.engine, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What all cells together ask of an engine that is loaded once."""
+    """The most that any cell asks of an engine that is loaded once."""
 
     streams: int
     tokens: int
@@ -63,7 +63,7 @@ class Places:
         return cls(Path(os.environ.get("PENSTOCK_PEERS") or _ROOT / "runs" / "peers"))
 
     def interpreter(self, peer: str) -> Path:
-        """Of the peer's environment. Raises Failed when there is none."""
+        """The Python of the peer's environment. Raises Failed when there is none."""
         found = self.peers / peer / "bin" / "python"
         if not (_ROOT / "loadtest" / "peers").is_dir():
             raise Failed(f"there is no loadtest/peers in {_ROOT}: peers run from a checkout")

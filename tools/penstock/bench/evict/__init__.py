@@ -1,1 +1,1 @@
-"""What eviction policies are worth: recorded requests, replayed through the block table itself."""
+"""Measures eviction policies: recorded requests, replayed through the block table itself."""

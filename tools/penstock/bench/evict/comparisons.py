@@ -1,4 +1,4 @@
-"""What replays of one trace with the same room say of each other."""
+"""Policies compared: replays of one trace with the same room."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 HINTED = "worth, hints"
-"""The policy `worth` where clients say when they come back."""
+"""The policy `worth` when clients say when they return."""
 
 _IN_RANGE = (0.3, 0.9)
 _LEAST_S = 1e-9
@@ -27,13 +27,13 @@ class Comparison:
     rows: dict[str, Row]
 
     def ratio(self, policy: str, to: str) -> float:
-        """Seconds saved under one policy, of those under another."""
+        """Seconds saved under one policy, as a multiple of those under another."""
         ours, other = (max(_LEAST_S, float(self.rows[name]["seconds_saved"])) for name in (policy, to))
         return ours / other
 
     @property
     def reach(self) -> float:
-        """How much LRU saves of what can be saved."""
+        """The share of the offline optimum that LRU saves."""
         return self.ratio("lru", "offline")
 
     @property

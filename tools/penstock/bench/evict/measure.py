@@ -38,12 +38,12 @@ class EvictReport(BenchReport):
     places: Sequence[Comparison]
 
     def json(self) -> str:
-        """See Report."""
+        """The report and all replays, as one object."""
         replays = [row for place in self.places for row in place.rows.values()]
         return json.dumps({**json.loads(BenchReport.json(self)), "traces": list(self.traces), "replays": replays})
 
     def shown(self) -> RenderableType:
-        """See Report."""
+        """A table per trace, then the figures."""
         return Group(*(_table(row, self.places) for row in self.traces), BenchReport.table(self))
 
 
@@ -81,7 +81,7 @@ def default_traces(directory: Path = TRACES) -> list[Path]:
 
 
 def _has_sessions(path: Path) -> bool:
-    """From the file's beginning; whether that is right the replay says."""
+    """A guess from the first line; the replay itself checks it."""
     import gzip
 
     try:
@@ -168,7 +168,7 @@ def _figure(id: str, ratios: Sequence[float], value: Any, against: str, goal: fl
         return None
     one: float = value(ratios)
     met = None if goal is None else one > goal
-    return Figure(id, one, "ratio", min(ratios), max(ratios), against, goal, met)
+    return Figure(id=id, value=one, unit="ratio", min=min(ratios), max=max(ratios), against=against, goal=goal, met=met)
 
 
 def _table(head: Row, places: Iterable[Comparison]) -> Table:

@@ -64,19 +64,19 @@ class Clairvoyant:
     def __len__(self) -> int:
         return len(self._current)
 
-    def stored(self, block: Block) -> None:
-        """Knows it all."""
+    def block_stored(self, block: Block) -> None:
+        """Learns nothing: it knows the future already."""
 
-    def removed(self, block: Block) -> None:
-        """Knows it all."""
+    def block_removed(self, block: Block) -> None:
+        """Learns nothing: it knows the future already."""
 
-    def used(self, block: Block) -> None:
-        """Knows it all."""
+    def block_used(self, block: Block) -> None:
+        """Learns nothing: it knows the future already."""
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
-        """Knows it all."""
+    def expect_session(self, session: str, outlook: ReturnHint) -> None:
+        """Learns nothing: it knows the future already."""
 
-    def offer(self, block: Block) -> None:
+    def offer_block(self, block: Block) -> None:
         """See EvictionPolicy."""
         self._count += 1
         entry = (self._rank(block), -block.first_token, self._count, block)
@@ -86,11 +86,11 @@ class Clairvoyant:
             self._heap = list(self._current.values())
             heapq.heapify(self._heap)
 
-    def withdraw(self, block: Block) -> None:
+    def withdraw_block(self, block: Block) -> None:
         """See EvictionPolicy."""
         self._current.pop(block.key, None)
 
-    def victim(self) -> Block | None:
+    def next_victim(self) -> Block | None:
         """See EvictionPolicy."""
         while self._heap:
             entry = heapq.heappop(self._heap)

@@ -24,8 +24,8 @@ from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace
 from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore import sessions
-from penstock.kvstore.table.blocks import Block, BlockPolicy, State, Wanted, Written
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.blocks import Block, BlockPolicy, ReserveState, Wanted, Written
+from penstock.kvstore.table.table import BlockTable
 
 _SESSION = "replay"
 _CHECKSUM = b"\1" * 16
@@ -42,20 +42,20 @@ class ReplayRates:
     output_tokens_per_s: float = 50.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What a replay came to."""
+    """The result of a replay."""
 
     block_hit: float
     """Blocks found, of those asked for."""
     token_hit: float
     seconds_saved: float
     seconds_asked: float
-    """Of prefill, without any store."""
+    """Seconds of prefill without any store."""
     below: float
     """Blocks found in the second tier, of those found."""
     evictions: int
-    """From the last tier."""
+    """Evictions from the last tier."""
     moves: int
     """Blocks written to the second tier."""
     full: int
@@ -72,7 +72,7 @@ class TraceReplay:
         self._now = 0.0
         self._hints = _Hints() if hints else None
         self._next = _next_asks(trace)
-        self._tiers: list[BlockStore] = []
+        self._tiers: list[BlockTable] = []
         self._full = 0
 
     def clock(self) -> float:
@@ -80,7 +80,7 @@ class TraceReplay:
         return self._now
 
     def at(self) -> int:
-        """Its number."""
+        """The number of the request that runs."""
         return self._number
 
     def run(self, capacities: Sequence[int], policy: MakePolicy) -> Saved:
@@ -105,14 +105,14 @@ class TraceReplay:
             tokens += hit
             seconds += self.rates.prefill.seconds(0, hit)
         return Saved(
-            found / sum(len(ask.keys) for ask in self.trace.asks),
-            tokens / sum(ask.tokens for ask in self.trace.asks),
-            seconds,
-            sum(self.rates.prefill.seconds(0, ask.tokens) for ask in self.trace.asks),
-            lower / max(1, found),
-            self._tiers[-1].stats().evictions,
-            self._tiers[1].stats().puts if len(self._tiers) > 1 else 0,
-            self._full,
+            block_hit=found / sum(len(ask.keys) for ask in self.trace.asks),
+            token_hit=tokens / sum(ask.tokens for ask in self.trace.asks),
+            seconds_saved=seconds,
+            seconds_asked=sum(self.rates.prefill.seconds(0, ask.tokens) for ask in self.trace.asks),
+            below=lower / max(1, found),
+            evictions=self._tiers[-1].stats().evictions,
+            moves=self._tiers[1].stats().puts if len(self._tiers) > 1 else 0,
+            full=self._full,
         )
 
     def _ask(self, ask: RecordedAsk) -> tuple[int, int]:
@@ -126,37 +126,37 @@ class TraceReplay:
         brought = sum(not here for here in stored[:held])
         lasts = self._lasts(held, ask)
         if above:
-            host.lease(_SESSION, keys[:above], lasts, self._now, ask.session)
+            host.leases.take(_SESSION, keys[:above], lasts, self._now, ask.session)
         if brought:
             low = self._tiers[1]
             for key in keys[above:held]:
-                low.lease(_SESSION, [key], lasts, self._now, ask.session)
+                low.leases.take(_SESSION, [key], lasts, self._now, ask.session)
         room = self._put(host, ask, above)
         self._full += len(keys) - above - room
         if room:
-            host.lease(_SESSION, keys[above : above + room], lasts, self._now, ask.session)
+            host.leases.take(_SESSION, keys[above : above + room], lasts, self._now, ask.session)
         if self._hints is not None:
             self._hints.ends(ask.session, self._now + lasts, last=self._next[self._number] == math.inf)
         return held - brought, brought
 
-    def _put(self, store: BlockStore, ask: RecordedAsk, first: int) -> int:
+    def _put(self, store: BlockTable, ask: RecordedAsk, first: int) -> int:
         """Stores the blocks from `first` on that there is room for; says how many."""
         size, parents = self.trace.block_tokens, (ROOT, *ask.keys)
         wanted = [Wanted(ask.keys[at], parents[at], at * size, 0.0, ask.session) for at in range(first, len(ask.keys))]
         if not wanted:
             return 0
-        answers = store.reserve(_SESSION, wanted, self._now)
-        room = next((at for at, answer in enumerate(answers) if answer.state is State.FULL), len(answers))
+        answers = store.puts.reserve(_SESSION, wanted, self._now)
+        room = next((at for at, answer in enumerate(answers) if answer.state is ReserveState.FULL), len(answers))
         written = [
             Written(answer.block.key, answer.block.epoch, _CHECKSUM if at < room else b"")
             for at, answer in enumerate(answers)
             if answer.block is not None
         ]
-        store.commit(_SESSION, written, self._now)
+        store.puts.commit(_SESSION, written, self._now)
         return room
 
     def _tokens(self, held: int, ask: RecordedAsk) -> int:
-        """Of the prompt that need no prefill: whole blocks, and the last token is always computed."""
+        """Tokens of the prompt that need no prefill: whole blocks, and never the last token."""
         size = self.trace.block_tokens
         return min(held, max(0, ask.tokens - 1) // size) * size
 
@@ -170,11 +170,11 @@ class TraceReplay:
     def _hint(self, outlooks: list[tuple[str, ReturnHint]]) -> None:
         for session, outlook in outlooks:
             for tier in self._tiers:
-                tier.expect(session, outlook)
+                tier.expect_session(session, outlook)
 
 
 class _Hints:
-    """What sessions say, and what the store makes of it."""
+    """Hints of the sessions, and the return hints that the store derives from them."""
 
     def __init__(self) -> None:
         self._table = sessions.SessionTable()
@@ -204,7 +204,7 @@ class _Hints:
         heapq.heappush(self._pending, (at, next(self._count), session, state))
 
     def due(self, now: float) -> list[tuple[str, ReturnHint]]:
-        """What was said until now."""
+        """Hints that are due by now."""
         while self._pending and self._pending[0][0] <= now:
             at, _, session, state = heapq.heappop(self._pending)
             self._table.hint(session, state, at)
@@ -212,7 +212,7 @@ class _Hints:
 
 
 def _next_asks(trace: Trace) -> list[float]:
-    """Per request, when the next one of its session begins; infinity: none does, or nobody knows."""
+    """Per request, when the next one of its session begins; infinity when none does or the session is unknown."""
     following: dict[str, float] = {}
     found = []
     for ask in reversed(trace.asks):
@@ -223,13 +223,13 @@ def _next_asks(trace: Trace) -> list[float]:
 
 
 class _Nobody:
-    """A watcher that doesn't listen."""
+    """A watcher that ignores everything."""
 
-    def stored(self, block: Block) -> None: ...
+    def block_stored(self, block: Block) -> None: ...
 
-    def removed(self, block: Block) -> None: ...
+    def block_removed(self, block: Block) -> None: ...
 
-    def holder(self, slot: int, epoch: int) -> None: ...
+    def slot_held(self, slot: int, epoch: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +237,18 @@ class _Below(_Nobody):
     """Moves what leaves a tier to the tier below."""
 
     replay: TraceReplay
-    store: BlockStore
+    store: BlockTable
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         now = self.replay.clock()
         want = Wanted(block.key, block.parent, block.first_token, block.seconds, block.session)
-        [answer] = self.store.reserve(_SESSION, [want], now)
+        [answer] = self.store.puts.reserve(_SESSION, [want], now)
         if answer.block is not None:
             answer.block.uses, answer.block.turn = block.uses, block.turn
-            self.store.commit(_SESSION, [Written(block.key, answer.block.epoch, _CHECKSUM)], now)
+            self.store.puts.commit(_SESSION, [Written(block.key, answer.block.epoch, _CHECKSUM)], now)
 
 
-def _open(capacity: int, policy: MakePolicy, watcher: _Nobody) -> BlockStore:
-    store = BlockStore(capacity, 1, watcher, policy=policy)
+def _open(capacity: int, policy: MakePolicy, watcher: _Nobody) -> BlockTable:
+    store = BlockTable(capacity, 1, watcher, policy=policy)
     store.attach(_SESSION, _SESSION)
     return store

@@ -42,10 +42,10 @@ class RecordedAsk:
     at: float
     """Seconds since the first one."""
     tokens: int
-    """Of the prompt."""
+    """Length of the prompt."""
     output: int
     keys: tuple[bytes, ...]
-    """Of its blocks, whole ones and, where the trace has it, the partial last one."""
+    """Keys of its blocks: whole ones and, where the trace has it, the partial last one."""
     session: str
     """Empty where the trace doesn't say."""
 
@@ -60,7 +60,7 @@ class Trace:
 
     @property
     def blocks(self) -> int:
-        """Distinct ones."""
+        """Number of distinct blocks."""
         return len(set(chain.from_iterable(ask.keys for ask in self.asks)))
 
     @property

@@ -127,7 +127,8 @@ class HouseReport:
         table.add_column("arrows that run up", overflow="fold")
         for package in self.packages:
             numbers = (package.rooms, package.floors, package.arrows, len(package.circles))
-            table.add_row(package.package, *map(str, numbers), "\n".join(package.up))
+            rings = [f"circle: {', '.join(circle)}" for circle in package.circles if package.package != "penstock"]
+            table.add_row(package.package, *map(str, numbers), "\n".join([*package.up, *rings]))
         return table
 
 

@@ -18,7 +18,7 @@ _TIMEOUT_S = 60.0
 
 
 def spec(block_bytes: int) -> KvSpec:
-    """Of no model that exists."""
+    """A spec that belongs to no model."""
     return KvSpec(
         model="00" * 32, tokenizer="00" * 32, layout="bench", dtype="float32", block_size=16, block_bytes=block_bytes
     )
@@ -30,7 +30,7 @@ def names(count: int, chain: str) -> list[bytes]:
 
 
 def puts(keys: Sequence[bytes], data: Sequence[memoryview]) -> list[BlockPut]:
-    """A chain of blocks; the data begin anew when they are used up."""
+    """The puts of a chain of blocks; the data repeat when they are used up."""
     return [BlockPut(key, keys[at - 1] if at else ROOT, at * 16, data[at % len(data)]) for at, key in enumerate(keys)]
 
 

@@ -12,7 +12,7 @@ from penstock.bench.kv.processes import store_process
 from penstock.kv.client.client import StoreClient
 
 _WARM_UP = 3
-"""Rounds until every slot was used: a first touch of memory costs ten copies, once in a store's life."""
+"""Rounds until every slot has been used: the first touch of a page costs ten copies, once in a store's life."""
 
 
 class Bulk:
@@ -45,11 +45,11 @@ class Bulk:
         return self._size / seconds
 
     async def get(self, round: int) -> float:
-        """Fetches, through shared memory, what was put last."""
+        """Fetches the blocks of the last put, through shared memory."""
         return await self._fetch(self._near)
 
     async def get_remote(self, round: int) -> float:
-        """The same, from a store that is said to be on another host."""
+        """The same over the network: the client is told that the store is on another host."""
         return await self._fetch(self._far)
 
     async def _fetch(self, client: StoreClient) -> float:

@@ -18,7 +18,7 @@ from penstock.rpc.channels import open_channels
 
 CLIENTS = 16
 PROMPT_KEYS = 256
-"""Of a prompt of 4,096 tokens, 16 in a block."""
+"""Keys of a prompt of 4,096 tokens, 16 in a block."""
 _BLOCK_BYTES = 4096
 
 Call = Callable[[], Awaitable[object]]
@@ -26,14 +26,14 @@ Call = Callable[[], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One round of one kind of call. Seconds, but for the rate."""
+    """One round of one kind of call; times in seconds."""
 
     p50: float
-    """Of one client alone."""
+    """Median latency of one client alone."""
     rate: float
     """Calls/s of all clients together."""
     p99: float
-    """While all of them call."""
+    """99th percentile of the latency while all clients call."""
 
 
 class Callers:
@@ -43,11 +43,11 @@ class Callers:
         self._empty, self._lookup, self._calls = empty, lookup, calls
 
     async def empty(self, round: int) -> Calls:
-        """Nothing, from a plain grpc.aio server."""
+        """An empty call to a plain grpc.aio server."""
         return await self._measure(self._empty)
 
     async def lookup(self, round: int) -> Calls:
-        """All keys of a prompt that is stored."""
+        """A lookup of all keys of a stored prompt."""
         return await self._measure(self._lookup)
 
     async def _measure(self, calls: Sequence[Call]) -> Calls:

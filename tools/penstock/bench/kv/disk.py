@@ -21,7 +21,7 @@ from penstock.v1 import kvstore_pb2
 
 _MIB = 1 << 20
 _BLOCKS = 256
-"""Of 1 MiB each; two chains of them take turns in memory, so that each is always on the disk when it is asked for."""
+"""Blocks of 1 MiB in a chain. Two chains take turns in memory, so each is always on the disk when it is asked for."""
 _SPARE = 16
 _PAUSE_S = 0.02
 _LONGEST_S = 120.0
@@ -35,19 +35,19 @@ class DiskRates:
     """Bytes/s of one round."""
 
     read: float
-    """Until the blocks lie in shared memory, verified and pinned."""
+    """Rate until the blocks lie in shared memory, verified and pinned."""
     get: float
-    """Until the client has checked copies of them."""
+    """Rate until the client has checked copies of them."""
 
 
 class DiskReads:
-    """Blocks that are on the disk alone. Made by `open_disk_reads`."""
+    """Reads of blocks that are only on the disk. Made by `open_disk_reads`."""
 
     def __init__(self, client: StoreClient, address: str, file: PlainFile, scratch: PlainFile) -> None:
         self.file = file
-        """To be read."""
+        """The file that is read."""
         self.scratch = scratch
-        """To be written, so that what is read rests as the tier's blocks do."""
+        """The file that is written in between, so that the other one rests as long as the tier's blocks do."""
         self._client, self._address = client, address
         self._chains = [names(_BLOCKS, f"disk/{number}") for number in range(2)]
         self._into = Region(_BLOCKS * _MIB)
@@ -94,10 +94,10 @@ class BusyGets:
         self._into = Region(_HOT * _MIB)
         self._into.touch(9)
         self.write_rates: list[float] = []
-        """Of the disk tier while gets were measured, bytes/s."""
+        """Bytes/s that the disk tier wrote while gets were measured."""
 
     async def fill(self) -> None:
-        """The blocks to get."""
+        """Stores the blocks that are fetched."""
         assert await self._client.put(puts(self._hot, self._data.blocks(_MIB))) == _HOT
 
     async def idle(self, round: int) -> float:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 _CALL_BYTES = 4 << 20
 _AT_ONCE = 4
-"""As the disk tier: calls of 4 MiB, four reads at a time."""
+"""As the disk tier does it: calls of 4 MiB, four reads at a time."""
 
 Call = Callable[[int, memoryview, int], int]
 
 
 class PlainFile:
-    """Rates in bytes/s. `direct`: beside the page cache."""
+    """Rates in bytes/s. `direct`: without the page cache."""
 
     def __init__(self, path: Path, size: int, *, direct: bool) -> None:
         self._size = size
@@ -42,7 +42,7 @@ class PlainFile:
         return await asyncio.to_thread(self._timed, _read, 1)
 
     async def write(self, round: int) -> float:
-        """One write after the other, and what it takes until all is on the disk."""
+        """One write after the other, until all is on the disk."""
         return await asyncio.to_thread(self._write_all)
 
     def _write_all(self) -> float:

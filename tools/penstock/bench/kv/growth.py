@@ -21,7 +21,7 @@ _EMPTY_BLOCKS = 16
 _CHAIN_BLOCKS = 250
 """Blocks are stored in chains of this length."""
 _FILL_BLOCKS = 16 * _CHAIN_BLOCKS
-"""In one put."""
+"""Blocks in one put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Filled:
     def __init__(self, client: StoreClient, count: int, calls: int, entry_bytes: float) -> None:
         self._client, self._count, self._calls = client, count, calls
         self.entry_bytes = entry_bytes
-        """Of the store's own memory, per block."""
+        """Bytes of the store's own memory per block."""
         self._data = Region(_BLOCK_BYTES).blocks(_BLOCK_BYTES)
         self._into = Region(_BLOCK_BYTES * _PROMPT).blocks(_BLOCK_BYTES)
 

@@ -39,7 +39,7 @@ class MachineLimits:
         return self._size / seconds
 
     async def copy_out(self, round: int) -> float:
-        """This process reads out what the other has just written."""
+        """This process copies out the bytes that the other has just written."""
         await self._fill(b"")
         return self._size / copy_all(self._own, self._shared)
 

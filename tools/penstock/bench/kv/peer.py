@@ -25,7 +25,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class LimitPeer:
-    """What the methods share."""
+    """State that the methods share."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("penstock-bench", os.MFD_CLOEXEC)
@@ -37,7 +37,7 @@ class LimitPeer:
         self._message = bytes(MESSAGE_BYTES)
 
     async def empty(self, request: bytes, context: Any) -> bytes:
-        """Nothing, both ways."""
+        """An empty request and an empty answer."""
         return b""
 
     async def fill(self, request: bytes, context: Any) -> bytes:
@@ -45,12 +45,12 @@ class LimitPeer:
         return struct.pack("<d", copy_all(self._shared, self._own))
 
     async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        """As many messages as asked for."""
+        """Streams as many messages as were asked for."""
         for _ in range(_NUMBER.unpack(request)[0]):
             yield self._message
 
     def handlers(self) -> Any:
-        """For a server. Bytes are passed on as they are."""
+        """The method handlers for a server; messages are plain bytes."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {

@@ -16,7 +16,7 @@ _READY_S = 60.0
 
 @asynccontextmanager
 async def started(module: str, *arguments: str) -> AsyncIterator[tuple[int, Values]]:
-    """`python -m module` for the length of the block: its pid, and what it says of itself."""
+    """Runs `python -m module` for the length of the block; gives its pid and its first line."""
     ready: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
     spec = ChildSpec(module, (sys.executable, "-m", module, *arguments))
     async with running(spec, ready.set_result, lambda _name, _line: None) as child:
@@ -31,13 +31,13 @@ async def started(module: str, *arguments: str) -> AsyncIterator[tuple[int, Valu
 
 @asynccontextmanager
 async def store_process(host_bytes: int, *arguments: str) -> AsyncIterator[tuple[int, str]]:
-    """A store of its own process: pid and address."""
+    """A store in a process of its own: pid and address."""
     command = ("--address", "127.0.0.1:0", "--host-bytes", str(host_bytes), "--host-id", HOST, "--log-level", "error")
     async with started("penstock.kvstore", *command, *arguments) as (pid, values):
         yield pid, str(values["address"])
 
 
 def private_bytes(pid: int) -> int:
-    """Memory of a process that it shares with nobody."""
+    """Bytes of memory that the process shares with no other."""
     with open(f"/proc/{pid}/status") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))

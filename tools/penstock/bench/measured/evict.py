@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.bench.evict.comparisons import HINTED, Comparison, comparisons
-from penstock.bench.measured.results import Results, table
+from penstock.bench.measured.results import NOTHING, Results, table
 
 _MIXED = "mooncake_"
 """Traces of many users at once begin with it; the others are recorded one session after the other."""
@@ -76,7 +76,7 @@ def _hints(places: Sequence[Comparison]) -> str:
 
 def _span(places: Iterable[Comparison], policy: str) -> str:
     ratios = [place.ratio(policy, "lru") for place in places if policy in place.rows]
-    return f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-"
+    return f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else NOTHING
 
 
 def _name(place: Comparison) -> str:

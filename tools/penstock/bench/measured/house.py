@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.bench.measured.results import Results, table
+from penstock.bench.measured.results import NOTHING, Results, table
 
 Data = Mapping[str, Any]
 
@@ -56,19 +56,19 @@ def _groups(columns: Sequence[Data]) -> list[list[str]]:
 
 
 def _sized(group: Data | None) -> str:
-    return "-" if group is None else f"{group['files']['count']:,}, {group['lines']:,}"
+    return NOTHING if group is None else f"{group['files']['count']:,}, {group['lines']:,}"
 
 
 def _lengths(group: Data | None) -> str:
     if group is None:
-        return "-"
+        return NOTHING
     sizes = [group[part] for part in ("files", "functions") if group[part]["count"]]
     return "; ".join(f"{size['median']:g} / {size['p90']} / {size['max']}" for size in sizes)
 
 
 def _shares(group: Data | None) -> str:
     if group is None:
-        return "-"
+        return NOTHING
     shares = ((group["annotated"], group["arguments"]), (group["documented"], group["public"]))
     return ", ".join(f"{100 * part / max(1, whole):.1f} %" for part, whole in shares)
 
@@ -84,6 +84,6 @@ def _packages(columns: Sequence[Data]) -> list[list[str]]:
 
 def _storeys(package: Data | None) -> str:
     if package is None:
-        return "-"
+        return NOTHING
     numbers = [package[name] for name in ("rooms", "floors", "arrows")] + [len(package["up"]), len(package["circles"])]
     return " / ".join(map(str, numbers))

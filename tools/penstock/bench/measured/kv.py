@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.bench.measured.results import Line, Results, figures
+from penstock.bench.measured.results import NOTHING, Line, Results, figures
 
 _LINES = (
     Line("get_1mib_vs_memcpy", "get of 256 blocks of 1 MiB : memcpy"),
@@ -47,7 +47,7 @@ store's own memory.
 
 def _ms(now: Results, id: str) -> str:
     value = now.value(id)
-    return "-" if value is None else f"{value / 1e3:.0f}"
+    return NOTHING if value is None else f"{value / 1e3:.0f}"
 
 
 def _lookups(now: Results) -> str:

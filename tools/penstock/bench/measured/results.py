@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NOTHING = "-"
+NOTHING = "n/a"
 """Stands where a run has no such figure."""
 
 

@@ -1,6 +1,6 @@
 """The device tier of a running store: its table, who goes up and comes down, and the clients that read on the device.
 
-The table is a `BlockStore` of its own over the slots of the device arena, so that epochs, the two phases of a put,
+The table is a `BlockTable` of its own over the slots of the device arena, so that epochs, the two phases of a put,
 leases, quarantine and the eviction policy are those of the host tier. Only the store itself writes to the device:
 workers put into host memory, and the mover copies up what is worth it. A block that is in both tiers may be evicted
 from either; one that is only here is brought back for whoever can't read it here.
@@ -27,8 +27,8 @@ from penstock.kv.device.epochs import EpochTable
 from penstock.kv.device.memory import DeviceArena, DeviceFault
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.keeper import Keeper
-from penstock.kvstore.table.blocks import Block, Lease, Tier, Wanted, Written
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.device.copier import Copier, Move, Outcome
 from penstock.kvstore.tiers.device.movement import Movement
@@ -92,7 +92,7 @@ class DevicePlace:
 class _Format:
     """The arena as it is cut up for one KvSpec."""
 
-    table: BlockStore
+    table: BlockTable
     epochs: EpochTable
     copier: Copier
     stride: int
@@ -109,20 +109,20 @@ class _Watch:
     keeper: Keeper
     epochs: EpochTable
 
-    def stored(self, block: Block) -> None:
+    def block_stored(self, block: Block) -> None:
         self.keeper.placed(block.key)
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         self.keeper.placed(block.key)
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         self.epochs.set(slot, epoch)
 
 
 class GpuTier:
     """A tier over `arena`, which it closes. All calls on the store's event loop; `run` beside them, `close` at last."""
 
-    tier = Tier.GPU
+    tier = TierKind.GPU
 
     def __init__(self, keeper: Keeper, arena: DeviceArena, uuid: str, movement: Movement | None = None) -> None:
         self.off = ""
@@ -151,7 +151,7 @@ class GpuTier:
         if slots == 0 or self.off:
             return
         epochs = EpochTable(slots)
-        table = BlockStore(
+        table = BlockTable(
             slots,
             spec.block_bytes,
             _Watch(self._keeper, epochs),
@@ -223,18 +223,18 @@ class GpuTier:
         form = self._format
         if form is None or self.off or not form.table.attached(attachment_id):
             return None
-        return form.table.lease(attachment_id, keys, seconds, self._keeper.now(), session)
+        return form.table.leases.take(attachment_id, keys, seconds, self._keeper.now(), session)
 
     def abandon(self, lease: Lease) -> None:
         """Gives a lease back that nobody will hear of."""
         if self._format is not None:
-            self._format.table.abandon(lease, self._keeper.now())
+            self._format.table.leases.abandon(lease, self._keeper.now())
 
     def release(self, attachment_id: str, lease_ids: Sequence[int]) -> list[bool]:
         """Gives leases back. False: it had expired."""
         if self._format is None or not self._format.table.attached(attachment_id):
             return [False] * len(lease_ids)
-        return self._format.table.release(attachment_id, lease_ids, self._keeper.now())
+        return self._format.table.leases.release(attachment_id, lease_ids, self._keeper.now())
 
     def quarantine(self, attachment_id: str, key: bytes, epoch: int) -> bool:
         """Takes a block out of service that a client found wrong on the device."""
@@ -283,11 +283,11 @@ class GpuTier:
         store, held, going = self._keeper.store, list[Block](), list[tuple[Block, Block]]()
         try:
             for block in batch:
-                if not form.table.free or store.find(block.key) is not block:
+                if not form.table.slots.free or store.find(block.key) is not block:
                     break
                 store.hold(block.key)
                 held.append(block)
-                answer = form.table.reserve_own(_wanted(block), self._keeper.now())
+                answer = form.table.puts.reserve_own(_wanted(block), self._keeper.now())
                 assert answer.block is not None
                 going.append((answer.block, block))
             await self._send(form, going)
@@ -295,10 +295,9 @@ class GpuTier:
             self._failure(fault)
         finally:
             for ours, _ in going:  # what was not committed
-                form.table.commit_own(Written(ours.key, ours.epoch, b""), self._keeper.now())
+                form.table.puts.commit_own(Written(ours.key, ours.epoch, b""), self._keeper.now())
             for block in held:
                 store.drop(block, self._keeper.now())
-            self._keeper.arm()
 
     async def _send(self, form: _Format, going: list[tuple[Block, Block]]) -> None:
         """Takes out of `going` what has arrived."""
@@ -311,7 +310,7 @@ class GpuTier:
             if outcome is Outcome.GOOD:
                 going.remove((ours, theirs))
                 _inherit(ours, theirs)
-                form.table.commit_own(Written(ours.key, ours.epoch, theirs.checksum), self._keeper.now())
+                form.table.puts.commit_own(Written(ours.key, ours.epoch, theirs.checksum), self._keeper.now())
                 self._promoted += 1
                 continue
             self._corrupt += 1
@@ -323,10 +322,10 @@ class GpuTier:
 
     async def _make_room(self, form: _Format, count: int) -> None:
         """Frees slots, as far as there are blocks that may go and whose only copies can be saved."""
-        while form.table.free < count and not self.off:
+        while form.table.slots.free < count and not self.off:
             victims = list[Block]()
-            while form.table.free + len(victims) < count and len(victims) < form.copier.batch:
-                victim = form.table.hold_victim(self._keeper.now())
+            while form.table.slots.free + len(victims) < count and len(victims) < form.copier.batch:
+                victim = form.table.victims.hold(self._keeper.now())
                 if victim is None:
                     break
                 victims.append(victim)
@@ -348,14 +347,14 @@ class GpuTier:
             gone = 0
             for victim in victims:
                 if victim.key in stays:
-                    form.table.spare(victim, self._keeper.now())
+                    form.table.victims.spare(victim, self._keeper.now())
                 else:
-                    gone += form.table.discard(victim, self._keeper.now())
+                    gone += form.table.victims.discard(victim, self._keeper.now())
         return gone
 
     def _elsewhere(self, key: bytes) -> bool:
         """Whether another tier of this store has a block."""
-        others = (one for one in self._keeper.suppliers if one is not self and one.tier is not Tier.REMOTE)
+        others = (one for one in self._keeper.suppliers if one is not self and one.tier is not TierKind.REMOTE)
         return key in self._keeper.store or any(one.has([key]) for one in others)
 
     async def _demote(self, form: _Format, blocks: Sequence[Block]) -> set[bytes]:
@@ -366,7 +365,6 @@ class GpuTier:
             saved = await self._fetch(form, room, pairs)
         finally:
             room.close()
-            self._keeper.arm()
         self._demoted += len(saved)
         return set() if self.off else {block.key for block, _ in pairs if block.key in form.table} - saved
 
@@ -374,7 +372,6 @@ class GpuTier:
         """Copies device blocks into reserved host blocks; returns the keys of those that are stored there now."""
         if not pairs:
             return set()
-        self._keeper.grown()
         views = [room.view(theirs) for _, theirs in pairs]
         moves = form.moves(zip((ours for ours, _ in pairs), views, strict=True))
         try:

@@ -18,7 +18,7 @@ import structlog
 from penstock.kv.bytes.arena import Arena
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.table.blocks import Block, Lease
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Reuse, Worth, worth
 from penstock.kvstore.tiers.disk.space import Damaged
@@ -50,7 +50,7 @@ class Mover:
         self._ends = Ends()
         self._candidates = Candidates(self._judge)
         self._used: deque[tuple[str, list[bytes]]] = deque(maxlen=_MOST_USES)
-        self._store: BlockStore | None = None
+        self._store: BlockTable | None = None
         self._bringer: Bringer | None = None
         self._wake = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore.mover")
@@ -68,7 +68,7 @@ class Mover:
 
     # -- what it is told
 
-    def use(self, store: BlockStore, bringer: Bringer) -> None:
+    def use(self, store: BlockTable, bringer: Bringer) -> None:
         """Another host table, with nothing in it."""
         self._store, self._bringer = store, bringer
         self._candidates = Candidates(self._judge)
@@ -77,21 +77,21 @@ class Mover:
         """The disk tier has opened what it is to use."""
         self._wake.set()
 
-    def stored(self, block: Block) -> None:
+    def block_stored(self, block: Block) -> None:
         """A block came into the host tier."""
         self._ends.at(block.session, block.key)
         if not self._tier.holds(block.key):
             self._candidates.add(block)
             self._wake.set()
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         """A block left the host tier."""
         self._candidates.discard(block.key)
         if not self._tier.holds(block.key):
             self._reuse.learn(block.uses > 0)
             self._ends.gone(block)
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         """What changes hands is pinned when it matters here."""
 
     def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:

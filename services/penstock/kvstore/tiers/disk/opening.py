@@ -39,9 +39,7 @@ class Disk:
             per_day=config.nvme_write_bytes_per_day,
             direct=config.nvme_direct,
         )
-        self.tier = NvmeTier(
-            *(options, now), moved=moved, changed=self._ready, policy=policy, retention=config.retention
-        )
+        self.tier = NvmeTier(*(options, now), moved=moved, changed=self._ready, policy=policy, promises=config.promises)
         self.mover = Mover(self.tier, arena, sessions, now)
 
     def _ready(self) -> None:

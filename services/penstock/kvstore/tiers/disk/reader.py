@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.kvstore.table.blocks import Block, State, Wanted
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.blocks import Block, ReserveState, Wanted
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.format import Drop, Header
 from penstock.kvstore.tiers.disk.slabs import Slabs
@@ -38,7 +38,7 @@ class Reader:
     """Reads blocks of one table and its slabs. Closed by its owner when nothing is under way."""
 
     def __init__(
-        self, table: BlockStore, slabs: Slabs, writer: ThreadPoolExecutor, now: Callable[[], float], traffic: Traffic
+        self, table: BlockTable, slabs: Slabs, writer: ThreadPoolExecutor, now: Callable[[], float], traffic: Traffic
     ) -> None:
         """What has to be erased is erased by `writer`, behind its other jobs."""
         self._table = table
@@ -85,7 +85,7 @@ class Reader:
                 moves.append(_Move(source, answer.block, room.view(answer.block)))
                 continue
             self._table.drop(source, self._now())
-            if answer.state is State.FULL:
+            if answer.state is ReserveState.FULL:
                 return moves, passed, False
         return moves, len(keys), True
 

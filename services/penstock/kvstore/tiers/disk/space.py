@@ -1,6 +1,6 @@
 """The blocks of one spec on the disk: the slabs, the table of what they hold, and the way in.
 
-The table is a BlockStore like that of the host tier, with slots of the disk instead of slots of memory: the same
+The table is a BlockTable like that of the host tier, with slots of the disk instead of slots of memory: the same
 two-phase put, pins, tree and eviction. Its epochs are the sequence numbers in the slots' headers. Everything here
 runs on the event loop but the calls of `Slabs`, which run in threads.
 """
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.table.blocks import Block, BlockPolicy, Wanted, Written
-from penstock.kvstore.table.promises import Retention
-from penstock.kvstore.table.table import BlockStore
+from penstock.kvstore.table.promises import Promises
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.disk.format import Header
 from penstock.kvstore.tiers.disk.reader import Reader
 from penstock.kvstore.tiers.disk.scan import Found
@@ -30,13 +30,13 @@ from penstock.kvstore.tiers.disk.threads import finished
 class _Watcher:
     moved: Callable[[bytes], None]
 
-    def stored(self, block: Block) -> None:
+    def block_stored(self, block: Block) -> None:
         self.moved(block.key)
 
-    def removed(self, block: Block) -> None:
+    def block_removed(self, block: Block) -> None:
         self.moved(block.key)
 
-    def holder(self, slot: int, epoch: int) -> None:
+    def slot_held(self, slot: int, epoch: int) -> None:
         """Nobody maps the disk."""
 
 
@@ -57,7 +57,7 @@ class Space:
         slots: int,
         found: Found,
         policy: Callable[[], BlockPolicy],
-        retention: Retention,
+        promises: Promises,
         moved: Callable[[bytes], None],
         now: Callable[[], float],
         traffic: Traffic,
@@ -75,12 +75,12 @@ class Space:
         self._now = now
         self._traffic = traffic
         sequences = itertools.count(found.sequence + 1)
-        self.table = BlockStore(
+        self.table = BlockTable(
             *(slots, slabs.shape.slot_bytes, _Watcher(moved)),
             policy=policy,
             epochs=sequences,
             cooling_s=0.0,
-            retention=retention,
+            promises=promises,
         )
         self._restore(found.blocks)
         self._writer = ThreadPoolExecutor(1, "penstock-nvme-write")
@@ -100,7 +100,7 @@ class Space:
     def room(self, block: Block) -> Block | None:
         """A slot of the disk for a block of the host tier; None: it is there already, or nothing may go for it."""
         wanted = Wanted(*(block.key, block.parent, block.first_token, block.seconds, block.session, block.namespace))
-        slot = self.table.reserve_own(wanted, self._now()).block
+        slot = self.table.puts.reserve_own(wanted, self._now()).block
         if slot is not None:
             slot.uses, slot.turn = block.uses, block.turn
             slot.retained_until = self.table.promised_until(block.key)
@@ -127,7 +127,7 @@ class Space:
                 writing.result()
         finally:
             for _, slot, _ in left:
-                self.table.commit_own(Written(slot.key, slot.epoch, b""), self._now())
+                self.table.puts.commit_own(Written(slot.key, slot.epoch, b""), self._now())
 
     def _write(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
         bad = [block for block, _, view in part if checksum(view) != block.checksum]
@@ -155,7 +155,7 @@ class Space:
 
     def _commit(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
         for block, slot, _ in part:
-            self.table.commit_own(Written(slot.key, slot.epoch, block.checksum), self._now())
+            self.table.puts.commit_own(Written(slot.key, slot.epoch, block.checksum), self._now())
         self._traffic.blocks_written += len(part)
         self._traffic.bytes_written += len(part) * self.slabs.shape.slot_bytes
 

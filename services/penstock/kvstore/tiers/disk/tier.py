@@ -16,8 +16,8 @@ import structlog
 from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.eviction.lru import Lru
-from penstock.kvstore.table.blocks import Block, BlockPolicy, Tier
-from penstock.kvstore.table.promises import Grant, Retention
+from penstock.kvstore.table.blocks import Block, BlockPolicy, TierKind
+from penstock.kvstore.table.promises import Grant, Promises
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.budget import WriteBudget
 from penstock.kvstore.tiers.disk.files import Files
@@ -61,7 +61,7 @@ class NvmeTier:
         moved: Callable[[bytes], None] = lambda key: None,
         changed: Callable[[], None] = lambda: None,
         policy: Callable[[], BlockPolicy] = Lru,
-        retention: Callable[[int], Retention] = lambda slots: Retention(0, 0, 0.0),
+        promises: Callable[[int], Promises] = lambda slots: Promises(0, 0, 0.0),
         files: Files | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -73,7 +73,7 @@ class NvmeTier:
         self._options = options
         self._now, self._wall = now, wall
         self._moved, self._changed = moved, changed
-        self._policy, self._retention = policy, retention
+        self._policy, self._promises = policy, promises
         self._files = files or Files()
         self._home = Home(options.directory)
         self._space: Space | None = None
@@ -91,9 +91,9 @@ class NvmeTier:
     # -- Supplier
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> TierKind:
         """See Supplier."""
-        return Tier.NVME
+        return TierKind.NVME
 
     def has(self, keys: Sequence[bytes]) -> int:
         """See Supplier."""
@@ -202,7 +202,7 @@ class NvmeTier:
     def expect(self, session: str, outlook: ReturnHint) -> None:
         """What is known of a session's return; for the eviction policy."""
         if self._space is not None:
-            self._space.table.expect(session, outlook)
+            self._space.table.expect_session(session, outlook)
 
     # -- life
 
@@ -286,7 +286,7 @@ class NvmeTier:
         )
         return await asyncio.to_thread(  # nobody else knows it yet, and a table of a million blocks takes seconds
             Space,
-            *(slabs, slots, found, self._policy, self._retention(slots), self._moved, self._now, self._traffic),
+            *(slabs, slots, found, self._policy, self._promises(slots), self._moved, self._now, self._traffic),
             tokens=spec.block_size,
             grow=lambda slab: self._grow(slabs, slab),
         )

@@ -1,0 +1,45 @@
+"""The benches belong to the command line, the checkers and the wheel, and cost nothing until one is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.test_layout import ROOTS
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_of_the_command_line_imports_no_bench() -> None:
+    program = (
+        "import runpy, sys\n"
+        "sys.argv = ['penstock', '--help']\n"
+        "try: runpy.run_module('penstock.cli', run_name='__main__')\n"
+        "finally: print([name for name in sys.modules if name == 'torch' or name.startswith('penstock.bench')])\n"
+    )
+    said = run("-c", program)
+    assert "bench" in said and said.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", ["all", "engine", "evict", "house", "kv", "measured", "overhead", "paired"])
+def test_every_bench_has_help(name: str) -> None:
+    assert f"bench {name}" in run("-m", "penstock.cli", "bench", name, "--help")
+
+
+def test_every_source_root_is_installed_and_checked() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tools, packages = settings["tool"], [f"{root}/penstock" for root in ROOTS]
+    assert tools["hatch"]["build"]["targets"]["wheel"]["packages"] == packages
+    assert tools["hatch"]["build"]["dev-mode-dirs"] == list(ROOTS)
+    assert tools["mypy"]["mypy_path"] == tools["pyright"]["extraPaths"] == tools["ruff"]["src"] == list(ROOTS)
+    assert tools["pytest"]["ini_options"]["pythonpath"] == [".", *ROOTS]
+    assert f"mypy {' '.join(ROOTS)} loadtest" in (ROOT / "Makefile").read_text()
