@@ -28,13 +28,11 @@ WITHOUT_OWNER: set[str] = {
     "tools/penstock/bench/kv/processes.py",
 }
 NAMED_TWICE: set[str] = {
-    "Ask",
     "Candidate",
     "Found",
     "Member",
     "Reader",
     "Shape",
-    "Worker",
     "Worth",
 }
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}

@@ -10,7 +10,7 @@ _SWEEP = 512
 """Entries tidied per call after a store has left; keeps every call short."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStats:
     """Figures of the index."""
 
@@ -92,7 +92,13 @@ class BlockIndex:
 
     def stats(self) -> IndexStats:
         """Figures for metrics and tests."""
-        return IndexStats(len(self._masks), len(self._bits), self._forgotten, self._lookups, self._found)
+        return IndexStats(
+            blocks=len(self._masks),
+            stores=len(self._bits),
+            forgotten=self._forgotten,
+            lookups=self._lookups,
+            keys_found=self._found,
+        )
 
     def _bit(self, store: str) -> int:
         bit = self._bits.get(store)

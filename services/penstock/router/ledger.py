@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Charge:
     """The charge of one plan. Lives exactly as long as the plan's stream; `Ledger.release` gives it back."""
 

@@ -34,7 +34,7 @@ def member(hello: router_pb2.Hello) -> Member:
     check_address("hello.address", hello.address)
     check_name("hello.host_id", hello.host_id)
     if hello.role == router_pb2.ROLE_KVSTORE:
-        return Member(hello.member_id, None, hello.address, hello.host_id)
+        return Member(id=hello.member_id, role=None, address=hello.address, host_id=hello.host_id)
     return _worker(hello)
 
 
@@ -48,15 +48,15 @@ def _worker(hello: router_pb2.Hello) -> Member:
     for field in ("model", "tokenizer", "layout", "dtype"):
         check_name(f"hello.spec.{field}", getattr(hello.spec, field))
     return Member(
-        hello.member_id,
-        _ROLES[hello.role],
-        hello.address,
-        hello.host_id,
-        hello.model_name,
-        spec_from_message(hello.spec),
-        hello.max_model_len,
-        hello.max_running,
-        hello.kv_capacity_tokens,
+        id=hello.member_id,
+        role=_ROLES[hello.role],
+        address=hello.address,
+        host_id=hello.host_id,
+        model=hello.model_name,
+        spec=spec_from_message(hello.spec),
+        max_model_len=hello.max_model_len,
+        max_running=hello.max_running,
+        kv_capacity_tokens=hello.kv_capacity_tokens,
     )
 
 

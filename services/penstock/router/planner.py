@@ -11,7 +11,7 @@ from penstock.errors import NotFound, Overloaded, TooLarge, Unavailable
 from penstock.router.config import RouterConfig
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
-from penstock.router.policy import Ask, Decision, Knobs, NoWorker, QueueFull, TooLong, WorkerFacts, decide
+from penstock.router.policy import Decision, Demand, Knobs, NoWorker, QueueFull, TooLong, WorkerFacts, decide
 from penstock.router.registry import Means, Member, Registry, Report, Seat, means
 from penstock.router.sessions import OutputLengths, Recent, SessionHome
 
@@ -21,7 +21,7 @@ _UNSEEN_S = 0.1
 """A load report may not yet hold what was planned less than this before it came."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAsk:
     """One request."""
 
@@ -35,7 +35,7 @@ class PlanAsk:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """The answer."""
 
@@ -100,7 +100,7 @@ class Planner:
         if not seats:
             self._refuse_without_seats(ask.model)
         home = self._homes.get((ask.model, ask.session), now) if ask.session else None
-        asked = Ask(
+        asked = Demand(
             prompt_tokens=ask.prompt_tokens + ask.output_tokens,
             expected_output=self._expected(ask, now),
             home_prefill=home.prefill if home else "",
@@ -225,7 +225,7 @@ class Planner:
             max(account.context_tokens, held),
         )
 
-    def _charge(self, ask: PlanAsk, asked: Ask, decision: Decision, holdings: _Holdings, now: float) -> Planned:
+    def _charge(self, ask: PlanAsk, asked: Demand, decision: Decision, holdings: _Holdings, now: float) -> Planned:
         computes = decision.prefill or decision.decode
         number = self.ledger.charge(
             Charge(
@@ -243,11 +243,11 @@ class Planner:
         decode = self._member(decision.decode.id)
         computing = holdings.sources((prefill or decode).host_id) if decision.remote_tokens else []
         return Planned(
-            number,
-            prefill,
-            decode,
-            decision.cached_tokens,
-            decision.uncached_tokens,
+            number=number,
+            prefill=prefill,
+            decode=decode,
+            cached_tokens=decision.cached_tokens,
+            uncached_tokens=decision.uncached_tokens,
             prefill_sources=computing if prefill else (),
             decode_sources=self._handing_over(prefill, decode, holdings) if prefill else computing,
         )

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 
 class Role(Enum):
-    """What a worker does."""
+    """The work of a worker."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -28,7 +28,7 @@ class Role(Enum):
     """Decodes, and prefills whatever it decodes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
     """What a decision knows of one worker, this request's charges not included."""
 
@@ -57,13 +57,13 @@ class WorkerFacts:
     remote_fetch_s: float = 0.0
     """Seconds to fetch the KV of one token by way of that."""
     remote_s: float = 0.0
-    """What such a fetch costs beside the bytes."""
+    """Seconds that such a fetch costs, apart from moving the bytes."""
     penalty_s: float = 0.0
     """Added to every cost for a while after a fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Demand:
     """One request, as far as placing it is concerned."""
 
     prompt_tokens: int
@@ -76,7 +76,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What an operator may set."""
+    """The settings that decisions depend on."""
 
     local_prefill_tokens: int = 64
     handoff_s: float = 0.01
@@ -87,7 +87,7 @@ class Knobs:
     """A session stays where it was when that costs at most this fraction (and 10 ms) more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The workers, and what the request will cost there."""
 
@@ -104,7 +104,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class NoWorker:
-    """Nobody decodes this model."""
+    """No worker decodes this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,61 +133,67 @@ class _Option:
 Answer = Decision | NoWorker | TooLong | QueueFull
 
 
-def decide(ask: Ask, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> Answer:
-    """The cheapest way to serve `ask`, or why there is none. `workers` all serve its model."""
-    decoders = _usable(ask, [worker for worker in workers if worker.role is not Role.PREFILL])
+def decide(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> Answer:
+    """The cheapest way to serve `demand`, or why there is none. `workers` all serve its model."""
+    decoders = _usable(demand, [worker for worker in workers if worker.role is not Role.PREFILL])
     if not decoders:
         return NoWorker()
-    need = ask.prompt_tokens + 1
+    need = demand.prompt_tokens + 1
     roomy = [worker for worker in decoders if _limit(worker) >= need]
     if not roomy:
         return TooLong(max(_limit(worker) for worker in decoders))
-    prefill = _pick_prefill(ask, workers, random, knobs)
-    options = [_option(ask, worker, prefill, knobs) for worker in roomy]
+    prefill = _pick_prefill(demand, workers, random, knobs)
+    options = [_option(demand, worker, prefill, knobs) for worker in roomy]
     chosen = _choose(
-        options, lambda option: option.total_s, lambda option: option.decode.id == ask.home_decode, random, knobs
+        options, lambda option: option.total_s, lambda option: option.decode.id == demand.home_decode, random, knobs
     )
     computes = chosen.prefill or chosen.decode
     wait_s = computes.queued_tokens / computes.prefill_rate
     if wait_s > knobs.max_queue_s:
         return QueueFull(wait_s)
-    here, elsewhere = _held(ask, computes)
-    cached = here + elsewhere
-    return Decision(chosen.prefill, chosen.decode, cached, elsewhere, ask.prompt_tokens - cached, chosen.first_token_s)
+    here, elsewhere = _held(demand, computes)
+    return Decision(
+        prefill=chosen.prefill,
+        decode=chosen.decode,
+        cached_tokens=here + elsewhere,
+        remote_tokens=elsewhere,
+        uncached_tokens=demand.prompt_tokens - here - elsewhere,
+        first_token_s=chosen.first_token_s,
+    )
 
 
-def prompt_s(ask: Ask, worker: WorkerFacts) -> float:
+def prompt_s(demand: Demand, worker: WorkerFacts) -> float:
     """Seconds until `worker` has the KV of the whole prompt, its queue first."""
-    here, elsewhere = _held(ask, worker)
-    compute = (worker.queued_tokens + ask.prompt_tokens - here - elsewhere) / worker.prefill_rate
+    here, elsewhere = _held(demand, worker)
+    compute = (worker.queued_tokens + demand.prompt_tokens - here - elsewhere) / worker.prefill_rate
     return compute + here * worker.fetch_s + _pull_s(worker, elsewhere) + worker.penalty_s
 
 
-def decode_s(ask: Ask, worker: WorkerFacts) -> float:
+def decode_s(demand: Demand, worker: WorkerFacts) -> float:
     """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
     sequences = (worker.sequences + 1) / worker.max_running
-    context = (worker.context_tokens + ask.prompt_tokens + ask.expected_output) / worker.kv_capacity_tokens
-    steps_s = ask.expected_output * worker.step_s * (1 + sequences + context)
+    context = (worker.context_tokens + demand.prompt_tokens + demand.expected_output) / worker.kv_capacity_tokens
+    steps_s = demand.expected_output * worker.step_s * (1 + sequences + context)
     excess = max(0.0, sequences - 1) + max(0.0, context - 1)
     return steps_s * (1 + excess) + worker.penalty_s
 
 
-def _usable(ask: Ask, workers: list[WorkerFacts]) -> list[WorkerFacts]:
+def _usable(demand: Demand, workers: list[WorkerFacts]) -> list[WorkerFacts]:
     """Those that have not failed this request; all of them when every one has."""
-    return [worker for worker in workers if worker.id not in ask.avoid] or workers
+    return [worker for worker in workers if worker.id not in demand.avoid] or workers
 
 
 def _limit(worker: WorkerFacts) -> int:
     return min(worker.max_model_len, worker.kv_capacity_tokens)
 
 
-def _held(ask: Ask, worker: WorkerFacts) -> tuple[int, int]:
+def _held(demand: Demand, worker: WorkerFacts) -> tuple[int, int]:
     """Tokens from the worker's own store, and from another host's where that is quicker than to compute them.
 
     The last token is always computed: its logits are wanted.
     """
-    here = min(worker.cached_tokens, ask.prompt_tokens - 1)
-    elsewhere = min(worker.remote_tokens, ask.prompt_tokens - 1 - here)
+    here = min(worker.cached_tokens, demand.prompt_tokens - 1)
+    elsewhere = min(worker.remote_tokens, demand.prompt_tokens - 1 - here)
     return here, elsewhere if _pull_s(worker, elsewhere) < elsewhere / worker.prefill_rate else 0
 
 
@@ -196,38 +202,38 @@ def _pull_s(worker: WorkerFacts, tokens: int) -> float:
     return worker.remote_s + tokens * worker.remote_fetch_s if tokens else 0.0
 
 
-def _handed_s(ask: Ask, prefill: WorkerFacts, decode: WorkerFacts) -> float:
+def _handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float:
     """Seconds to fetch the prompt's KV that `prefill` has computed or fetched."""
     if prefill.store == decode.store or not prefill.store or not decode.store:
-        return ask.prompt_tokens * decode.fetch_s
-    here = min(decode.cached_tokens, ask.prompt_tokens)
-    return here * decode.fetch_s + _pull_s(decode, ask.prompt_tokens - here)
+        return demand.prompt_tokens * decode.fetch_s
+    here = min(decode.cached_tokens, demand.prompt_tokens)
+    return here * decode.fetch_s + _pull_s(decode, demand.prompt_tokens - here)
 
 
-def _pick_prefill(ask: Ask, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> WorkerFacts | None:
+def _pick_prefill(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> WorkerFacts | None:
     able = [
         worker
         for worker in workers
-        if worker.role is Role.PREFILL and worker.id not in ask.avoid and _limit(worker) >= ask.prompt_tokens
+        if worker.role is Role.PREFILL and worker.id not in demand.avoid and _limit(worker) >= demand.prompt_tokens
     ]
     if not able:
         return None
     return _choose(
-        able, lambda worker: prompt_s(ask, worker), lambda worker: worker.id == ask.home_prefill, random, knobs
+        able, lambda worker: prompt_s(demand, worker), lambda worker: worker.id == demand.home_prefill, random, knobs
     )
 
 
-def _option(ask: Ask, decode: WorkerFacts, prefill: WorkerFacts | None, knobs: Knobs) -> _Option:
-    here_s = prompt_s(ask, decode)
-    local = _Option(None, decode, here_s, here_s + decode_s(ask, decode))
+def _option(demand: Demand, decode: WorkerFacts, prefill: WorkerFacts | None, knobs: Knobs) -> _Option:
+    here_s = prompt_s(demand, decode)
+    local = _Option(None, decode, here_s, here_s + decode_s(demand, decode))
     if prefill is None or decode.role is Role.BOTH:
         return local
-    there_s = prompt_s(ask, prefill)
-    moved_s = there_s + knobs.handoff_s + _handed_s(ask, prefill, decode)
-    short = ask.prompt_tokens - sum(_held(ask, decode)) <= knobs.local_prefill_tokens
+    there_s = prompt_s(demand, prefill)
+    moved_s = there_s + knobs.handoff_s + _handed_s(demand, prefill, decode)
+    short = demand.prompt_tokens - sum(_held(demand, decode)) <= knobs.local_prefill_tokens
     if short and here_s <= moved_s:
         return local
-    return _Option(prefill, decode, there_s, moved_s + decode_s(ask, decode))
+    return _Option(prefill, decode, there_s, moved_s + decode_s(demand, decode))
 
 
 Choice = TypeVar("Choice")

@@ -21,7 +21,7 @@ _DEFAULT_FETCH_RATE = 1e9
 _DEFAULT_REMOTE_RATE = 2e8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A worker or store, as it described itself when it joined."""
 
@@ -122,7 +122,7 @@ class Means:
     remote_rate: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """One model as the gateways see it."""
 
@@ -224,8 +224,13 @@ class Registry:
         assert spec is not None, "a worker's spec is checked when it joins"
         roles = [seat.member.role for seat in seats if self._available(seat, now)]
         prefill = roles.count(Role.PREFILL)
-        longest = min(seat.member.max_model_len for seat in seats)
-        return ServedModel(model, spec, longest, prefill, len(roles) - prefill)
+        return ServedModel(
+            model=model,
+            spec=spec,
+            max_model_len=min(seat.member.max_model_len for seat in seats),
+            prefill_workers=prefill,
+            decode_workers=len(roles) - prefill,
+        )
 
     def _check_spec(self, member: Member) -> None:
         if member.spec is None:

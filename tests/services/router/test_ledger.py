@@ -23,7 +23,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=plans, prefill=MEMBERS, decode=MEMBERS, tokens=st.integers(1, 500), expected=st.integers(1, 200))
     def charge(self, prefill: str, decode: str, tokens: int, expected: int) -> int:
-        charge = Charge(prefill, decode, tokens, tokens + expected, tokens, 0.0)
+        charge = Charge(
+            prefill=prefill,
+            decode=decode,
+            prefill_tokens=tokens,
+            context_tokens=tokens + expected,
+            prompt_tokens=tokens,
+            made_at=0.0,
+        )
         number = self.ledger.charge(charge)
         self.live[number] = charge
         return number

@@ -26,11 +26,22 @@ class Desk:
 
     def join(self, name: str, role: Role = Role.BOTH, spec: KvSpec = SPEC, host: str = "h") -> Seat:
         return self.planner.registry.join(
-            Member(name, role, f"{name}:1", host, "m", spec, 32_768, 32, 200_000), self.now
+            Member(
+                id=name,
+                role=role,
+                address=f"{name}:1",
+                host_id=host,
+                model="m",
+                spec=spec,
+                max_model_len=32_768,
+                max_running=32,
+                kv_capacity_tokens=200_000,
+            ),
+            self.now,
         )
 
     def plan(self, tokens: int = 1000, **fields: Any) -> Planned:
-        return self.planner.plan(PlanAsk("m", tokens, 100, **fields))
+        return self.planner.plan(PlanAsk(model="m", prompt_tokens=tokens, max_tokens=100, **fields))
 
     def spread(self, count: int = 40, **fields: Any) -> Counter[str]:
         """Where so many requests would go, one at a time."""
@@ -86,7 +97,7 @@ def two_hosts(desk: Desk, one: Role, two: Role) -> None:
     desk.join("a", one, host="one").measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
     desk.join("b", two, host="two").measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
     for name, blocks in (("one", 50), ("two", 10)):
-        desk.planner.registry.join(Member(f"store-{name}", None, f"{name}:2", name), desk.now)
+        desk.planner.registry.join(Member(id=f"store-{name}", role=None, address=f"{name}:2", host_id=name), desk.now)
         desk.planner.index.stored(f"store-{name}", map(key, range(blocks)))
 
 
@@ -199,7 +210,7 @@ def test_stores_serve_their_host(desk: Desk) -> None:
     desk.join("near", host="h1")
     desk.join("far", host="h2")
     for host in ("h1", "h2"):
-        desk.planner.registry.join(Member(f"store-{host}", None, "s:1", host), desk.now)
+        desk.planner.registry.join(Member(id=f"store-{host}", role=None, address="s:1", host_id=host), desk.now)
     keys = [bytes([number]) * 32 for number in range(60)]
     desk.planner.index.stored("store-h1", keys)
     planned = desk.plan(1000, block_keys=keys)
@@ -208,7 +219,7 @@ def test_stores_serve_their_host(desk: Desk) -> None:
 
 def test_a_worker_without_a_store_on_its_host_uses_any(desk: Desk) -> None:
     desk.join("a", host="h1")
-    desk.planner.registry.join(Member("store", None, "s:1", "h9"), desk.now)
+    desk.planner.registry.join(Member(id="store", role=None, address="s:1", host_id="h9"), desk.now)
     desk.planner.index.stored("store", [b"k" * 32])
     assert desk.plan(1000, block_keys=[b"k" * 32]).cached_tokens == 16
 
@@ -222,7 +233,7 @@ def test_a_moved_request_charges_what_is_left(desk: Desk) -> None:
 
 def test_learned_lengths_shape_the_charge(desk: Desk) -> None:
     desk.join("a")
-    ask = PlanAsk("m", 1000, 500, tenant="t")
+    ask = PlanAsk(model="m", prompt_tokens=1000, max_tokens=500, tenant="t")
     desk.planner.learn(ask, 30)
     desk.planner.plan(ask)
     assert desk.planner.ledger.of("a").context_tokens == 1030
@@ -233,7 +244,7 @@ def test_refusals_say_what_to_do(desk: Desk) -> None:
         desk.plan()
     seat = desk.join("a")
     with pytest.raises(NotFound, match="'other' is not served here"):
-        desk.planner.plan(PlanAsk("other", 10, 10))
+        desk.planner.plan(PlanAsk(model="other", prompt_tokens=10, max_tokens=10))
     seat.draining = True
     with pytest.raises(Unavailable, match="draining"):
         desk.plan()
@@ -263,7 +274,7 @@ def test_thousands_of_refused_requests_change_nothing(desk: Desk) -> None:
     desk.join("b")
     for _ in range(1000):
         with pytest.raises(NotFound):
-            desk.planner.plan(PlanAsk("nope", 10, 10))
+            desk.planner.plan(PlanAsk(model="nope", prompt_tokens=10, max_tokens=10))
     assert desk.planner.ledger.empty
     assert all(seat.penalty_s(desk.now) == 0 for seat in desk.planner.registry)
     assert set(desk.spread()) == {"a", "b"}

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.router.policy import (
     Answer,
-    Ask,
     Decision,
+    Demand,
     Knobs,
     NoWorker,
     QueueFull,
@@ -38,20 +38,20 @@ def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
         "fetch_s": 1e-6,
         "cached_tokens": 0,
     }
-    return WorkerFacts(id, role, **(fields | other))
+    return WorkerFacts(id=id, role=role, **(fields | other))
 
 
-def pick(workers: list[WorkerFacts], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Answer:
-    return decide(ask or Ask(2000, 100), workers, Random(seed), Knobs(**knobs))
+def pick(workers: list[WorkerFacts], ask: Demand | None = None, seed: int = 1, **knobs: Any) -> Answer:
+    return decide(ask or Demand(2000, 100), workers, Random(seed), Knobs(**knobs))
 
 
-def decision(workers: list[WorkerFacts], ask: Ask | None = None, seed: int = 1, **knobs: Any) -> Decision:
+def decision(workers: list[WorkerFacts], ask: Demand | None = None, seed: int = 1, **knobs: Any) -> Decision:
     answer = pick(workers, ask, seed, **knobs)
     assert isinstance(answer, Decision), answer
     return answer
 
 
-def names(workers: list[WorkerFacts], ask: Ask | None = None, **knobs: Any) -> Counter[str]:
+def names(workers: list[WorkerFacts], ask: Demand | None = None, **knobs: Any) -> Counter[str]:
     return Counter(decision(workers, ask, seed, **knobs).decode.id for seed in range(200))
 
 
@@ -94,7 +94,7 @@ def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> 
     far = worker("a", cached_tokens=200, remote_tokens=1500, remote_fetch_s=1e-5, remote_s=0.01)
     made = decision([far])
     assert (made.cached_tokens, made.remote_tokens, made.uncached_tokens) == (1700, 1500, 300)
-    assert prompt_s(Ask(2000, 10), far) == pytest.approx(300 / 5000 + 200e-6 + 0.01 + 1500e-5)
+    assert prompt_s(Demand(2000, 10), far) == pytest.approx(300 / 5000 + 200e-6 + 0.01 + 1500e-5)
     slow = decision([replace(far, remote_fetch_s=1 / 4999)])
     assert (slow.cached_tokens, slow.remote_tokens, slow.uncached_tokens) == (200, 0, 1800)
     few = decision([replace(far, remote_tokens=40)])
@@ -104,7 +104,7 @@ def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> 
 def test_nearer_is_better_when_the_queues_are_equal() -> None:
     far = worker("far", remote_tokens=1900, remote_fetch_s=1e-5, remote_s=0.01)
     near = worker("near", cached_tokens=1900)
-    short = Ask(2000, 1)
+    short = Demand(2000, 1)
     assert names([far, near], short) == {"near": 200}
     assert names([far, replace(near, queued_tokens=1000)], short) == {"far": 200}
 
@@ -118,7 +118,7 @@ def test_a_hand_off_to_another_host_counts_its_bytes_at_that_links_rate() -> Non
 
 
 def test_the_last_token_is_always_computed() -> None:
-    made = decision([worker("a", cached_tokens=4096)], Ask(2000, 10))
+    made = decision([worker("a", cached_tokens=4096)], Demand(2000, 10))
     assert (made.cached_tokens, made.uncached_tokens) == (1999, 1)
 
 
@@ -146,7 +146,7 @@ def test_the_same_seed_decides_the_same() -> None:
 
 
 def test_home_decides_between_near_equals_only() -> None:
-    home = Ask(2000, 100, home_decode="b")
+    home = Demand(2000, 100, home_decode="b")
     workers = [worker("a"), worker("b", queued_tokens=200)]
     assert names(workers, home) == {"b": 200}
     workers = [worker("a"), worker("b", queued_tokens=5000)]
@@ -154,19 +154,19 @@ def test_home_decides_between_near_equals_only() -> None:
 
 
 def test_prefill_home_decides_between_near_equals() -> None:
-    ask = Ask(2000, 100, home_prefill="q")
+    ask = Demand(2000, 100, home_prefill="q")
     workers = [PREFILL, worker("q", Role.PREFILL, queued_tokens=100), DECODE]
     assert decision(workers, ask).prefill == workers[1]
 
 
 def test_a_failed_worker_is_not_used_again_while_there_is_another() -> None:
-    ask = Ask(2000, 100, avoid=frozenset("a"))
+    ask = Demand(2000, 100, avoid=frozenset("a"))
     assert names([worker("a"), worker("b", queued_tokens=100_000)], ask) == {"b": 200}
     assert decision([worker("a")], ask).decode.id == "a"
 
 
 def test_a_failed_prefill_worker_leaves_the_prompt_to_decode() -> None:
-    assert decision([PREFILL, DECODE], Ask(2000, 100, avoid=frozenset("p"))).prefill is None
+    assert decision([PREFILL, DECODE], Demand(2000, 100, avoid=frozenset("p"))).prefill is None
 
 
 def test_a_penalty_is_only_a_cost() -> None:
@@ -178,13 +178,13 @@ def test_decode_goes_where_there_is_room() -> None:
     full = worker("full", Role.DECODE, context_tokens=199_000)
     crowded = worker("crowded", Role.DECODE, sequences=32)
     assert decision([full, crowded, DECODE]).decode is DECODE
-    ask = Ask(2000, 100)
+    ask = Demand(2000, 100)
     assert decode_s(ask, full) > decode_s(ask, DECODE)
     assert decode_s(ask, crowded) > decode_s(ask, replace(crowded, sequences=31)) > decode_s(ask, DECODE)
 
 
 def test_every_cost_grows_with_its_cause() -> None:
-    ask, base = Ask(2000, 100), worker("a", cached_tokens=500)
+    ask, base = Demand(2000, 100), worker("a", cached_tokens=500)
     for change in ({"queued_tokens": 1}, {"prefill_rate": 4999}, {"cached_tokens": 499}, {"fetch_s": 1e-5}):
         assert prompt_s(ask, replace(base, **change)) > prompt_s(ask, base), change
     for change in ({"sequences": 1}, {"context_tokens": 1}, {"step_s": 0.021}, {"penalty_s": 0.1}):

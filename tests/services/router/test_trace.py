@@ -138,15 +138,40 @@ class Planned:
         )
         self.planner = planner = Planner(config, lambda: self.now)
         for number in range(REPLICAS):
-            member = Member(f"{number}", Role.PREFILL, "x:1", f"host-{number}", "m", SPEC, 1 << 20, 64, 1 << 30)
+            member = Member(
+                id=f"{number}",
+                role=Role.PREFILL,
+                address="x:1",
+                host_id=f"host-{number}",
+                model="m",
+                spec=SPEC,
+                max_model_len=1 << 20,
+                max_running=64,
+                kv_capacity_tokens=1 << 30,
+            )
             planner.registry.join(member, 0.0).measure(RATE, 0, 1e11, 0.0, remote_rate=1)  # no way between hosts
-            planner.registry.join(Member(f"store-{number}", None, "x:2", f"host-{number}"), 0.0)
-        planner.registry.join(Member("d", Role.DECODE, "x:3", "", "m", SPEC, 1 << 20, 4096, 1 << 40), 0.0)
+            planner.registry.join(Member(id=f"store-{number}", role=None, address="x:2", host_id=f"host-{number}"), 0.0)
+        planner.registry.join(
+            Member(
+                id="d",
+                role=Role.DECODE,
+                address="x:3",
+                host_id="",
+                model="m",
+                spec=SPEC,
+                max_model_len=1 << 20,
+                max_running=4096,
+                kv_capacity_tokens=1 << 40,
+            ),
+            0.0,
+        )
 
     def place(self, request: Request, replicas: list[Replica], now: float) -> int:
         self.now = now
         keys = [key(block) for block in request.blocks]
-        planned = self.planner.plan(PlanAsk("m", request.input_length, request.output_length, block_keys=keys))
+        planned = self.planner.plan(
+            PlanAsk(model="m", prompt_tokens=request.input_length, max_tokens=request.output_length, block_keys=keys)
+        )
         self.plans.append(planned.number)
         assert planned.prefill is not None
         return int(planned.prefill.id)
