@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+import psutil
 
 from penstock.draft.service import SERVICE
 from penstock.engine.request import SamplingParams
@@ -176,3 +180,19 @@ async def adversarial_draft() -> AsyncIterator[str]:
     add = draft_pb2_grpc.add_DraftServicer_to_server
     async with serve("127.0.0.1:0", lambda server: add(Adversary(), server), [SERVICE], grace=0.1) as server:
         yield f"127.0.0.1:{server.port}"
+
+
+@asynccontextmanager
+async def up(*options: str):
+    """The supervisor, its children and the URL."""
+    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--kv-host-bytes", "64MiB", *options)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(90):
+            line = await process.stdout.readline()
+        url = re.fullmatch(rb"ready (http://\S+)\n", line)[1].decode()
+        yield process, psutil.Process(process.pid).children(recursive=True), url
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()

@@ -7,13 +7,12 @@ import os
 import re
 import signal
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 from openai import AsyncOpenAI
 
-from .support import until
+from .support import until, up
 
 TOOLS = [
     {
@@ -25,22 +24,6 @@ TOOLS = [
         },
     }
 ]
-
-
-@asynccontextmanager
-async def up(*options: str):
-    """The supervisor, its children and the URL."""
-    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--kv-host-bytes", "64MiB", *options)
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        async with asyncio.timeout(90):
-            line = await process.stdout.readline()
-        url = re.fullmatch(rb"ready (http://\S+)\n", line)[1].decode()
-        yield process, psutil.Process(process.pid).children(recursive=True), url
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGINT)
-        await process.wait()
 
 
 def left_behind() -> set[str]:
