@@ -144,6 +144,38 @@ async def test_kill_9_under_load(victim, tiny, other, meshes, oracle, http):
             assert after.ids == (await oracle(prompts[1], GREEDY)).ids
 
 
+@pytest.mark.parametrize("victim", ["decode", "prefill"])
+async def test_a_worker_that_hangs_costs_seconds(victim, tiny, meshes, oracle, http):
+    """A stopped process keeps its connections. The router hears nothing of it, and the gateway ends the calls to it."""
+    longer = replace(LONG, max_tokens=1000)
+    async with meshes(MeshSetup(model=tiny, router={"silent_s": 3.0})) as mesh:
+        store = ["--kvstore", mesh.kvstore.address, "--host-id", "test"]
+        served = ["--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny"]
+        async with process(victim, *store, *served) as (address, pid):
+            seats = [seat for seat in mesh.router.planner.registry if seat.member.role]
+            [hangs] = [seat for seat in seats if seat.member.address == address]
+            [healthy] = [seat for seat in seats if seat.member.role == hangs.member.role and seat is not hangs]
+            healthy.draining = True
+            prompts = [prompt(f"hangs/{victim}/{number}", 200 + number) for number in range(4)]
+            if victim == "prefill":
+                os.kill(pid, signal.SIGSTOP)
+            running = asyncio.gather(*(ask(http, mesh, tokens, longer) for tokens in prompts))
+            if victim == "prefill":
+                await until(lambda: len(mesh.router.planner.ledger) == 4, "all have a plan")
+            else:
+                await until(lambda: hangs.report.running == 4, "the load runs")
+                os.kill(pid, signal.SIGSTOP)
+            healthy.draining = False
+            others = mesh.decode[0].worker.engine
+            before = others.stats().generated_tokens
+            # less than it takes until the connection is given up
+            await until(lambda: others.stats().generated_tokens > before + 100, "others serve them", seconds=13)
+            answers = await running
+            for tokens, answer in zip(prompts, answers, strict=True):
+                assert answer.ids == (await oracle(tokens, longer)).ids
+            assert mesh.gateway.metrics.registry.get_sample_value("penstock_replans_total") >= 4
+
+
 async def test_a_defect_of_the_draft_client_costs_drafts_and_is_mended_by_starting_again(
     tiny, other, meshes, oracle, http, monkeypatch
 ):
