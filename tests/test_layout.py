@@ -25,7 +25,6 @@ WITHOUT_OWNER: set[str] = {
     "services/penstock/kvstore/tiers/bringing.py",
     "services/penstock/kvstore/tiers/device/opening.py",
     "services/penstock/kvstore/tiers/disk/threads.py",
-    "tools/penstock/bench/kv/processes.py",
 }
 NAMED_TWICE: set[str] = {
     "Candidate",
