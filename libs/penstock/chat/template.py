@@ -17,14 +17,18 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from penstock.errors import InvalidRequest
 
 _MAX_RENDERED = 64 * 1024 * 1024
+"""Characters of a rendered prompt, and of what one operation in a template may make."""
+_MAX_POWER = 64
 _FAULTS = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+    MemoryError,
 )  # fmt: skip
 
 
@@ -37,7 +41,7 @@ class GeneratedObject(dict[str, Any]):
 
 
 class GeneratedText(str):
-    """Arguments of a call that are no JSON object; `tojson` writes them back unquoted, as generated."""
+    """Arguments of a call that are not a JSON object; `tojson` writes them back unquoted, as generated."""
 
     __slots__ = ()
 
@@ -60,7 +64,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template can't be used: {error}") from None
+            raise ValueError(f"the chat template cannot be used: {error}") from None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generate: bool = True
@@ -79,7 +83,7 @@ class ChatTemplate:
             return "".join(pieces)
         except _FAULTS as error:
             # Only what the template itself says, by raise_exception, is meant for the client.
-            said = f"refuses these messages: {error}" if type(error) is jinja2.TemplateError else "can't render these"
+            said = f"refuses these messages: {error}" if type(error) is jinja2.TemplateError else "cannot render these"
             raise InvalidRequest(f"the chat template {said}", field="messages") from None
 
 
@@ -110,11 +114,39 @@ class _Namespace(Namespace):
 
 def _check_attribute(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.TemplateRuntimeError(f"a template can't store {name!r}")
+        raise jinja2.TemplateRuntimeError(f"a template cannot store {name!r}")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, in which no single operation makes a value that is longer than a prompt may be."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`left operator right`. Raises TemplateRuntimeError when the result would be too long."""
+        if operator == "*":
+            for whole, times in ((left, right), (right, left)):
+                if (
+                    isinstance(whole, str | list | tuple)
+                    and isinstance(times, int)
+                    and len(whole) * times > _MAX_RENDERED
+                ):
+                    raise jinja2.TemplateRuntimeError("a template repeats something too often")
+        elif isinstance(right, int) and abs(right) > _MAX_POWER:
+            raise jinja2.TemplateRuntimeError("a template computes too high a power")
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """`obj(...)`. Raises TemplateRuntimeError for a text that is padded beyond all measure."""
+        if isinstance(getattr(obj, "__self__", None), str):
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, int) and value > _MAX_RENDERED:
+                    raise jinja2.TemplateRuntimeError("a template makes too long a text")
+        return super().call(context, obj, *args, **kwargs)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _to_json
     made.globals |= {"raise_exception": _raise, "strftime_now": _now, "namespace": _Namespace}
     for name in ("lipsum", "cycler", "joiner"):

@@ -16,7 +16,7 @@ from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
 from penstock.errors import DeadlineExceeded, InvalidRequest, NotFound
 from penstock.gateway.answer import Answer
-from penstock.gateway.ask import Ask, Prompt
+from penstock.gateway.ask import Ask, Conversation, Prompt
 from penstock.gateway.auth import Auth
 from penstock.gateway.completion import Caller, Completion, Speaker
 from penstock.gateway.config import GatewayConfig
@@ -108,7 +108,9 @@ class Completer:
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
         session = caller.session or opening(prompt)
         earlier = self.memory.get(caller.tenant, session)
-        prepared = await self.in_thread(lambda: prepare(self._model, prompt, naming, earlier), size)
+        bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
+        work = partial(prepare, self._model, prompt, naming, earlier)
+        prepared = await self.in_thread(work, size, bounded=bounded)
         if prepared.remembered is not None:
             self.metrics.remembered.inc(prepared.remembered.encoded.reused)
             self.memory.put(caller.tenant, session, prepared.remembered)

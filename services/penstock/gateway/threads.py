@@ -15,26 +15,31 @@ THREAD_FROM = 8192
 
 
 class Threads:
-    """A few threads; made by `open_threads`."""
+    """A few threads for short work and a few for long, which short work never waits for. Made by `open_threads`."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool = pool
+    def __init__(self, short: ThreadPoolExecutor, long: ThreadPoolExecutor) -> None:
+        self._short = short
+        self._long = long
 
-    async def run(self, work: Callable[[], Value], size: int) -> Value:
+    async def run(self, work: Callable[[], Value], size: int, *, bounded: bool = True) -> Value:
         """Runs `work` here when it is quick, else in a thread, so that the event loop never waits for it.
 
-        `size` is about how many characters it reads.
+        `size` is roughly how many characters it reads; `bounded` is whether that says how long it takes. It does not
+        where a model's chat template is rendered.
         """
-        if size < THREAD_FROM:
+        if size < THREAD_FROM and bounded:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        pool = self._short if size < THREAD_FROM else self._long
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 @contextmanager
 def open_threads() -> Iterator[Threads]:
     """Threads for the length of the block; work that has not begun by then is dropped."""
-    pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+    short = ThreadPoolExecutor(max_workers=2, thread_name_prefix="short")
+    long = ThreadPoolExecutor(max_workers=2, thread_name_prefix="long")
     try:
-        yield Threads(pool)
+        yield Threads(short, long)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        short.shutdown(wait=False, cancel_futures=True)
+        long.shutdown(wait=False, cancel_futures=True)

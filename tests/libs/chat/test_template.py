@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -129,6 +130,24 @@ def test_the_sandbox_holds(attack):
         text = ""
     assert "class" not in text and "uid=" not in text and "module" not in text
     assert messages == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ 10**9 * messages }}",
+        "{{ 9**(9**9) }}",
+        "{{ 'a'.center(10**9) }}",
+        "{{ messages[0].content.ljust(width=10**9) }}",
+        "{{ messages[0].content | center(10**17) }}",
+    ],
+)
+def test_nothing_grows_beyond_all_measure(attack):
+    begin = time.process_time()
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        ChatTemplate(attack).render([{"role": "user", "content": "x"}], None)
+    assert time.process_time() - begin < 0.5
 
 
 def test_a_template_may_refuse():

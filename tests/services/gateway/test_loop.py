@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -160,3 +161,22 @@ async def test_no_message_stops_another_clients_stream(watched, parameters):
     gap = await longest_gap(watched, send())
     assert codes == [grpc.StatusCode.INVALID_ARGUMENT]
     assert gap < LONGEST_S
+
+
+async def test_a_slow_template_stops_nobody_elses_stream(opened, model_dir, tmp_path):
+    """A template of two lines that takes seconds, for the shortest of messages."""
+    directory = tmp_path / "tiny"
+    shutil.copytree(model_dir, directory)
+    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    loops = "{% for a in range(99999) %}{% for b in range(500) %}{% endfor %}{% endfor %}"
+    settings["chat_template"] = f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}x"
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    async with opened(model_dir=directory) as setup:
+        ids = setup.ids("word") * 400
+        setup.script.say = lambda request: ids
+        setup.script.pace_s = PACE_S
+        begin = time.perf_counter()
+        gap = await longest_gap(setup, post(setup, CHAT, chat(messages=[{"role": "user", "content": "slow"}])))
+        takes = time.perf_counter() - begin
+    assert takes > 1  # slow enough to be seen
+    assert gap < takes / 3
