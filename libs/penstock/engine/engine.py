@@ -7,7 +7,6 @@ ask for drafts, plan a step, have it computed, and meanwhile hand out the tokens
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,7 +18,8 @@ from penstock.engine.checks import check_model, check_request
 from penstock.engine.config import EngineConfig
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import Lender, SinkFeed
-from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
+from penstock.engine.errors import EngineBusy, EngineClosed
+from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, Load, load_model, set_threads
 from penstock.engine.forward.run import Run
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
@@ -39,7 +39,6 @@ from penstock.kv.spec import KvSpec
 
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Engine:
         try:
             finish = None
             while finish is None:
-                while outlet.empty:
+                if outlet.empty:
                     await outlet.news()
                 update = outlet.take()
                 finish = update.finish
@@ -234,7 +233,7 @@ class Engine:
             step = self._scheduler.next_step(drafts, stalled, self._chunk())
             stalled = False
             if step:
-                await self._step(step)
+                await self._step(step, bool(drafts))
                 continue
             self._hand_out()
             if not self._closing:
@@ -256,7 +255,7 @@ class Engine:
         except TimeoutError:
             return False
 
-    async def _step(self, step: Sequence[Live]) -> None:
+    async def _step(self, step: Sequence[Live], drafted: bool) -> None:
         """Has a step computed and takes its tokens in. Tokens of the step before are handed out meanwhile, so that the
         model never waits for readers."""
         started = time.monotonic()
@@ -270,39 +269,28 @@ class Engine:
             runs.append(run)
             outlets.append(outlet)
         self._counters.step_began = started
-        answers = await self._compute(runs)
+        answers = await answers_of(self._compute, runs)
         self._counters.step_began = None
         now = time.monotonic()
         ended = self._scheduler.commit(step, answers)
         failed = 0
         for outlet, answer in zip(outlets, answers, strict=True):
-            if isinstance(answer, EngineError):
+            if not isinstance(answer, list):
                 failed += 1
                 self._fail(outlet, answer)
             elif answer:
                 outlet.add(answer, now)
-                if drafts := outlet.live.run.choice.drafts:
+                if drafted and (drafts := outlet.live.run.choice.drafts):
                     self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
+        self._counters.failed_steps += failed
         if not failed:
             self._counters.step(now - started, prefill, rows)
         for end in ended:
             self._finish(end)
         self._news = outlets
 
-    async def _compute(self, runs: Sequence[Run]) -> list[list[Chosen] | EngineError]:
-        """The answer to each run. A step that fails is tried again in halves, until those that make it fail stand
-        alone; only they have an error for an answer. That changes no token of the others: what a sequence gets does not
-        depend on who is in its step."""
-        try:
-            return list(await self._lane.call(self._runner.step, runs, begun=self._hand_out))
-        except Exception as error:
-            if len(runs) > 1:
-                _log.warning("a step of %d sequences failed, its halves are tried: %r", len(runs), error)
-                half = len(runs) // 2
-                return [*await self._compute(runs[:half]), *await self._compute(runs[half:])]
-            self._counters.failed_steps += 1
-            _log.exception("the step of %s failed", runs[0].table[0])
-            return [error if isinstance(error, EngineError) else EngineError(f"the step failed: {error}")]
+    def _compute(self, runs: Sequence[Run]) -> asyncio.Future[list[list[Chosen]]]:
+        return self._lane.call(self._runner.step, runs, begun=self._hand_out)
 
     def _hand_out(self) -> None:
         """Lets sinks and readers know of the last step."""

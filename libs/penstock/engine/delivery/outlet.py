@@ -52,7 +52,7 @@ class Outlet:
         self.timeline = Timeline(time.monotonic())
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
-        self._chosen: list[Chosen] = []
+        self._chosen: Sequence[Chosen] = ()
         self._index = 0
         """Of the first of `_chosen` among the generated tokens."""
         self._appetite = appetite
@@ -64,8 +64,8 @@ class Outlet:
         self.timeline.load_over(time.monotonic())
 
     def add(self, answer: Sequence[Chosen], now: float) -> None:
-        """Tokens that a step gave at `now`; the reader hears of them by `tell`."""
-        self._chosen += answer
+        """Tokens that a step gave at `now`; the reader hears of them by `tell`. The outlet keeps `answer`."""
+        self._chosen = [*self._chosen, *answer] if self._chosen else answer
         times = self.timeline
         if times.first_token is None:
             times.first(now)
@@ -98,7 +98,7 @@ class Outlet:
         return not (self._chosen or self.finish or self.error)
 
     def news(self) -> asyncio.Future[None]:
-        """For the reader: done when it should look again. Only to be awaited while the outlet is empty."""
+        """For the reader of an empty outlet: done when there is something to take."""
         self._reader = asyncio.get_running_loop().create_future()
         return self._reader
 
@@ -123,7 +123,7 @@ class Outlet:
 
     def _tokens(self) -> tuple[TokenOut, ...]:
         chosen, first = self._chosen, self._index
-        self._chosen, self._index = [], first + len(chosen)
+        self._chosen, self._index = (), first + len(chosen)
         if len(chosen) == 1:  # nearly always
             [one] = chosen
             return (TokenOut(first, one.token, one.logprob, one.top),)
