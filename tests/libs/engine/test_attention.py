@@ -83,7 +83,7 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
         batch = builder.build(order)
         assert batch.positions.tolist() == [at for run in order for at in range(run.start, run.end)]
         for layer in range(2):
-            where = [pool.slots[batch.slots[layer, value]] for value in range(2)]
+            where = [pool.vectors[batch.places[layer, value]] for value in range(2)]
             wanted = [
                 torch.cat([context[run.table[0]][layer, value, run.start :] for run in order]).flatten(1)
                 for value in range(2)

@@ -1,4 +1,4 @@
-"""One step as tensors: which tokens, at which positions, into which slots, looking at which pages.
+"""One step as tensors: which tokens, at which positions, to which places, looking at which pages.
 
 The rows of a step are the runs of tokens of its sequences, laid end to end. Rows that attend alike (equally many
 tokens each, contexts of similar length) form a group, which is one call of attention; a chunk of a prompt is a
@@ -33,7 +33,7 @@ class Context:
     tokens: int
     """Width of the gathered context."""
     index: Tensor
-    """[layers, 2 * batch * pages]: runs of the pool, see PageMemory.gather."""
+    """[layers, 2 * batch * pages]: strips of the memory, see PageMemory.gather."""
     mask: Tensor | None
     causal: bool
 
@@ -66,8 +66,8 @@ class Batch:
     """[N] token ids."""
     positions: Tensor
     """[N]."""
-    slots: Tensor
-    """[layers, 2, N]: where each row's keys and values go in PageMemory.slots."""
+    places: Tensor
+    """[layers, 2, N]: where each row's keys and values go in PageMemory.vectors."""
     groups: list[Group]
     """Cover all N rows but the leading ones."""
     sampled: Tensor | None
@@ -96,7 +96,7 @@ class BatchBuilder:
         layer = torch.arange(memory.n_layers, dtype=torch.int64, device=device).unsqueeze(1)
         self._run_offset = layer * 2
         kind = torch.arange(2, dtype=torch.int64, device=device)
-        self._slot_offset = ((layer * 2 + kind) * memory.block_size).unsqueeze(2)
+        self._place_offset = ((layer * 2 + kind) * memory.block_size).unsqueeze(2)
         self._indices: dict[_Tables, Tensor] = {}
         self._used: dict[_Tables, Tensor] = {}
 
@@ -111,7 +111,7 @@ class BatchBuilder:
         batch = Batch(
             ids=self._tensor(ids),
             positions=self._tensor(positions),
-            slots=self._tensor(self._slots(runs)) + self._slot_offset,
+            places=self._tensor(self._places(runs)) + self._place_offset,
             groups=groups,
             sampled=None if everything else self._tensor(sampled),
             n_sampled=len(sampled),
@@ -123,16 +123,16 @@ class BatchBuilder:
     def _tensor(self, values: Sequence[int] | Ints) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def _slots(self, runs: Sequence[Run]) -> Ints:
-        """Each row's slot in layer 0."""
+    def _places(self, runs: Sequence[Run]) -> Ints:
+        """Each row's place in layer 0."""
         size, per_page = self._memory.block_size, self._memory.n_layers * 2 * self._memory.block_size
-        slots = []
+        places = []
         for run in runs:
             first = run.start // size
             pages = np.asarray(run.pages[first : -(-run.end // size)], dtype=np.int64)
             positions = np.arange(run.start, run.end)
-            slots.append(pages[positions // size - first] * per_page + positions % size)
-        return np.concatenate(slots)
+            places.append(pages[positions // size - first] * per_page + positions % size)
+        return np.concatenate(places)
 
     def _groups(self, runs: Sequence[Run], rows: Sequence[int], leading: int) -> list[Group]:
         """Groups over the last `rows[i]` rows of each run behind the leading ones; runs with no rows are left out."""

@@ -103,9 +103,9 @@ class PageMemory:
         else:
             self.data = self._arena.bytes.view(dtype).view(shape)
         width = math.prod(last)
-        self.runs = self.data.view(-1, block_size * width)
-        """[pages * layers * 2, block_size * width]: run (page * layers + layer) * 2 is keys, the next one values."""
-        self.slots = self.data.view(-1, width)
+        self.strips = self.data.view(-1, block_size * width)
+        """[pages * layers * 2, block_size * width]: strip (page * layers + layer) * 2 is keys, the next one values."""
+        self.vectors = self.data.view(-1, width)
         """[pages * layers * 2 * block_size, width]: one token's keys or values in one layer."""
         self._scratch = self.data.new_empty(0)
         self._bytes = self.data.view(shape[0], -1).view(torch.uint8)
@@ -125,25 +125,25 @@ class PageMemory:
         if self._copies is not None:
             self._copies.mark(wait)
 
-    def store(self, slots: Tensor, rows: Tensor) -> None:
-        """Keeps keys or values, [N, kv_heads * head_dim], in rows `slots` [N] of `slots`."""
-        kept = to_rows(rows.view(-1, *self._heads)) if self._scaled else rows.to(self.slots.dtype)
-        self.slots.index_copy_(0, slots, kept)
+    def store(self, places: Tensor, vectors: Tensor) -> None:
+        """Keeps keys or values, [N, kv_heads * head_dim], at `places` [N] of `vectors`."""
+        kept = to_rows(vectors.view(-1, *self._heads)) if self._scaled else vectors.to(self.vectors.dtype)
+        self.vectors.index_copy_(0, places, kept)
 
     def gather(self, index: Tensor, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
         """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], valid until the next call.
 
-        `index` [2 * batch * pages] names rows of `runs`, all keys before all values; `tokens` cuts off the end of
+        `index` [2 * batch * pages] names rows of `strips`, all keys before all values; `tokens` cuts off the end of
         the last page. The copies go to one scratch buffer, which stays in the processor's cache. Numbers are as the
         pool keeps them, those of int8 float32.
         """
-        count, width = index.shape[0], self.runs.shape[1]
+        count, width = index.shape[0], self.strips.shape[1]
         if self._scratch.numel() < count * width:
             self._scratch = self.data.new_empty(count * width * 5 // 4)
         found = self._scratch[: count * width].view(count, width)
-        torch.index_select(self.runs, 0, index, out=found)
+        torch.index_select(self.strips, 0, index, out=found)
         if self._scaled:
-            found = from_rows(found.view(-1, self.slots.shape[1]), self._heads[0]).view(count, -1)
+            found = from_rows(found.view(-1, self.vectors.shape[1]), self._heads[0]).view(count, -1)
         half = (batch, -1, *self._heads)
         keys, values = found[: count // 2].view(half), found[count // 2 :].view(half)
         return keys[:, :tokens], values[:, :tokens]

@@ -107,9 +107,9 @@ class Decoder:
         return rotate(heads, *turn)
 
     def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: PageMemory) -> None:
-        key_slots, value_slots = batch.slots[number]
-        pool.store(key_slots, keys.reshape(-1, self._kv_width))
-        pool.store(value_slots, values)
+        key_places, value_places = batch.places[number]
+        pool.store(key_places, keys.reshape(-1, self._kv_width))
+        pool.store(value_places, values)
 
     def _finish(
         self,

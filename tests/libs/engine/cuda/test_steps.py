@@ -61,9 +61,9 @@ def test_which_steps_are_captured():
 
 
 def test_input_of_a_step():
-    shape, width, slots = Shape(4, 2), 5, 3 * 2 * BLOCK
+    shape, width, vectors = Shape(4, 2), 5, 3 * 2 * BLOCK
     memory = np.full(StepInput.size(shape, width), -7, dtype=np.int32)
-    step = StepInput(memory, shape, width, block_size=BLOCK, page_slots=slots, scratch=PAGES)
+    step = StepInput(memory, shape, width, block_size=BLOCK, page_vectors=vectors, scratch=PAGES)
     runs = [
         run_of(list(range(10, 28)), 17, 1, [4, 9, 2], drafts=[5], seed=1),
         run_of(list(range(30, 46)), 15, 1, [7, 3, 8], drafts=[6], seed=2),
@@ -72,8 +72,8 @@ def test_input_of_a_step():
         step.fill(runs)
         assert step.ids.tolist() == [27, 5, 45, 6, 0, 0, 0, 0]
         assert step.positions.tolist() == [17, 18, 15, 16, 0, 0, 0, 0]
-        places = [2 * slots + 1, 2 * slots + 2, 3 * slots + 7, 8 * slots]
-        assert step.slots.tolist() == places + [PAGES * slots] * 4
+        places = [2 * vectors + 1, 2 * vectors + 2, 3 * vectors + 7, 8 * vectors]
+        assert step.places.tolist() == places + [PAGES * vectors] * 4
         assert step.ends.tolist() == [19, 17, 2, 2]
         assert step.tables[0, :3].tolist() == [4, 9, 2] and step.tables[1, :3].tolist() == [7, 3, 8]
         assert step.tables[2:, 0].tolist() == [PAGES, PAGES]

@@ -106,15 +106,15 @@ class _Captured:
         self._attention = attention
         device, size = pool.data.device, StepInput.size(shape, width)
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        page_slots = pool.n_layers * 2 * pool.block_size
+        page_vectors = pool.n_layers * 2 * pool.block_size
         scratch = pool.data.shape[0] - 1
         self._input = StepInput(
-            self._host.numpy(), shape, width, block_size=pool.block_size, page_slots=page_slots, scratch=scratch
+            self._host.numpy(), shape, width, block_size=pool.block_size, page_vectors=page_vectors, scratch=scratch
         )
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         rows = shape.sequences * shape.rows
         parts = torch.split(self._device, [rows, rows, rows, shape.sequences, shape.sequences * width])
-        self._ids, self._positions, self._slots, ends, tables = parts
+        self._ids, self._positions, self._places, ends, tables = parts
         starts = torch.from_numpy(self._input.host.starts).to(device)
         self._paged = Paged(
             starts, ends, tables.view(shape.sequences, width), rows, shape.rows, width * pool.block_size
@@ -156,7 +156,7 @@ class _Captured:
         batch = Batch(
             ids=self._ids.long(),
             positions=self._positions.long(),
-            slots=self._slots.long() + self._offsets,
+            places=self._places.long() + self._offsets,
             groups=[],
             sampled=None,
             n_sampled=self._paged.rows,

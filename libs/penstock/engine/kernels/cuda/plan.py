@@ -49,15 +49,15 @@ class StepInput:
     """The input of one captured step in one run of int32, so that one copy brings it to the device."""
 
     def __init__(
-        self, memory: Int32s, shape: Shape, width: int, *, block_size: int, page_slots: int, scratch: int
+        self, memory: Int32s, shape: Shape, width: int, *, block_size: int, page_vectors: int, scratch: int
     ) -> None:
-        """`memory` is flat and has `size` numbers; `width` is that of block tables; `page_slots` are the slots of a
+        """`memory` is flat and has `size` numbers; `width` is that of block tables; `page_vectors` are the places of a
         page in all layers; `scratch` is the page of rows that are padding."""
         self.shape = shape
         self._block_size = block_size
-        self._page_slots = page_slots
+        self._page_vectors = page_vectors
         self._scratch = scratch
-        self.ids, self.positions, self.slots, self.ends, tables = cut(memory, shape, width)
+        self.ids, self.positions, self.places, self.ends, tables = cut(memory, shape, width)
         self.tables = tables.reshape(shape.sequences, width)
         self._known: dict[tuple[str, int], Int32s] = {}
         starts = np.arange(0, shape.sequences * shape.rows + 1, shape.rows, dtype=np.int32)
@@ -82,20 +82,20 @@ class StepInput:
             self.ids[own] = run.ids
             self.positions[own] = positions
             page, offset = np.divmod(positions, self._block_size)
-            self.slots[own] = table[page] * self._page_slots + offset
+            self.places[own] = table[page] * self._page_vectors + offset
             self.ends[at] = run.end
             self.tables[at, : len(table)] = table[: self.tables.shape[1]]
         self._known = known
         real = len(runs)
         self.ids[real * rows :] = 0
         self.positions[real * rows :] = 0
-        self.slots[real * rows :] = self._scratch * self._page_slots
+        self.places[real * rows :] = self._scratch * self._page_vectors
         self.ends[real:] = rows
         self.tables[real:, : -(-rows // self._block_size)] = self._scratch
 
 
 def cut(memory: Int32s, shape: Shape, width: int) -> list[Int32s]:
-    """The parts of the input: ids, positions, slots, ends, tables (flat)."""
+    """The parts of the input: ids, positions, places, ends, tables (flat)."""
     rows = shape.sequences * shape.rows
     edges = np.cumsum([rows, rows, rows, shape.sequences])
     return np.split(memory, edges)
