@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 from cyclopts import App, Parameter, Token
@@ -196,7 +197,16 @@ def service_app(name: str, serve: Callable[[Config], None], config_type: Callabl
     def start(config: Any = None) -> None:
         serve(config if config is not None else config_type())
 
+    def start_with(config: Any) -> None:
+        serve(config)
+
     resolve_hints(config_type)
-    start.__annotations__["config"] = Annotated[config_type, Parameter(name="*")] | None
-    app.default(start)
+    hint: Any = Annotated[config_type, Parameter(name="*")]
+    start.__annotations__["config"], start_with.__annotations__["config"] = hint | None, hint
+    app.default(start_with if _needs_something(config_type) else start)
     return app
+
+
+def _needs_something(config_type: Callable[..., object]) -> bool:
+    """Whether a setting has no default: then a command line that gives nothing at all is refused like any other."""
+    return any(field.default is Signature.empty for field in signature(config_type).parameters.values())

@@ -109,7 +109,7 @@ class StoredPrefix:
         self._loaded = loaded
 
     async def load(self, pages: PageWriter) -> LoadResult:
-        """Asks once for all blocks; what is missing is computed."""
+        """Asks once for all blocks; the engine computes those that are missing."""
         await self.fetcher.upto(self._limit, pages)
         self._loaded(self.fetcher.blocks)
         valid = self.fetcher.blocks * self.fetcher.block_size
@@ -148,7 +148,7 @@ class BlockPublisher:
         done: Callable[[int], None],
         context: Context,
     ) -> None:
-        """Queues pages; `done` is called with how many leading blocks are findable afterwards.
+        """Queues pages; `done` is called with the number of leading blocks that the store has afterwards.
 
         `context` is the request's: its id and trace go with the store's calls.
         """
@@ -242,7 +242,7 @@ class BlockSink:
         self.changed.set()
 
     def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
-        """See KvSink."""
+        """Queues the blocks for the store; their pages are released when it has them or is given up."""
         size, end = self._block_size, first_block + len(pages)
         self._keys = extend_keys(self._root, self._keys, tokens[: end * size], size)
         blocks = [
@@ -261,7 +261,7 @@ class BlockSink:
         )
 
     def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
-        """See KvSink."""
+        """Keeps the bytes of the partly filled last page for the hand-off."""
         if tail is not None:
             self.tail = bytes(tail.view())
             tail.release()

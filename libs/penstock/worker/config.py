@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -23,12 +23,15 @@ from penstock.runtime.config import (
 )
 from penstock.runtime.cores import parse_cores
 
+_NOT_GIVEN: Any = None
+"""Refused by `__post_init__`. Without a default the command line would say that `*` is missing, not the model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """A worker's settings beside those of its engine, of which `model` is the only one without a default."""
 
-    engine: Annotated[EngineConfig, Parameter(name="*")]
+    engine: Annotated[EngineConfig, Parameter(name="*")] = _NOT_GIVEN
     """The model, and how it is computed."""
     model_name: str = ""
     """The name clients ask for; the directory's name when empty."""
@@ -54,6 +57,8 @@ class WorkerConfig:
     """debug, info, warning or error."""
 
     def __post_init__(self) -> None:
+        if self.engine is _NOT_GIVEN:
+            raise ConfigError("model", "", "give a Hugging Face model directory")
         try:
             parse_cores(self.cores)
         except ValueError as error:

@@ -25,7 +25,7 @@ _MAX_SOURCES = 64
 
 
 def order_from_message(message: common_pb2.Request, max_tokens: int | None = None) -> Order:
-    """What is asked of the worker; `max_tokens` replaces the message's. Raises InvalidRequest naming the field."""
+    """An order from the wire; `max_tokens` replaces the message's. Raises InvalidRequest that names the field."""
     check_id("request_id", message.request_id)
     check_length("cache_root", message.cache_root, KEY_BYTES)
     check_session("session", message.session)
@@ -101,7 +101,7 @@ def cache_to_message(computed: int, fetched: Mapping[str, int]) -> common_pb2.Ca
 
 
 def retained_to_message(kept: Kept) -> common_pb2.Retained:
-    """What was promised, for the wire."""
+    """A promise of the store, for the wire."""
     return common_pb2.Retained(seconds=kept.seconds, blocks=kept.blocks)
 
 

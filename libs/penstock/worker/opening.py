@@ -32,27 +32,16 @@ _LATE_S = 0.2
 """What is left for calls that came while the worker was leaving, after `drain_s` for those that it was asked to end."""
 
 
-def _figures(engine: Engine) -> dict[str, float]:
-    stats = engine.stats()
-    return {
-        WorkerMetrics.RUNNING: stats.running,
-        WorkerMetrics.WAITING: stats.waiting,
-        WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
-        WorkerMetrics.PREEMPTIONS: stats.preemptions,
-        WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
-    }
-
-
 @dataclass(frozen=True)
 class ServedWorker:
-    """A worker that serves."""
+    """A worker that serves at `address`."""
 
     address: str
     worker: Worker
 
     @property
     def metrics(self) -> WorkerMetrics:
-        """The worker's."""
+        """Those of the worker."""
         return self.worker.metrics
 
 
@@ -100,9 +89,20 @@ def _say_loaded(engine: Engine) -> None:
 
 
 def _stay(config: WorkerConfig) -> None:
-    """Before the first thread that computes. Raises ConfigError."""
+    """Keeps this process on its cores; call it before the first thread that computes. Raises ConfigError."""
     if config.cores:
         try:
             stay_on(parse_cores(config.cores))
         except OSError as error:
             raise ConfigError("cores", config.cores, f"{error.strerror}; use cores of this host") from error
+
+
+def _figures(engine: Engine) -> dict[str, float]:
+    stats = engine.stats()
+    return {
+        WorkerMetrics.RUNNING: stats.running,
+        WorkerMetrics.WAITING: stats.waiting,
+        WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
+        WorkerMetrics.PREEMPTIONS: stats.preemptions,
+        WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
+    }

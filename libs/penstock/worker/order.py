@@ -1,4 +1,4 @@
-"""What the gateway asks of a worker, as plain data."""
+"""The gateway's order to a worker, as plain data."""
 
 from __future__ import annotations
 

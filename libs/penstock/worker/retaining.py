@@ -44,27 +44,27 @@ class Retainer:
         self._asking: asyncio.Task[None] | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything is wished for."""
+        """Whether the request wishes anything to be kept."""
         return bool(self._marks)
 
     def begin(self, keys: Sequence[bytes]) -> None:
-        """Asks for the prompt's blocks, beside what the caller does. The caller owes one `close`."""
+        """Begins to ask for the prompt's blocks, in the background. The caller owes one `close`."""
         if self._marks:
             job = partial(self._ask_prompt, keys)
             self._asking = start(job, name="retain", on_failure="log", failed=self._metrics.task_failed)
 
     async def prompt(self) -> Kept:
-        """What was promised of the prompt."""
+        """The promise for the prompt; waits for the store's answer."""
         if self._asking is not None:
             await asyncio.wait([self._asking])
         return self._promised
 
     async def answer(self, keys: Sequence[bytes]) -> Kept:
-        """What is promised of the prompt and the answer, whose blocks are `keys` by now."""
+        """Asks for the prompt and the answer, whose blocks are `keys` by now."""
         return await self._ask(keys) if self._marks else Kept()
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Ends an ask that is still under way."""
         if self._asking is not None:
             await end(self._asking)
 

@@ -1,4 +1,4 @@
-"""A worker's place in the router's rotation: what it says of itself, when it is there, and how it leaves."""
+"""A worker's place in the router's rotation: how it joins, when it is out of it, and how it leaves."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Place:
                 await asyncio.wait_for(self._joined.wait(), _JOIN_PATIENCE_S)
 
     async def drain(self) -> None:
-        """Nothing new from the router; returns when no request runs, after `drain_s` at the latest."""
+        """Asks the router for no more work; returns when no request runs, after `drain_s` at the latest."""
         self._draining.set()
         await self._server.set_serving(False)
         with suppress(TimeoutError):
@@ -111,7 +111,7 @@ class _Place:
 
 
 def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> router_pb2.Hello:
-    """What the worker is; each has an id of its own."""
+    """Introduces the worker, under an id of its own."""
     engine = worker.engine
     return router_pb2.Hello(
         member_id=uuid.uuid4().hex,
@@ -127,7 +127,7 @@ def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> rout
 
 
 def load(worker: Worker) -> router_pb2.Load:
-    """What the router should know now."""
+    """The present load."""
     stats = worker.engine.stats()
     return router_pb2.Load(
         running=stats.running,

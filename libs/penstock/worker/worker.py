@@ -27,7 +27,7 @@ from penstock.worker.retaining import Retainer
 
 @dataclass
 class Work:
-    """What one request brings along: where its KV comes from and where it goes."""
+    """Where the KV of one request comes from, and where it goes."""
 
     fetcher: Fetcher
     fetchable: int
@@ -41,7 +41,7 @@ class Work:
 
 
 class Worker:
-    """What a worker's servicer works with; made by `open_worker`."""
+    """The engine and everything that its servicer needs beside it; made by `open_worker`."""
 
     def __init__(
         self,

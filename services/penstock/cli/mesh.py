@@ -76,7 +76,7 @@ class MeshOptions:
 
     @property
     def draft_model(self) -> str:
-        """`none`, `ngram` or what to load."""
+        """A model directory or name, `ngram` or `none`."""
         if self.draft:
             return self.draft
         return NAMES[1] if self.model == NAMES[0] else "none"
@@ -109,20 +109,17 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
     weights = sum(file.stat().st_size for file in checkpoint.weight_files)
-    worker = (
-        *("--router", router, "--kvstore", store, "--model", str(model), "--model-name", options.model_name),
-        *arguments(options.engine, _SAID),
-    )
+    doors = ("--http-address", http, "--grpc-address", grpc)
+    name = ("--model-name", options.model_name)
+    engine = arguments(options.engine, _SAID)
+    worker = ("--router", router, "--kvstore", store, "--model", str(model), *name, *engine)
     children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
     if draft is not None:
         children.append(_draft(options, draft))
     children += [
         _child(options, "router", _ROUTER, "--address", router),
         _child(options, "kvstore", _STORE, "--address", store, "--router", router, *_tiers(options)),
-        _child(
-            *(options, "gateway", _GATEWAY, "--http-address", http, "--grpc-address", grpc),
-            *("--router", router, "--model-dir", str(model), "--model-name", options.model_name),
-        ),
+        _child(options, "gateway", _GATEWAY, *doors, "--router", router, "--model-dir", str(model), *name),
     ]
     return MeshPlan(f"http://{http}", tuple(children), grpc)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.runtime.config import addresses
 from penstock.worker.config import WorkerConfig
 
 
@@ -16,3 +17,8 @@ class DecodeConfig(WorkerConfig):
     """both: the router may give this worker whole requests (aggregated mode)."""
     draft: str = "none"
     """The draft service's address, or none."""
+
+    def __post_init__(self) -> None:
+        super(DecodeConfig, self).__post_init__()
+        if self.draft not in ("", "none"):
+            addresses(self, "draft")

@@ -28,7 +28,7 @@ _Call = grpc.aio.StreamStreamCall[draft_pb2.DraftAsk, draft_pb2.DraftProposal]
 
 @dataclass
 class _Known:
-    """What this stream has said of one sequence."""
+    """How much of one sequence the service has on this stream."""
 
     number: int
     tokens: int = 0
@@ -54,7 +54,7 @@ class DraftClient:
         self._traces[id] = trace_parent()
 
     async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """Nothing at once when the service is away; the engine bounds the wait for an answer."""
+        """An empty answer at once when the service is away; the engine bounds the wait for any other."""
         if self._call is None:
             return {}
         message = self._message(asks)
@@ -70,7 +70,7 @@ class DraftClient:
         return self._answers(asks, proposal)
 
     def forget(self, id: str) -> None:
-        """The next ask tells the service."""
+        """The sequence is gone; the next ask tells the service."""
         self._traces.pop(id, None)
         known = self._known.pop(id, None)
         if known is not None:
@@ -117,7 +117,7 @@ class DraftClient:
         return answers
 
     async def run(self) -> None:
-        """Keeps the stream until cancelled. An error that leaves it left the client as it was before the stream."""
+        """Keeps the stream until cancelled. It may run again after an error: a stream begins with nothing known."""
         await stay(self._connect, peer="draft", log=_LOG)
 
     async def _connect(self, connection: Connection) -> None:

@@ -18,7 +18,7 @@ from penstock.runtime.metrics import DraftMetrics
 
 @dataclass(frozen=True)
 class Description:
-    """What a proposer is."""
+    """The kind of a proposer, and its vocabulary."""
 
     proposer: str
     tokenizer: str = ""

@@ -65,7 +65,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         request: draft_pb2.DescribeRequest,
         context: grpc.aio.ServicerContext[draft_pb2.DescribeRequest, draft_pb2.DescribeResponse],
     ) -> draft_pb2.DescribeResponse:
-        """What proposes here."""
+        """Names the proposer and its vocabulary."""
         found = self._drafts.description
         return draft_pb2.DescribeResponse(
             proposer=found.proposer, tokenizer=found.tokenizer, vocab_size=found.vocab_size

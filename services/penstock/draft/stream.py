@@ -1,4 +1,4 @@
-"""What the draft service remembers of one decode worker's sequences: they are sent as differences."""
+"""The sequences of one decode worker, as the draft service knows them: they are sent as differences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DraftStream:
             self._extend(sequence)
 
     def asks(self, message: draft_pb2.DraftAsk) -> list[tuple[int, DraftAsk]]:
-        """What to propose for, without the sequences that are unknown here."""
+        """The sequences to propose for; those that are unknown here are left out."""
         return [(sequence.id, self._ask(sequence)) for sequence in message.sequences if self._tokens.get(sequence.id)]
 
     def unknown(self, message: draft_pb2.DraftAsk) -> list[int]:

@@ -1,8 +1,8 @@
 """Hand-offs: what a decode worker needs of a prefill that runs, or has just run, here.
 
 A hand-off is named by (request id, epoch of the plan). The gateway calls Prefill and Decode at the same time, so
-either side may be first; the one that is waits a bounded time for the other. An entry holds at most one block of
-bytes and disappears when it was taken, or `keep_s` after it was ready or had failed.
+either side may come first; it waits a bounded time for the other. An entry holds at most one block of bytes and
+disappears when it is taken, or `keep_s` after the prefill has ended.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Handoffs:
             asyncio.get_running_loop().call_later(self._keep_s, self._drop, name, waiter)
 
     async def take(self, name: Name) -> HandoffEntry:
-        """The entry of that name, for its only reader. Raises NotFound when nobody offers it in time."""
+        """The entry of that name, for its only reader. Raises NotFound when no prefill offers it in time."""
         waiter = self._waiter(name)
         try:
             async with asyncio.timeout(self._wait_s):

@@ -113,3 +113,24 @@ def test_the_settings_need_no_torch():
     program = "import sys; sys.modules['torch'] = None; import penstock.engine.config, penstock.worker.config"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("service", ["prefill", "decode", "draft"])
+def test_a_command_line_without_a_model_is_told_so(service):
+    """In a process of its own: cyclopts checks differently where pydantic was imported."""
+    program = (
+        "import sys\n"
+        "from penstock.runtime.config import service_app\n"
+        f"from penstock.{service}.config import {service.capitalize()}Config as config\n"
+        f"service_app({service!r}, print, config)(sys.argv[1:])\n"
+    )
+    for line in ((), ("--address", "127.0.0.1:0"), ("--dtype", "bfloat16")):
+        done = subprocess.run([sys.executable, "-c", program, *line], capture_output=True, text=True, timeout=60)
+        said = done.stdout + done.stderr
+        assert done.returncode != 0 and "model" in said and "Traceback" not in said, said
+
+
+@pytest.mark.parametrize(("option", "value"), [("router", "nowhere"), ("kvstore", "a:b"), ("draft", "1:2:3")])
+def test_an_address_that_is_none_is_refused(option, value):
+    with pytest.raises(ConfigError, match=f"{option} = '{value}': write host:port"):
+        DecodeConfig(engine=EngineConfig(Path("/m")), **{option: value})
