@@ -11,7 +11,7 @@ import msgspec
 from penstock.engine.request import SamplingParams
 
 if TYPE_CHECKING:
-    from penstock.engine.sampling.sampler import Occurrences
+    from penstock.engine.sampling.occurrences import Occurrences
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would only overflow."""

@@ -9,7 +9,6 @@ renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +18,13 @@ from torch import Tensor
 from penstock.engine.errors import NotFinite
 from penstock.engine.sampling import noise
 from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.sampling.occurrences import Occurrences
 
 _OUT = float("-inf")
 _NUCLEUS = 512
 """Most probable tokens in which a top-p cut is looked for first."""
 _AT_ONCE = 1 << 17
 """Logits that get noise at once on a CPU."""
-
-
-@dataclass(slots=True)
-class Occurrences:
-    """Which tokens a sequence has, up to some place."""
-
-    seen: Tensor
-    """bool [vocab]: in prompt or output."""
-    counts: Tensor
-    """float32 [vocab]: how often in the output."""
-    until: int = 0
-    """Leading tokens of prompt and output that are counted."""
 
 
 class Sampler:
