@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from penstock.bench.house.measure import group, measure
+from penstock.bench.house.measure import ROOTS, group, measure
 from penstock.bench.house.rooms import imports, modules, rings, storeys
 from penstock.bench.house.source import read_text
 
+ROOT = Path(__file__).parents[3]
 TEXT = '''\
 from typing import Any
 
@@ -200,3 +202,8 @@ def test_a_whole_checkout(tmp_path):
     }
     assert json.loads(found.json())["any_per_1000"] == pytest.approx(1000 / 340, abs=0.1)
     assert found.shown() is not None
+
+
+def test_no_files_of_this_tree_stand_in_a_circle():
+    known = modules(ROOT / part for part in ROOTS)
+    assert rings(imports(known)) == []
