@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 _MAX_HELD = 16
-"""Tokens without a complete character after which what there is is shown; no character needs more than 4 bytes."""
+"""Tokens that may be held back until they end in a complete character, which has at most 4 bytes."""
 
 
 class TextStream:
@@ -35,7 +35,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """The rest, with replacement characters for what is no text."""
+        """The text held back, with replacement characters for bytes that are not valid UTF-8."""
         if not self._held:
             return ""
         text = self._tokenizer.decode(self._held, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""A conversation, as plain values: what both doors of the gateway make of what they were sent."""
+"""A conversation as plain values, which both doors of the gateway make from a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text side of a model directory: tokenizer, chat template, and how its answers are to be read."""
+"""The text side of a model directory: its tokenizer, its chat template, and how its answers are parsed."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class ChatModel:
     silent: frozenset[int]
     """Special tokens, which have no text in an answer."""
     thinks: bool
-    """Whether think blocks are to be looked for."""
+    """Whether answers may begin with a think block."""
     _foreign: Marker
     _own: Marker
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """The prompt's text, marked (see `prompt`), ready for the model to answer. Raises InvalidRequest."""
         if self.template is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions", field="messages")
+            raise InvalidRequest("messages: this model has no chat template; use /v1/completions", field="messages")
         try:
             shown = [self._template_message(message) for message in messages]
             return self.template.render(shown, [self._foreign.mark(tool.as_json()) for tool in tools] or None)
         except RecursionError:
-            raise InvalidRequest("messages or tools are nested too deeply", field="messages") from None
+            raise InvalidRequest("messages: messages or tools are nested too deeply", field="messages") from None
 
     def text_stream(self) -> TextStream:
         """A detokenizer for one answer."""

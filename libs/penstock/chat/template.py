@@ -79,7 +79,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 size += len(piece)
                 if size > _MAX_RENDERED:
-                    raise InvalidRequest("the rendered messages are too long", field="messages")
+                    raise InvalidRequest("messages: their rendered form is too long", field="messages")
             return "".join(pieces)
         except _FAULTS as error:
             # Only what the template itself says, by raise_exception, is meant for the client.

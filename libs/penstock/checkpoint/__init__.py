@@ -1,4 +1,4 @@
-"""What a Hugging Face model directory holds, read and checked without torch.
+"""Reads and checks a Hugging Face model directory, without torch.
 
 `inspect` answers in well under a second, reads no weight bytes, and either returns a `Checkpoint` that the engine
 can load or raises `CheckpointError` with the file and the reason.

@@ -16,7 +16,7 @@ from penstock.checkpoint.tensors import HEAD, TensorInfo, check_tensors, declare
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory that the engine can load as it is."""
+    """A directory that was found to be complete and consistent: the engine can load it."""
 
     path: Path
     config: ModelConfig
@@ -45,8 +45,8 @@ class Checkpoint:
 def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     """What the directory `path` holds.
 
-    `context` is the longest text that will be asked of it, in tokens; it matters to models with one rotation for
-    short and one for long contexts (longrope), which without it are those of the short.
+    `context` is the longest text that will be served, in tokens. It matters to models that have one rotation for short
+    and another for long contexts (longrope): without it they get the one for short contexts.
 
     Reads the small JSON files and the headers of the weights; every declared tensor is checked against the size
     of its file and against the architecture. Raises CheckpointError.
@@ -86,7 +86,7 @@ def _token_ids(file: Path, values: Json, key: str, vocab_size: int) -> frozenset
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
-            raise CheckpointError(file, f"{key} {token!r} is no token id below vocab_size {vocab_size}")
+            raise CheckpointError(file, f"{key} {token!r} is not a token id below vocab_size {vocab_size}")
     return frozenset(ids)
 
 
@@ -97,7 +97,8 @@ def _tokenizer(directory: Path, vocab_size: int) -> Path:
         raise CheckpointError(file, "has no model: this is not a tokenizer")
     largest = _largest_id(file, model.get("vocab"))
     if largest >= vocab_size:
-        raise CheckpointError(file, f"uses token id {largest}, but vocab_size is {vocab_size}: another model's?")
+        reason = f"uses token id {largest}, but vocab_size is {vocab_size}: is it another model's tokenizer?"
+        raise CheckpointError(file, reason)
     return file
 
 

@@ -1,4 +1,4 @@
-"""What an architecture's name says that its config.json need not.
+"""What follows from an architecture's name and may be missing from its config.json.
 
 Families share one decoder. A `Family` holds the defaults of fields that may be absent and the switches that have no
 field at all; the rest is read by `parse_config`.
@@ -72,7 +72,7 @@ class Family:
     partial_rotary: bool = False
     """partial_rotary_factor and rope type longrope count."""
     text_part: bool = False
-    """Of a model for pictures and text only the text is served; its settings are config.json's text_config."""
+    """A vision-language model: only its text part is served, whose settings are config.json's text_config."""
     absent: Mapping[str, int] = field(default_factory=dict)
     """Sizes that config.json may leave out."""
 

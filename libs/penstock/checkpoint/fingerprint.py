@@ -1,4 +1,4 @@
-"""The names that a model's and a tokenizer's bytes earn; KV computed under one name is never used under another."""
+"""Fingerprints of models and tokenizers, from their bytes: KV computed under one is never used under another."""
 
 from __future__ import annotations
 

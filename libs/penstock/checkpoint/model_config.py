@@ -97,9 +97,9 @@ def parse_config(file: Path, values: Json, context: int | None = None) -> ModelC
     kv_heads = read.integer("num_key_value_heads", heads)
     head_dim = read.integer("head_dim", family.head_dim or max(1, hidden // heads))
     if heads % kv_heads:
-        raise read.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise read.fail(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if head_dim % 2:
-        raise read.fail(f"head_dim {head_dim} is odd, the rotation needs pairs")
+        raise read.fail(f"head_dim {head_dim} is odd; the rotation needs pairs")
     layers = read.integer("num_hidden_layers")
     if layers > _MAX_LAYERS:
         raise read.fail(f"num_hidden_layers must be at most {_MAX_LAYERS}, not {layers}")
@@ -170,7 +170,7 @@ def _experts(read: Reader, family: Family, layers: int) -> Experts | None:
     count = _expert_count(read, 8 if mixtral else 128)
     per_token = read.integer("num_experts_per_tok", 2 if mixtral else 8)
     if per_token > count:
-        raise read.fail(f"num_experts_per_tok {per_token} must not be more than the {count} experts there are")
+        raise read.fail(f"num_experts_per_tok {per_token} must not be more than the {count} experts")
     return Experts(
         count=count,
         per_token=per_token,

@@ -1,4 +1,4 @@
-"""Fingerprints of large models, remembered: reading gigabytes to learn a name that did not change takes seconds."""
+"""Fingerprints of large models, remembered: computing one reads gigabytes, which takes seconds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.runtime.caches import cache_directory
 
 _WORTH_BYTES = 32 << 20
 _SETTLED_NS = 2 * 10**9
-"""A file that changed later than so long ago could change again without a trace: clocks of file systems are coarse."""
+"""A file that changed more recently could change again without a new time: clocks of file systems are coarse."""
 _MOST = 256
 
 
 def remembered_fingerprint(checkpoint: Checkpoint, directory: Path | None = None) -> str:
     """`fingerprint`, without reading the weights when none of their files has changed since.
 
-    Unchanged is what has the same inode, size and times of modification and of change, which no program can set
-    back. `directory` is where names are kept, by default the user's cache. Raises CheckpointError.
+    A file counts as unchanged when its inode, size, time of modification and time of change are the same; no program
+    can set the last one back. `directory` is where names are kept, by default the user's cache. Raises CheckpointError.
     """
     before = _state(checkpoint)
     if before is None or sum(size for _, _, size, _, _ in before) < _WORTH_BYTES:
@@ -66,7 +66,7 @@ def _check(name: str) -> str:
 
 
 def _write(note: Path, name: str) -> None:
-    """Whole or not at all; a cache that can't be written costs time only."""
+    """Whole or not at all; a cache that cannot be written only costs time."""
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = note.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The settings of rotary position embeddings, in both spellings: `rope_parameters` (newer) and `rope_theta` beside
+"""The settings of rotary position embeddings, in both spellings: `rope_parameters` (newer), and `rope_theta` with
 `rope_scaling` (older)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.checkpoint.reading import Reader
 from penstock.checkpoint.windows import FULL, SLIDING
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
-"""Of every family; longrope is Phi's alone."""
+"""Supported for every family; only Phi has longrope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """All that a model says about positions."""
+    """How a model encodes positions."""
 
     rope: Rope
     local_rope: Rope | None
@@ -121,7 +121,8 @@ def _rotary_dim(read: Reader, settings: Reader, head_dim: int) -> int:
 
 def _rope(settings: Reader, kind: Any, theta: float, original: int) -> Rope:
     if kind == "dynamic":
-        raise settings.fail("rope type 'dynamic' rotates by the length of the whole text, so no block could be reused")
+        reason = "it rotates by the length of the whole text, so that no block could be reused"
+        raise settings.fail(f"rope type 'dynamic' is not supported: {reason}")
     if kind not in ROPE_KINDS:
         raise settings.fail(f"rope type {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
     if kind == "default":

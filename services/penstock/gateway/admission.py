@@ -1,4 +1,4 @@
-"""The first question of every request: is there room for one more? And the last: how did it end?"""
+"""Bounds the number of live requests, and counts how requests ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _OUTCOMES = {429: "overloaded", 503: "unavailable", 504: "timeout"}
 
 
 class ClientGone(Exception):
-    """Nobody reads any more."""
+    """The client has closed its connection."""
 
 
 class Admission:
-    """Counts live and ended requests, of both doors together."""
+    """Counts the live and the ended requests of both doors together."""
 
     def __init__(self, most: int, metrics: GatewayMetrics) -> None:
         self.live = 0
@@ -46,7 +46,7 @@ class Admission:
     @contextmanager
     def _place(self) -> Iterator[None]:
         if self.live >= self._most:
-            what = f"{self._most} requests are running, more are not possible; try again later"
+            what = f"the gateway is running {self._most} requests and cannot accept more; try again later"
             raise Overloaded(what, code="rate_limit_exceeded", retry_after=1)
         self._set(self.live + 1)
         try:

@@ -44,7 +44,7 @@ class Sampling:
             check("logit_bias", bias, f"logit_bias.{token}")
         check_count("stop_token_ids", len(self.stop_token_ids), bounds.MAX_STOP_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise Unprocessable(f"min_tokens is more than {max_tokens_field}", field="min_tokens")
+            raise Unprocessable(f"min_tokens: must not be more than {max_tokens_field}", field="min_tokens")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises Unprocessable for token ids that the model does not have."""
@@ -109,11 +109,12 @@ class Ask:
         self.sampling.check(self.max_tokens_field)
         check("n", self.n)
         if self.n * len(self.prompts) > max_choices:
-            raise InvalidRequest(f"n: at most {max_choices} choices per request are possible", field="n")
+            raise InvalidRequest(f"n: must make at most {max_choices} choices, over all prompts", field="n")
         check_count("stop", len(self.stops), bounds.MAX_STOPS)
         for stop in self.stops:
             if not 0 < len(stop) <= bounds.MAX_STOP_LENGTH:
-                raise InvalidRequest(f"stop: each needs 1 to {bounds.MAX_STOP_LENGTH} characters", field="stop")
+                what = f"stop: each string must have 1 to {bounds.MAX_STOP_LENGTH} characters"
+                raise InvalidRequest(what, field="stop")
 
 
 def check_token(token: int, vocab_size: int, field: str) -> None:

@@ -1,4 +1,4 @@
-"""Who calls: from an API key to a tenant, and from a tenant to its namespace in the cache."""
+"""From an API key to a tenant, and from a tenant to its namespace in the cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from penstock.runtime.config import ConfigError
 
 DEFAULT_TENANT = "default"
 _LOCAL_KEY = hashlib.sha256(b"penstock: one user, one machine").digest()
-"""Not a secret. It must outlive restarts, or everything cached would be lost with each; with one tenant there is
-nobody to keep apart."""
+"""Not a secret. It is the same after a restart, so that what is cached stays usable; a single tenant needs no more."""
 _MIN_KEY_BYTES = 16
 _SESSION_HEADERS = ("x-session-affinity", "x-claude-code-session-id", "session-id", "session_id")
 _MAX_SESSION = 512
@@ -43,7 +42,7 @@ class Auth:
             if hmac.compare_digest(digest, given):
                 found = tenant
         if found is None:
-            raise Unauthenticated("give a valid API key as `Authorization: Bearer KEY`", code="invalid_api_key")
+            raise Unauthenticated("send a valid API key as `Authorization: Bearer KEY`", code="invalid_api_key")
         return found
 
     def namespace(self, tenant: str) -> bytes:
@@ -59,15 +58,16 @@ def load_auth(config: GatewayConfig) -> Auth:
         text, field = _text("server_key_file", config.server_key_file).strip(), "server_key_file"
     if not text:
         if tenants:
-            raise ConfigError("server_key", "", "tenants need a secret one; write `openssl rand -hex 32` to a file")
-        structlog.get_logger("penstock.gateway").info("no server_key is set: the cache is that of one user")
+            right = "must be set where api_keys is, to keep tenants apart; make one with `openssl rand -hex 32`"
+            raise ConfigError("server_key", "", right)
+        structlog.get_logger("penstock.gateway").info("no server_key is set: the cache belongs to a single user")
         return Auth(tenants, _LOCAL_KEY)
     try:
         key = bytes.fromhex(text)
     except ValueError:
-        raise ConfigError(field, "...", "is not hex") from None
+        raise ConfigError(field, "...", "must be hex digits") from None
     if len(key) < _MIN_KEY_BYTES:
-        raise ConfigError(field, "...", f"is too short; {2 * _MIN_KEY_BYTES} hex digits or more")
+        raise ConfigError(field, "...", f"must have {2 * _MIN_KEY_BYTES} hex digits or more")
     return Auth(tenants, key)
 
 
@@ -102,4 +102,4 @@ def _text(field: str, path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise ConfigError(field, str(path), f"can't be read: {error.strerror}") from None
+        raise ConfigError(field, str(path), f"cannot be read: {error.strerror}") from None

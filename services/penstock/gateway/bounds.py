@@ -56,10 +56,10 @@ def check(name: str, value: float | None, field: str | None = None) -> None:
         return
     bound = BOUNDS[name]
     if not bound.low <= value <= bound.high:  # also false for a NaN
-        raise InvalidRequest(f"{field or name} must be between {bound.low:g} and {bound.high:g}", field=field or name)
+        raise InvalidRequest(f"{field or name}: must be between {bound.low:g} and {bound.high:g}", field=field or name)
 
 
 def check_count(field: str, count: int, most: int) -> None:
     """Raises InvalidRequest when a list is too long."""
     if count > most:
-        raise InvalidRequest(f"{field} has {count} entries; at most {most} are possible", field=field)
+        raise InvalidRequest(f"{field}: must have at most {most} entries, not {count}", field=field)

@@ -92,7 +92,7 @@ class Completer:
                 yield completion
                 await running.ended()
         except TimeoutError:
-            raise DeadlineExceeded("the request took longer than it may", code="timeout") from None
+            raise DeadlineExceeded("the request took too long", code="timeout") from None
         finally:
             self._count(completion)
 
@@ -184,7 +184,7 @@ class Completer:
         if asked is None:
             return min(room, most)
         if asked > most:
-            raise InvalidRequest(f"{field} is {asked}; at most {most} is possible", field=field)
+            raise InvalidRequest(f"{field}: must be at most {most}, not {asked}", field=field)
         if asked > room:
             raise InvalidRequest(
                 f"{field} is {asked}, but the prompt of {prompt_tokens} tokens leaves room for {room} more"

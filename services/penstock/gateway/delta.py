@@ -1,4 +1,4 @@
-"""What the doors send: pieces of choices, merged when a reader is slower than the model."""
+"""Pieces of choices on their way to a client; they are merged where it reads more slowly than the model generates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Delta:
     calls: list[CallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    """Every token that was counted, whether it has text or not; kept only for clients that ask for it."""
+    """Every counted token, with or without text; filled only for clients that ask for it."""
     finish: str | None = None
     """stop, length or tool_calls; once per choice, in its last delta."""
 
@@ -47,7 +47,7 @@ class Delta:
         return bool(self.content or self.reasoning or self.calls or self.logprobs or self.token_ids or self.finish)
 
     def merge(self, later: Delta) -> None:
-        """Takes in what came after."""
+        """Appends a later delta of the same choice."""
         self.content += later.content
         self.reasoning += later.reasoning
         self.logprobs += later.logprobs
@@ -92,7 +92,7 @@ class Outbox:
         self._changed.set()
 
     async def next(self) -> list[Delta]:
-        """What there is to send, at least one delta; empty when every choice has ended. Raises what failed."""
+        """Waits for deltas and returns them; an empty list when every choice has ended. Raises what failed."""
         while not self._pending:
             if self._error is not None:
                 raise self._error
@@ -105,7 +105,7 @@ class Outbox:
 
 
 def fold(deltas: dict[int, Delta], more: list[Delta]) -> None:
-    """Merges `more` into whole choices: what is sent when nothing is streamed."""
+    """Merges `more` into the whole choices of a response that is not streamed."""
     for delta in more:
         if delta.choice in deltas:
             deltas[delta.choice].merge(delta)

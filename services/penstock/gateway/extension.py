@@ -1,4 +1,4 @@
-"""What a client may say beyond OpenAI's API: what to keep, for how long, and when its session comes back.
+"""Penstock's extension of OpenAI's API: what to keep, for how long, and when the session comes back.
 
 Times are written as `"30s"`, `"5m"`, `"1h"`, or as a number of seconds.
 """
@@ -44,7 +44,7 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
         """Checked; `field` is its place in the body, empty for the whole of it. Raises InvalidRequest."""
         place = f"{field}.returns_in" if field else "returns_in"
         if self.ended and self.returns_in is not None:
-            raise InvalidRequest(f"{place}: ended and returns_in exclude each other", field=place)
+            raise InvalidRequest(f"{place}: must not be sent together with ended", field=place)
         returns_in = None
         if self.returns_in is not None:
             returns_in = seconds("penstock.session.returns_in", self.returns_in, place)
@@ -72,14 +72,14 @@ def seconds(bound: str, given: Time, field: str) -> float:
     if found is None or not limits.low <= found <= limits.high:  # also for a NaN
         shown = repr(given[:40]) if isinstance(given, str) else f"{given:g}"
         right = f'"30s", "5m", "1h" or a number of seconds, {limits.low:g} to {limits.high:g}'
-        raise InvalidRequest(f"{field} is {shown}; write {right}", field=field)
+        raise InvalidRequest(f"{field}: must be {right}, not {shown}", field=field)
     return float(found)
 
 
 def keep_of(control: CacheControl, field: str, upto: Sequence[Message]) -> Keep:
     """What a `cache_control` asks for. Raises InvalidRequest."""
     if control.type != "ephemeral":
-        raise InvalidRequest(f'{field}.type is {control.type[:40]!r}; it must be "ephemeral"', field=f"{field}.type")
+        raise InvalidRequest(f'{field}.type: must be "ephemeral", not {control.type[:40]!r}', field=f"{field}.type")
     ttl = DEFAULT_TTL_S if control.ttl is None else seconds("penstock.retain", control.ttl, f"{field}.ttl")
     return Keep(ttl, tuple(upto))
 
@@ -88,7 +88,7 @@ def keeps_of(messages: Sequence[Message], marks: Sequence[tuple[int, str | None,
     """What the marks ask for; each has the number of its message, the text up to it if it stands inside, its place."""
     if len(marks) > bounds.MAX_MARKS:
         raise InvalidRequest(
-            f"messages: {len(marks)} have cache_control; at most {bounds.MAX_MARKS} are possible", field="messages"
+            f"messages: at most {bounds.MAX_MARKS} may have cache_control, not {len(marks)}", field="messages"
         )
     for at, text, field, control in marks:
         upto = messages[: at + 1]

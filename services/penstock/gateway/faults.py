@@ -26,11 +26,10 @@ def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError
     """The error as clients see it: without addresses of the mesh, `unavailable` in place of the transport's words."""
     found = from_rpc(error)
     if isinstance(found, DeadlineExceeded):
-        return DeadlineExceeded("the request took longer than it may", code="timeout")
+        return DeadlineExceeded("the request took too long", code="timeout")
     if isinstance(found, Overloaded):
-        return Overloaded(
-            "the mesh is at its limit; try again later", code="overloaded", retry_after=found.retry_after or 1
-        )
+        what = "the mesh cannot accept more requests; try again later"
+        return Overloaded(what, code="overloaded", retry_after=found.retry_after or 1)
     if isinstance(found, Unavailable) or error.code() is grpc.StatusCode.CANCELLED:
         return Unavailable(unavailable, code="unavailable", retry_after=found.retry_after or 1)
     if isinstance(found, Internal):

@@ -42,14 +42,14 @@ def chat_ask(raw: bytes, max_choices: int) -> Ask:
     body = read_chat(raw)
     _refuse(body, (*_REFUSED, *_REFUSED_CHAT))
     if small(body.modalities) not in (None, ["text"]):
-        raise _unserved("modalities", 'only ["text"] is served')
+        raise _unserved("modalities", 'only ["text"] is supported')
     if small(body.add_generation_prompt) not in (None, True):
         raise _unserved("add_generation_prompt")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
-        raise InvalidRequest("give max_tokens or max_completion_tokens, not both", field="max_tokens")
+        raise InvalidRequest("max_tokens and max_completion_tokens differ; send one of them", field="max_tokens")
     check_count("messages", len(body.messages), bounds.MAX_MESSAGES)
     if not body.messages:
-        raise InvalidRequest("messages is empty", field="messages")
+        raise InvalidRequest("messages: must not be empty", field="messages")
     messages = [_message(item, at, nodes) for at, item in enumerate(body.messages)]
     prompt = Conversation(messages, *_tools(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
     field, most = "max_tokens", body.max_tokens
@@ -69,7 +69,7 @@ def completion_ask(raw: bytes, max_choices: int) -> Ask:
         raise _unserved("suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         check("best_of", body.best_of)
-        raise _unserved("best_of", "only best_of equal to n is served")
+        raise _unserved("best_of", "must be equal to n")
     check("logprobs", body.logprobs)
     prompts = _prompts(body.prompt)
     check_count("prompt", len(prompts), bounds.MAX_PROMPTS)
@@ -80,11 +80,11 @@ def session_hint(raw: bytes) -> HintBody:
     """Reads a hint without a request. Raises InvalidRequest naming the field."""
     body = read_hint(raw)
     if not body.ended and body.returns_in is None:
-        raise InvalidRequest('say {"ended": true} or {"returns_in": "30s"}', field="ended")
+        raise InvalidRequest('ended: send {"ended": true} or {"returns_in": "30s"}', field="ended")
     return body
 
 
-def _unserved(field: str, why: str = "is not served") -> InvalidRequest:
+def _unserved(field: str, why: str = "is not supported") -> InvalidRequest:
     return InvalidRequest(f"{field}: {why}", field=field, code="unsupported_parameter")
 
 
@@ -93,7 +93,7 @@ def _refuse(body: ChatBody | CompletionBody, names: Sequence[str]) -> None:
         if small(getattr(body, name)) not in (None, False):
             raise _unserved(name)
     if small(body.response_format) not in (None, {"type": "text"}):
-        raise _unserved("response_format", 'only {"type": "text"} is served')
+        raise _unserved("response_format", 'only {"type": "text"} is supported')
 
 
 def _ask(
@@ -122,7 +122,7 @@ def _ask(
     )
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options: only possible with stream", field="stream_options")
+        raise InvalidRequest("stream_options: requires stream to be true", field="stream_options")
     extension = body.penstock or Extension()
     ask = Ask(
         model=body.model,
@@ -154,14 +154,14 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     try:
         return {int(token): bias for token, bias in given.items()}
     except ValueError:
-        raise InvalidRequest("logit_bias: keys must be token ids", field="logit_bias") from None
+        raise InvalidRequest("logit_bias: every key must be a token id", field="logit_bias") from None
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
     check("top_logprobs", body.top_logprobs)
     if not body.logprobs:
         if body.top_logprobs:
-            raise InvalidRequest("top_logprobs: only possible with logprobs", field="top_logprobs")
+            raise InvalidRequest("top_logprobs: requires logprobs to be true", field="top_logprobs")
         return None
     return body.top_logprobs or 0
 
@@ -172,9 +172,9 @@ def _message(body: MessageBody, at: int, nodes: Nodes) -> Message:
         if small(getattr(body, name)) is not None:
             raise _unserved(f"{field}.{name}")
     if body.role == "tool" and body.tool_call_id is None:
-        raise InvalidRequest(f"{field}.tool_call_id: is required for role tool", field=f"{field}.tool_call_id")
+        raise InvalidRequest(f"{field}.tool_call_id: is required for the role tool", field=f"{field}.tool_call_id")
     if body.tool_calls and body.role != "assistant":
-        raise InvalidRequest(f"{field}.tool_calls: only possible for role assistant", field=f"{field}.tool_calls")
+        raise InvalidRequest(f"{field}.tool_calls: requires the role assistant", field=f"{field}.tool_calls")
     if body.content is None and not (body.role == "assistant" and (body.tool_calls or body.reasoning_content)):
         raise InvalidRequest(f"{field}.content: is required", field=f"{field}.content")
     for number, call in enumerate(body.tool_calls or ()):
@@ -208,7 +208,7 @@ def _content(content: str | list[ContentPart] | None, field: str) -> str:
     for at, part in enumerate(content):
         where = f"{field}.content[{at}]"
         if part.type != "text":
-            raise _unserved(f"{where}.type", f"{part.type[:40]!r} is not served; only text is")
+            raise _unserved(f"{where}.type", f"{part.type[:40]!r} is not supported; send parts of type text")
         if part.text is None:
             raise InvalidRequest(f"{where}.text: is required", field=f"{where}.text")
     return "".join(part.text or "" for part in content)
@@ -218,19 +218,19 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], bool]:
     """The tools to show, and whether calls are looked for."""
     choice = small(body.tool_choice)
     if choice not in (None, "auto", "none"):
-        raise _unserved("tool_choice", 'only "auto" and "none" are served')
+        raise _unserved("tool_choice", 'only "auto" and "none" are supported')
     if body.parallel_tool_calls is False and body.tools:
-        raise _unserved("parallel_tool_calls", "false is not served")
+        raise _unserved("parallel_tool_calls", "false is not supported")
     if not body.tools:
         if choice == "auto":
-            raise InvalidRequest("tool_choice: only possible with tools", field="tool_choice")
+            raise InvalidRequest("tool_choice: requires tools", field="tool_choice")
         return (), False
     check_count("tools", len(body.tools), bounds.MAX_TOOLS)
     for at, tool in enumerate(body.tools):
         if tool.function.strict:
             raise _unserved(f"tools[{at}].function.strict")
         if not tool.function.name:
-            raise InvalidRequest(f"tools[{at}].function.name: is empty", field=f"tools[{at}].function.name")
+            raise InvalidRequest(f"tools[{at}].function.name: must not be empty", field=f"tools[{at}].function.name")
     functions = (tool.function for tool in body.tools)
     shown = tuple(Tool(item.name, item.description or "", item.parameters or {}) for item in functions)
     return shown, choice != "none"
@@ -240,10 +240,10 @@ def _prompts(given: str | list[str | int | list[int]]) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     if not given:
-        raise InvalidRequest("prompt is empty", field="prompt")
+        raise InvalidRequest("prompt: must not be empty", field="prompt")
     ids = [item for item in given if isinstance(item, int)]
     if len(ids) == len(given):
         return [ids]
     if ids or len({type(item) for item in given}) > 1 or [] in given:
-        raise InvalidRequest("prompt: a string, strings, token ids, or lists of token ids", field="prompt")
+        raise InvalidRequest("prompt: must be a string, strings, token ids, or lists of token ids", field="prompt")
     return [item for item in given if not isinstance(item, int)]

@@ -1,4 +1,4 @@
-"""HTTP's endpoints that generate nothing, and how errors outside of a generating one are told."""
+"""The HTTP endpoints that generate nothing, and the responses to errors outside of those that do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HINT_BYTES = 4096
 
 
 class Pages:
-    """Everything that generates nothing."""
+    """The endpoints that generate nothing."""
 
     def __init__(self, completer: Completer, uploads: Uploads, started: int) -> None:
         self._completer = completer
@@ -45,19 +45,19 @@ class Pages:
             async with self._uploads.body(request.headers, request.receive, _HINT_BYTES) as body:
                 hint = session_hint(body)
         except ClientGone:
-            return Response(status_code=400)  # which no client reads
+            return Response(status_code=400)  # the client has left and reads no response
         session = session_digest(tenant, request.headers, hint.prompt_cache_key)
         if not session:
-            raise InvalidRequest("name the session in the header x-session-affinity", field="x-session-affinity")
+            raise InvalidRequest("x-session-affinity: this header must name the session", field="x-session-affinity")
         await self._completer.hint(session, hint.outlook(""))
         return _json({"object": "session.hint", "accepted": True})
 
     async def healthz(self, _request: Request) -> Response:
-        """The process lives."""
+        """Answers while the process runs."""
         return Response(b"ok\n", media_type="text/plain")
 
     async def readyz(self, _request: Request) -> Response:
-        """A request would succeed."""
+        """Answers 200 when a request would succeed, else 503."""
         ready = self._completer.mesh.ready
         return Response(b"ready\n" if ready else b"not ready\n", 200 if ready else 503, media_type="text/plain")
 
@@ -75,15 +75,15 @@ def _json(value: Json, status: int = 200) -> Response:
 
 
 async def penstock_error(_request: Request, error: Exception) -> Response:
-    """An error that names itself."""
+    """Responds with the error's own status and message."""
     assert isinstance(error, PenstockError)
     return _json(error_json(error), error.http_status)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """A path or a method that does not exist."""
+    """Responds to a path or a method that does not exist."""
     assert isinstance(error, HTTPException)
-    found: PenstockError = NotFound(f"there is no {request.method} {request.url.path[:100]}", code="not_found")
+    found: PenstockError = NotFound(f"{request.method} {request.url.path[:100]} does not exist", code="not_found")
     if error.status_code != 404:
         found = InvalidRequest(error.detail)
     response = _json(error_json(found), error.status_code)
@@ -92,5 +92,5 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def internal_error(_request: Request, _error: Exception) -> Response:
-    """Everything else, of which the client learns nothing; starlette has logged it."""
+    """Responds to a defect, without its details; starlette has logged them."""
     return _json(error_json(Internal("internal error")), 500)

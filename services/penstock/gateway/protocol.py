@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn reads it, with bounds on everything but bodies: those are bounded where they are read."""
+"""uvicorn's HTTP/1.1, with bounds on everything outside of bodies; `uploads` bounds those."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_OUTSIDE_BYTES = 64 * 1024
-"""Bytes in a row that are no body: a request line with its headers, the sizes of chunks, or trailers."""
+"""Consecutive bytes outside of bodies: a request line with its headers, the sizes of chunks, or trailers."""
 HEAD_S = 10.0
 """From the first byte of a request to the end of its headers."""
 MESSAGE_S = 60.0
@@ -20,9 +20,9 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: c
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections that send too much, or for too long, besides bodies; the parser itself bounds neither.
+    """Closes connections that send too many bytes outside of bodies, or take too long; uvicorn bounds neither.
 
-    uvicorn keeps trailers like headers, also when nobody reads the body and after the response.
+    uvicorn keeps trailers in memory like headers, even where the application does not read the body.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,12 +32,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The head of the first request is awaited from now on."""
+        """Starts the clock for the head of the first request."""
         super().connection_made(transport)
         self._await(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Stops the clock."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -50,23 +50,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_TOO_LARGE)
 
     def on_message_begin(self) -> None:
-        """Another request begins."""
+        """Starts the clock for a head."""
         super().on_message_begin()
         self._await(HEAD_S)
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Starts the clock for the rest of the message."""
         self._advanced = True
         self._await(MESSAGE_S)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Notes that the body grew."""
         self._advanced = True
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Stops the clock until the next request."""
         self._advanced = True
         self._stop_timer()
         super().on_message_complete()
@@ -76,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self._late, seconds)
 
     def _late(self, seconds: float) -> None:
-        if self.flow.read_paused:  # it is we who do not read
+        if self.flow.read_paused:  # the gateway has stopped reading, so the client cannot go on
             self._await(seconds)
         else:
             self._refuse(_TOO_SLOW)

@@ -74,10 +74,10 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         tenant = self._completer.auth.tenant(headers.get("authorization"))
         outlook = _outlook(request.session)
         if outlook == ReturnHint():
-            raise InvalidRequest("session: say ended or returns_in_s", field="session")
+            raise InvalidRequest("session: set ended or returns_in_s", field="session")
         session = session_digest(tenant, headers, request.prompt_cache_key or None)
         if not session:
-            raise InvalidRequest("name the session in the metadata x-session-affinity", field="x-session-affinity")
+            raise InvalidRequest("x-session-affinity: this metadata must name the session", field="x-session-affinity")
         await self._completer.hint(session, outlook)
         return gateway_pb2.HintSessionResponse()
 
@@ -107,11 +107,11 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
     check_count("messages", len(request.messages), bounds.MAX_MESSAGES)
     check_count("tools", len(request.tools), bounds.MAX_TOOLS)
     if not request.messages:
-        raise InvalidRequest("messages is empty", field="messages")
+        raise InvalidRequest("messages: must not be empty", field="messages")
     if request.tool_choice not in ("", "auto", "none"):
-        raise InvalidRequest('tool_choice: only "auto" and "none" are served', field="tool_choice")
+        raise InvalidRequest('tool_choice: only "auto" and "none" are supported', field="tool_choice")
     if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("top_logprobs: only possible with logprobs", field="top_logprobs")
+        raise InvalidRequest("top_logprobs: requires logprobs to be true", field="top_logprobs")
     check("top_logprobs", request.top_logprobs)
     nodes = Nodes()
     messages = [_message(message, at, nodes) for at, message in enumerate(request.messages)]
@@ -173,10 +173,10 @@ def _sampling(request: gateway_pb2.ChatCompletionRequest) -> Sampling:
 
 def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message:
     if message.role not in _ROLES:
-        raise InvalidRequest(f"messages[{at}].role: use one of {', '.join(_ROLES)}", field=f"messages[{at}].role")
+        raise InvalidRequest(f"messages[{at}].role: must be one of {', '.join(_ROLES)}", field=f"messages[{at}].role")
     if message.role == "tool" and not message.tool_call_id:
         field = f"messages[{at}].tool_call_id"
-        raise InvalidRequest(f"{field}: is required for role tool", field=field)
+        raise InvalidRequest(f"{field}: is required for the role tool", field=field)
     for number, call in enumerate(message.tool_calls):
         nodes.add(call.arguments.encode(), f"messages[{at}].tool_calls[{number}].arguments")
     return Message(
@@ -199,7 +199,7 @@ def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field) from None
     if not tool.name:
-        raise InvalidRequest(f"tools[{at}].name: is empty", field=f"tools[{at}].name")
+        raise InvalidRequest(f"tools[{at}].name: must not be empty", field=f"tools[{at}].name")
     return Tool(tool.name, tool.description, parameters)
 
 
