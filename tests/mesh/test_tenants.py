@@ -48,7 +48,7 @@ class Tenants:
     def keys(self, tenant: str, tokens: list[int]) -> list[bytes]:
         """The block keys of a tenant."""
         spec = self.mesh.workers[0].engine.spec
-        return block_keys(root_key(spec, self.mesh.gateway.completer.auth.namespace(tenant)), tokens, spec.block_size)
+        return block_keys(root_key(spec, self.mesh.gateway.reception.auth.namespace(tenant)), tokens, spec.block_size)
 
     async def settled(self, tenant: str, tokens: list[int]) -> None:
         """Returns when the store and the router's index know every block."""
@@ -102,7 +102,7 @@ async def test_nvme(opened, tmp_path) -> None:
     async with opened(store=disk) as tenants:
         assert await tenants.cached("b", tokens) == {}
         assert await tenants.cached("a", tokens) == {"nvme": TOKENS - BLOCK}
-    namespaces = {tenants.mesh.gateway.completer.auth.namespace(tenant)[:16] for tenant in "ab"}
+    namespaces = {tenants.mesh.gateway.reception.auth.namespace(tenant)[:16] for tenant in "ab"}
     written = b"".join(file.read_bytes() for file in (tmp_path / "kv").rglob("*") if file.is_file())
     assert all(namespace in written for namespace in namespaces), "a header says whose its block is"
     assert SERVER_KEY.encode() not in written
@@ -162,7 +162,7 @@ async def test_events(tenants: Tenants) -> None:
     assert not told["a"] & told["b"]
     assert not {key[-8:] for key in told["a"]} & {key[-8:] for key in told["b"]}, "nor in the form of vLLM"
     for tenant in "ab":
-        namespace = tenants.mesh.gateway.completer.auth.namespace(tenant)
+        namespace = tenants.mesh.gateway.reception.auth.namespace(tenant)
         assert namespace[:16] not in raw
         assert namespace[16:] not in raw
 
@@ -187,7 +187,7 @@ async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tin
     tokens = prompt("server key", TOKENS)
     await tenants.cached("a", tokens)
     await tenants.settled("a", tokens)
-    first = tenants.mesh.gateway.completer.config
+    first = tenants.mesh.gateway.reception.config
     for key, found in (("77" * 32, 0), (SERVER_KEY, TOKENS - BLOCK)):
         config = GatewayConfig(
             router=first.router,

@@ -52,20 +52,20 @@ class Completer:
         threads: Threads,
         metrics: GatewayMetrics,
     ) -> None:
-        self.config = config
+        self._config = config
         self._model = model
-        self.auth = auth
-        self.mesh = view
+        self._auth = auth
+        self._view = view
         self._channels = channels
         self._workers = WorkerChannels(channels)
-        self.in_thread = threads.run
-        self.metrics = metrics
+        self._threads = threads
+        self._metrics = metrics
         self.memory = PromptMemory(config.max_sessions)
         self._log = structlog.get_logger("penstock.gateway")
 
     def check_model(self, name: str) -> None:
         """Raises NotFound for a model that is not served here."""
-        if name != self.config.served_name:
+        if name != self._config.served_name:
             raise NotFound(f"the model {name[:100]!r} does not exist", field="model", code="model_not_found")
 
     @asynccontextmanager
@@ -73,21 +73,21 @@ class Completer:
         """Runs `ask`; leaving the block early ends everything that runs for it. Raises PenstockError."""
         self.check_model(ask.model)
         ask.sampling.check_vocabulary(self._model.vocab_size)
-        served = await self.mesh.model(min(self.config.failover_s, self._left(caller)))
+        served = await self._view.model(min(self._config.failover_s, self._left(caller)))
         begin = time.perf_counter()
-        root = root_key(served.spec, self.auth.namespace(caller.tenant))
+        root = root_key(served.spec, self._auth.namespace(caller.tenant))
         naming = Naming(root, served.spec.block_size, served.max_model_len)
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         took = time.perf_counter() - begin
         completion = Completion(
-            ask, caller, prompts=len(prompts), block_size=naming.block_size, tokenize_s=took, metrics=self.metrics
+            ask, caller, prompts=len(prompts), block_size=naming.block_size, tokenize_s=took, metrics=self._metrics
         )
         self._add_choices(completion, prompts, naming)
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
-                beside(completion.run, name="request", on_failure="stop", failed=self.metrics.task_failed) as running,
+                beside(completion.run, name="request", on_failure="stop", failed=self._metrics.task_failed) as running,
             ):
                 yield completion
                 await running.ended()
@@ -98,11 +98,11 @@ class Completer:
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells the mesh what a session does. Raises Unavailable when the router can't be told."""
-        await send_hint(self._channels, self.config.router, session, hint)
+        await send_hint(self._channels, self._config.router, session, hint)
 
     def _left(self, caller: Caller) -> float:
         """Seconds that the request may still take."""
-        deadline = caller.began + min(self.config.request_timeout_s, caller.patience_s)
+        deadline = caller.began + min(self._config.request_timeout_s, caller.patience_s)
         return max(deadline - time.perf_counter(), 0.0)
 
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
@@ -110,9 +110,9 @@ class Completer:
         earlier = self.memory.get(caller.tenant, session)
         bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
         work = partial(prepare, self._model, prompt, naming, earlier)
-        prepared = await self.in_thread(work, size, bounded=bounded)
+        prepared = await self._threads.run(work, size, bounded=bounded)
         if prepared.remembered is not None:
-            self.metrics.remembered.inc(prepared.remembered.encoded.reused)
+            self._metrics.remembered.inc(prepared.remembered.encoded.reused)
             self.memory.put(caller.tenant, session, prepared.remembered)
         return prepared
 
@@ -134,9 +134,9 @@ class Completer:
         max_tokens = self._max_tokens(ask, len(prepared.ids), naming.context)
         return ChoiceRequest(
             id=f"{caller.request_id[:64]}.{completion.id[:8]}.{number}",
-            model=self.config.served_name,
+            model=self._config.served_name,
             tenant=caller.tenant,
-            namespace=self.auth.namespace(caller.tenant)[:NAMESPACE_BYTES],
+            namespace=self._auth.namespace(caller.tenant)[:NAMESPACE_BYTES],
             session=caller.session,
             prompt_ids=prepared.ids,
             root=naming.root,
@@ -168,18 +168,18 @@ class Completer:
 
         async def hopeful(pause_s: float) -> None:
             async with asyncio.timeout(remaining()):
-                await self.mesh.hopeful(pause_s)
+                await self._view.hopeful(pause_s)
 
-        plans = PlanStream(self._channels, self.config.router, remaining)
-        workers = Workers(self._workers, self.mesh, remaining)
-        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self.config.failover_s)
+        plans = PlanStream(self._channels, self._config.router, remaining)
+        workers = Workers(self._workers, self._view, remaining)
+        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self._config.failover_s)
 
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
         """Tokens that may be generated: as many as asked for, else as many as there is room for.
 
         Raises InvalidRequest for more than there is room for: an answer is never cut short without its client's will.
         """
-        asked, field, most = ask.sampling.max_tokens, ask.max_tokens_field, self.config.max_output_tokens
+        asked, field, most = ask.sampling.max_tokens, ask.max_tokens_field, self._config.max_output_tokens
         room = context - prompt_tokens
         if asked is None:
             return min(room, most)
@@ -214,7 +214,7 @@ class Completer:
             completion_tokens=usage.completion_tokens,
             seconds=round(usage.times["total"], 4),
         )
-        metrics = self.metrics
+        metrics = self._metrics
         metrics.prompt_tokens.inc(usage.charged_tokens)
         for tier in TIERS:
             metrics.prompt_by_source.labels(tier).inc(usage.cached[tier])

@@ -97,6 +97,8 @@ class _Attempt:
     """No token will come from a prefill worker."""
     told: bool = False
     """The router knows that the prompt is computed."""
+    lost: Lost | None = None
+    """What the attempt will end with."""
 
 
 class Flow:
@@ -191,30 +193,38 @@ class Flow:
         attempt = _Attempt(chosen, len(output), account.drafted, account.accepted, no_prefill=chosen.prefill is None)
         calls = [self._workers.decode(self._request, chosen, output)]
         if chosen.prefill is not None:
-            calls.append(self._workers.prefill(self._request, chosen, output))
+            calls.insert(0, self._workers.prefill(self._request, chosen, output))
         async with aclosing(merged(*calls)) as reports:
             async for report in reports:
                 if isinstance(report, Lost):
-                    if self._fatal(attempt, report):
-                        return report
+                    self._lose(attempt, report)
                 elif (finish := self._take(attempt, report)) is not None:
                     return finish
                 elif len(self._tokens) > attempt.start and not attempt.told:
                     attempt.told = True
                     await self._plans.progress(len(self._tokens))
-                if self._gap(attempt):
-                    return Lost("prefill", "", workers_failed())
-        return Lost("decode", chosen.decode.member, workers_failed())
+                if (lost := self._over(attempt)) is not None:
+                    return lost
+        return attempt.lost or Lost("decode", chosen.decode.member, workers_failed())
 
-    def _fatal(self, attempt: _Attempt, lost: Lost) -> bool:
-        """Whether the attempt ends with the loss. Without prefill the decode worker computes the prompt itself: unless
-        prefill fell silent, then decode waits for a hand-off that is as silent."""
+    def _lose(self, attempt: _Attempt, lost: Lost) -> None:
+        """Takes note of a loss. Without prefill the decode worker computes the prompt itself: unless prefill fell
+        silent, then decode waits for a hand-off that is as silent."""
         if lost.stage == "decode":
-            return True
+            attempt.lost = lost
+            return
         self._log.warning("prefill failed", member=lost.member, error=lost.error.message, silent=lost.silent)
         self._avoid_member(lost.member)
         attempt.no_prefill = True
-        return lost.silent and not attempt.early and len(self._tokens) == attempt.start
+        if lost.silent and len(self._tokens) == attempt.start:
+            attempt.lost = attempt.lost or lost
+
+    def _over(self, attempt: _Attempt) -> Lost | None:
+        """The loss that ends the attempt, if one does: only another plan helps."""
+        if attempt.no_prefill and (attempt.early or attempt.finish):
+            return attempt.lost or Lost("prefill", "", workers_failed())  # it took a token with it
+        # While early tokens wait for prefill's, which was sampled before them and is on its way, the loss can wait.
+        return None if attempt.early else attempt.lost
 
     def _take(self, attempt: _Attempt, gain: Gain) -> Finish | None:
         """Counts what was gained and hands tokens on in their order; how the choice ended, if it has."""
@@ -230,10 +240,6 @@ class Flow:
                 return "stop"
         attempt.finish = gain.finish or attempt.finish
         return None if attempt.early or len(self._tokens) == attempt.start else attempt.finish
-
-    def _gap(self, attempt: _Attempt) -> bool:
-        """Whether a token is missing that prefill took with it: only another plan helps."""
-        return attempt.no_prefill and bool(attempt.early or attempt.finish)
 
     def _count(self, attempt: _Attempt, gain: Gain) -> None:
         account = self.account

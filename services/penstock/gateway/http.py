@@ -18,14 +18,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Internal, PenstockError
-from penstock.gateway.admission import Admission, ClientGone
+from penstock.gateway.admission import ClientGone
 from penstock.gateway.ask import Ask
 from penstock.gateway.auth import session_digest
-from penstock.gateway.completer import Completer
 from penstock.gateway.completion import Caller, Completion
 from penstock.gateway.delta import Delta, fold
 from penstock.gateway.openai import chat_ask, completion_ask
 from penstock.gateway.pages import Pages, http_error, internal_error, penstock_error
+from penstock.gateway.reception import Reception
 from penstock.gateway.reply import Reply
 from penstock.gateway.shapes import ChatShape, CompletionShape
 from penstock.gateway.uploads import Uploads
@@ -39,12 +39,12 @@ _THREAD_BODY = 64 * 1024
 Shape = ChatShape | CompletionShape
 
 
-def application(completer: Completer, admission: Admission, started: int) -> Starlette:
+def application(reception: Reception) -> Starlette:
     """The ASGI application."""
-    uploads = Uploads(completer.config.max_upload_bytes)
-    pages = Pages(completer, uploads, started)
-    chat = Generate(completer, admission, uploads, read=chat_ask, shape=ChatShape)
-    text = Generate(completer, admission, uploads, read=completion_ask, shape=CompletionShape)
+    uploads = Uploads(reception.config.max_upload_bytes)
+    pages = Pages(reception, uploads)
+    chat = Generate(reception, uploads, read=chat_ask, shape=ChatShape)
+    text = Generate(reception, uploads, read=completion_ask, shape=CompletionShape)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -65,16 +65,14 @@ class Generate:
 
     def __init__(
         self,
-        completer: Completer,
-        admission: Admission,
+        reception: Reception,
         uploads: Uploads,
         *,
         read: Callable[[bytes, int], Ask],
         shape: type[Shape],
     ) -> None:
         """`read` makes an ask of a body and the most choices that a request may have."""
-        self._completer = completer
-        self._admission = admission
+        self._reception = reception
         self._uploads = uploads
         self._read = read
         self._shape = shape
@@ -93,7 +91,7 @@ class Generate:
 
     async def _handle(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         try:
-            with self._admission.one():
+            with self._reception.admission.one():
                 await self._admitted(headers, request_id, receive, reply)
         except ClientGone:
             pass
@@ -106,20 +104,20 @@ class Generate:
 
     async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         began = time.perf_counter()
-        tenant = self._completer.auth.tenant(headers.get("authorization"))
+        tenant = self._reception.auth.tenant(headers.get("authorization"))
         ask = await self._ask(headers, receive)
         session = session_digest(tenant, headers, ask.cache_key)
         caller = Caller(tenant, session, request_id, began)
         await _until_gone(receive, reply, self._answer(ask, caller, reply))
 
     async def _ask(self, headers: Headers, receive: Receive) -> Ask:
-        config = self._completer.config
+        config = self._reception.config
         async with self._uploads.body(headers, receive, config.max_body_bytes) as body:
             size = len(body) if len(body) >= _THREAD_BODY else 0
-            return await self._completer.in_thread(lambda: self._read(body, config.max_n), size)
+            return await self._reception.threads.run(lambda: self._read(body, config.max_n), size)
 
     async def _answer(self, ask: Ask, caller: Caller, reply: Reply) -> None:
-        async with self._completer.open(ask, caller) as completion:
+        async with self._reception.completer.open(ask, caller) as completion:
             shape = self._shape(
                 completion.id,
                 completion.created,
@@ -140,7 +138,7 @@ class Generate:
         await reply.json(shape.whole([choices[number] for number in sorted(choices)], completion.usage()))
 
     async def _stream(self, completion: Completion, shape: Shape, reply: Reply) -> None:
-        ping = self._completer.config.ping_s
+        ping = self._reception.config.ping_s
         while True:
             try:
                 async with asyncio.timeout(ping):

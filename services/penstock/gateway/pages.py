@@ -9,8 +9,8 @@ from starlette.responses import Response
 from penstock.errors import Internal, InvalidRequest, NotFound, PenstockError
 from penstock.gateway.admission import ClientGone
 from penstock.gateway.auth import session_digest
-from penstock.gateway.completer import Completer
 from penstock.gateway.openai import session_hint
+from penstock.gateway.reception import Reception
 from penstock.gateway.reply import JSON
 from penstock.gateway.shapes import Json, encode, error_json, models_json
 from penstock.gateway.uploads import Uploads
@@ -22,25 +22,24 @@ _HINT_BYTES = 4096
 class Pages:
     """The endpoints that generate nothing."""
 
-    def __init__(self, completer: Completer, uploads: Uploads, started: int) -> None:
-        self._completer = completer
+    def __init__(self, reception: Reception, uploads: Uploads) -> None:
+        self._reception = reception
         self._uploads = uploads
-        self._started = started
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models"""
-        self._completer.auth.tenant(request.headers.get("authorization"))
+        self._reception.auth.tenant(request.headers.get("authorization"))
         return _json(self._list())
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}"""
-        self._completer.auth.tenant(request.headers.get("authorization"))
-        self._completer.check_model(request.path_params["name"])
+        self._reception.auth.tenant(request.headers.get("authorization"))
+        self._reception.completer.check_model(request.path_params["name"])
         return _json(self._list()["data"][0])
 
     async def hint(self, request: Request) -> Response:
         """POST /v1/sessions/hint"""
-        tenant = self._completer.auth.tenant(request.headers.get("authorization"))
+        tenant = self._reception.auth.tenant(request.headers.get("authorization"))
         try:
             async with self._uploads.body(request.headers, request.receive, _HINT_BYTES) as body:
                 hint = session_hint(body)
@@ -49,7 +48,7 @@ class Pages:
         session = session_digest(tenant, request.headers, hint.prompt_cache_key)
         if not session:
             raise InvalidRequest("x-session-affinity: this header must name the session", field="x-session-affinity")
-        await self._completer.hint(session, hint.outlook(""))
+        await self._reception.completer.hint(session, hint.outlook(""))
         return _json({"object": "session.hint", "accepted": True})
 
     async def healthz(self, _request: Request) -> Response:
@@ -58,16 +57,17 @@ class Pages:
 
     async def readyz(self, _request: Request) -> Response:
         """Answers 200 when a request would succeed, else 503."""
-        ready = self._completer.mesh.ready
+        ready = self._reception.view.ready
         return Response(b"ready\n" if ready else b"not ready\n", 200 if ready else 503, media_type="text/plain")
 
     async def metrics(self, _request: Request) -> Response:
         """Prometheus' text format."""
-        return Response(self._completer.metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return Response(self._reception.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     def _list(self) -> Json:
-        known = self._completer.mesh.known
-        return models_json(self._completer.config.served_name, self._started, known.max_model_len if known else None)
+        known = self._reception.view.known
+        name, started = self._reception.config.served_name, self._reception.started
+        return models_json(name, started, known.max_model_len if known else None)
 
 
 def _json(value: Json, status: int = 200) -> Response:

@@ -14,15 +14,14 @@ import msgspec
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway import bounds
-from penstock.gateway.admission import Admission
 from penstock.gateway.ask import Ask, Conversation, Keep, Sampling
 from penstock.gateway.auth import session_digest
 from penstock.gateway.bounds import check, check_count
-from penstock.gateway.completer import Completer
 from penstock.gateway.completion import Caller, Completion
 from penstock.gateway.delta import Delta, TokenLogprob
 from penstock.gateway.extension import SessionBody, seconds
 from penstock.gateway.nodes import Nodes
+from penstock.gateway.reception import Reception
 from penstock.gateway.usage import Usage
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.context import current_request_id, request_scope
@@ -36,10 +35,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 class GatewayService(gateway_pb2_grpc.GatewayServicer):
     """Translates messages and delegates to the completer."""
 
-    def __init__(self, completer: Completer, admission: Admission, started: int) -> None:
-        self._completer = completer
-        self._admission = admission
-        self._started = started
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
 
     async def ChatCompletion(
         self,
@@ -48,19 +45,19 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncIterator[gateway_pb2.ChatCompletionChunk]:
         """Streams one chat completion; its last message holds the usage."""
         began = time.perf_counter()
-        with self._admission.one():
+        with self._reception.admission.one():
             headers = metadata(context)
-            tenant = self._completer.auth.tenant(headers.get("authorization"))
+            tenant = self._reception.auth.tenant(headers.get("authorization"))
             size = request.ByteSize()
-            most = self._completer.config.max_n
-            ask = await self._completer.in_thread(lambda: read_request(request, most), size)
+            most = self._reception.config.max_n
+            ask = await self._reception.threads.run(lambda: read_request(request, most), size)
             session = session_digest(tenant, headers, ask.cache_key)
             request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
             with request_scope(request_id):
                 left = context.time_remaining()
                 patience = math.inf if left is None else left
                 caller = Caller(tenant, session, request_id, began, patience)
-                async with self._completer.open(ask, caller) as completion:
+                async with self._reception.completer.open(ask, caller) as completion:
                     async for chunk in _chunks(completion):
                         yield chunk
 
@@ -71,14 +68,14 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> gateway_pb2.HintSessionResponse:
         """Says what a session does, without a request of it."""
         headers = metadata(context)
-        tenant = self._completer.auth.tenant(headers.get("authorization"))
+        tenant = self._reception.auth.tenant(headers.get("authorization"))
         outlook = _outlook(request.session)
         if outlook == ReturnHint():
             raise InvalidRequest("session: set ended or returns_in_s", field="session")
         session = session_digest(tenant, headers, request.prompt_cache_key or None)
         if not session:
             raise InvalidRequest("x-session-affinity: this metadata must name the session", field="x-session-affinity")
-        await self._completer.hint(session, outlook)
+        await self._reception.completer.hint(session, outlook)
         return gateway_pb2.HintSessionResponse()
 
     async def ListModels(
@@ -87,11 +84,11 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         context: grpc.aio.ServicerContext[gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse],
     ) -> gateway_pb2.ListModelsResponse:
         """The served models."""
-        self._completer.auth.tenant(metadata(context).get("authorization"))
-        known = self._completer.mesh.known
+        self._reception.auth.tenant(metadata(context).get("authorization"))
+        known = self._reception.view.known
         model = gateway_pb2.Model(
-            id=self._completer.config.served_name,
-            created=self._started,
+            id=self._reception.config.served_name,
+            created=self._reception.started,
             context_length=known.max_model_len if known else 0,
         )
         return gateway_pb2.ListModelsResponse(models=[model])

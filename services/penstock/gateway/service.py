@@ -15,6 +15,7 @@ from penstock.gateway.auth import load_auth
 from penstock.gateway.completer import Completer
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.http import application
+from penstock.gateway.reception import Reception
 from penstock.gateway.rpc import SERVICE, GatewayService
 from penstock.gateway.server import serve_http
 from penstock.gateway.threads import open_threads
@@ -37,22 +38,21 @@ class Gateway:
     address: HostPort
     """HTTP."""
     grpc_address: HostPort
-    completer: Completer
-    admission: Admission
+    reception: Reception
 
     @property
     def metrics(self) -> GatewayMetrics:
         """What GET /metrics tells."""
-        return self.completer.metrics
+        return self.reception.metrics
 
     @property
-    def mesh(self) -> RouterView:
-        """Its view of the mesh."""
-        return self.completer.mesh
+    def view(self) -> RouterView:
+        """What it knows of the mesh."""
+        return self.reception.view
 
     async def ready(self) -> None:
         """Returns when a request would succeed."""
-        await self.mesh.until(True)
+        await self.view.until(True)
 
 
 @asynccontextmanager
@@ -74,7 +74,17 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 completer = Completer(
                     config, model, auth=auth, view=view, channels=channels, threads=threads, metrics=metrics
                 )
-                service = GatewayService(completer, admission, started)
+                reception = Reception(
+                    config=config,
+                    auth=auth,
+                    admission=admission,
+                    threads=threads,
+                    completer=completer,
+                    view=view,
+                    metrics=metrics,
+                    started=started,
+                )
+                service = GatewayService(reception)
 
                 def register(server: grpc.aio.Server) -> None:
                     gateway_pb2_grpc.add_GatewayServicer_to_server(service, server)
@@ -88,13 +98,13 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     max_streams=_MOST_STREAMS,
                     grace=config.drain_s,
                 ) as rpc:
-                    app = application(completer, admission, started)
+                    app = application(reception)
                     failed = metrics.task_failed
                     async with (
                         serve_http(app, config.http_address, drain_s=config.drain_s, failed=failed) as address,
                         _health(view, rpc, failed),
                     ):
-                        yield Gateway(address, config.grpc_address.at(rpc.port), completer, admission)
+                        yield Gateway(address, config.grpc_address.at(rpc.port), reception)
 
 
 @asynccontextmanager

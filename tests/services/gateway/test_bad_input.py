@@ -261,7 +261,7 @@ async def test_bodies_are_bounded_together(opened):
             end.cancel()
         for _, writer in waiting:
             writer.close()
-        await setup.gateway.admission.idle()
+        await setup.gateway.reception.admission.idle()
         async with httpx2.AsyncClient(base_url=setup.url) as client:
             body = json.dumps(chat(max_tokens=1)).encode()
             assert (await client.post(CHAT, content=body + b" " * (90_000 - len(body)))).status_code == 200
@@ -387,7 +387,7 @@ async def test_a_running_stream_outlives_the_time_of_a_message_that_waits_behind
     setup.script.gate.set()
     await reader.readuntil(b"[DONE]")
     writer.close()
-    await setup.gateway.admission.idle()
+    await setup.gateway.reception.admission.idle()
 
 
 def test_a_line_for_many_alike():

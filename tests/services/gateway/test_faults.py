@@ -67,12 +67,12 @@ async def test_a_worker_that_refuses_to_start_is_avoided(setup, prefill):
 
 
 async def test_moves_are_counted(setup):
-    metrics = setup.gateway.completer.metrics.registry
-    await setup.gateway.admission.idle()  # an earlier test's request may only just have lost its client
+    metrics = setup.gateway.metrics.registry
+    await setup.gateway.reception.admission.idle()  # an earlier test's request may only just have lost its client
     before = metrics.get_sample_value("penstock_replans_total")
     setup.script.decode_dies_after = 2
     await ask(setup)
-    await setup.gateway.admission.idle()
+    await setup.gateway.reception.admission.idle()
     assert metrics.get_sample_value("penstock_replans_total") == before + 1
 
 
@@ -147,7 +147,7 @@ async def test_a_request_waits_for_workers_to_come(setup):
     """The router has none, and says so to all who watch it; when one joins, the request goes on."""
     setup.script.refuse = Unavailable("no worker has joined")
     setup.mesh.set_view(ready=False)
-    await setup.gateway.mesh.until(False)
+    await setup.gateway.view.until(False)
     asking = asyncio.create_task(ask(setup))
     await setup.mesh.until(lambda: len(setup.mesh.router.asks) == 1)
     setup.script.refuse = None
@@ -202,7 +202,7 @@ async def test_a_worker_that_counts_wrong_is_a_counted_defect(opened):
     async with opened() as setup:
         setup.script.cached, setup.script.miscount = {"host": 8}, 3
         _, usage = await ask(setup)
-        await setup.gateway.admission.idle()
+        await setup.gateway.reception.admission.idle()
         own = usage.model_dump()["penstock"]
         assert (own["cached_tokens"]["host"], own["computed_tokens"]) == (8, usage.prompt_tokens - 8 + 3)
         assert setup.gateway.metrics.registry.get_sample_value("penstock_usage_defects_total") == 1
@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_frees_everything(setup, stream, prefill):
         await asyncio.gather(asking, return_exceptions=True)
     async with asyncio.timeout(1):
         await setup.mesh.until(lambda: setup.mesh.live == 0)
-        await setup.gateway.admission.idle()
+        await setup.gateway.reception.admission.idle()
 
 
 async def test_a_grpc_client_that_leaves_frees_everything(setup):
@@ -241,7 +241,7 @@ async def test_a_grpc_client_that_leaves_frees_everything(setup):
         call.cancel()
         async with asyncio.timeout(1):
             await setup.mesh.until(lambda: setup.mesh.live == 0)
-            await setup.gateway.admission.idle()
+            await setup.gateway.reception.admission.idle()
 
 
 async def test_a_crowd_is_refused_at_once(opened):
@@ -260,7 +260,7 @@ async def test_a_crowd_is_refused_at_once(opened):
         for stream in streams:
             await stream.close()
         await setup.mesh.until(lambda: setup.mesh.live == 0)
-        await setup.gateway.admission.idle()
+        await setup.gateway.reception.admission.idle()
         setup.script.hang = False
         assert (await ask(setup))[0] == TEXT
 
@@ -315,10 +315,10 @@ async def test_hopeless_prompts_are_refused_unread(setup):
 
 async def test_channels_to_lost_workers_are_closed(opened):
     async with opened() as setup:
-        channels = setup.gateway.completer._channels
+        channels = setup.gateway.reception.completer._channels
         setup.script.generate = lambda worker, request: Unavailable("gone") if worker.name == "decode-0" else None
         assert (await ask(setup))[0] == TEXT
-        await setup.gateway.admission.idle()
+        await setup.gateway.reception.admission.idle()
         lost, found = (worker.address for worker in setup.mesh.decodes)
         assert lost not in channels._open
         assert found in channels._open

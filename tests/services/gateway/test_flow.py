@@ -344,3 +344,17 @@ async def test_the_promise_that_speaks_of_more_blocks_counts() -> None:
     bench = Bench(Plans([ALONE]), Workers([says(*reports)]))
     await bench.flow.run()
     assert bench.flow.account.promised == many
+
+
+async def test_what_decode_sent_before_it_was_lost_is_kept() -> None:
+    """Its tokens overtook prefill's, which is on its way."""
+    late = asyncio.Event()
+
+    def rest(chosen: Assignment, output: Sequence[int]) -> Sequence[Step]:
+        assert output == (100, 101, 102)
+        return [decoded(3, finish="stop", use=use(3, host=20))]
+
+    bench = Bench(Plans([BOTH, ALONE]), Workers([says(decoded(1, 2), decode_lost()), rest], [says(late, prefilled())]))
+    asyncio.get_running_loop().call_later(0.01, late.set)
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [0, 1, 2, 3]

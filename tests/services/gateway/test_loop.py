@@ -27,7 +27,7 @@ async def watched(setup):
     setup.script.say = lambda request: ids
     setup.script.pace_s = PACE_S
     setup.mesh.set_view(ready=True, context=CONTEXT)
-    mesh = setup.gateway.mesh
+    mesh = setup.gateway.view
     async with mesh.changed:
         await mesh.changed.wait_for(lambda: mesh.known.max_model_len == CONTEXT)
     yield setup

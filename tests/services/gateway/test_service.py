@@ -114,7 +114,7 @@ async def test_health_and_metrics(setup):
     await ask(setup.client)
     with pytest.raises(openai.BadRequestError):
         await ask(setup.client, temperature=-1)
-    await setup.gateway.admission.idle()
+    await setup.gateway.reception.admission.idle()
     async with httpx2.AsyncClient(base_url=setup.url) as client:
         assert (await client.get("/healthz")).text == "ok\n"
         assert (await client.get("/readyz")).status_code == 200
@@ -125,7 +125,7 @@ async def test_health_and_metrics(setup):
         "vllm:prompt_tokens_total",
     ):
         assert line in text
-    metrics = setup.gateway.completer.metrics.registry
+    metrics = setup.gateway.metrics.registry
     by_source = {
         sample.labels["source"]: sample.value
         for family in metrics.collect()
@@ -137,7 +137,7 @@ async def test_health_and_metrics(setup):
 
 
 async def test_not_ready_while_no_worker_is(setup):
-    mesh = setup.gateway.mesh
+    mesh = setup.gateway.view
     try:
         setup.mesh.set_view(ready=False)
         await mesh.until(False)
@@ -167,9 +167,9 @@ async def test_another_tokenizer_is_not_served(opened, model_dir, tmp_path):
         (other / "tokenizer.json").write_text(text + "\n")
         config = GatewayConfig(router=setup.mesh.address, model_dir=other, http_address="127.0.0.1:0", failover_s=0.2)
         async with open_gateway(config) as gateway:
-            async with gateway.mesh.changed:
-                await gateway.mesh.changed.wait_for(lambda: gateway.mesh._connected)
-            assert not gateway.mesh.ready
+            async with gateway.view.changed:
+                await gateway.view.changed.wait_for(lambda: gateway.view._connected)
+            assert not gateway.view.ready
 
 
 async def test_a_server_that_fails_before_it_listens_ends_the_start(opened, monkeypatch):

@@ -121,8 +121,8 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
         settings |= {"http_address": "127.0.0.1:0", **options.gateway}
         gateway = await stack.enter_async_context(open_gateway(GatewayConfig(**settings)))
         await wait_joined(router.address, len(prefill), len(decode))
-        async with gateway.mesh.changed, asyncio.timeout(30):
-            await gateway.mesh.changed.wait_for(lambda: gateway.mesh.ready)
+        async with gateway.view.changed, asyncio.timeout(30):
+            await gateway.view.changed.wait_for(lambda: gateway.view.ready)
         yield Mesh(gateway=gateway, router=router, kvstores=stores, prefill=prefill, decode=decode, draft=draft)
 
 

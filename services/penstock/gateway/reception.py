@@ -1,0 +1,28 @@
+"""What both doors work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.gateway.admission import Admission
+from penstock.gateway.auth import Auth
+from penstock.gateway.completer import Completer
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.threads import Threads
+from penstock.gateway.view import RouterView
+from penstock.runtime.metrics import GatewayMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reception:
+    """A request on its way in meets them in this order: auth, admission, threads, completer."""
+
+    config: GatewayConfig
+    auth: Auth
+    admission: Admission
+    threads: Threads
+    completer: Completer
+    view: RouterView
+    metrics: GatewayMetrics
+    started: int
+    """Unix seconds at which the gateway began to serve."""
