@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.rpc.interceptors import InFlight, ServerInterceptor
 from penstock.runtime.config import ConfigError
+from penstock.runtime.ports import ports_are_reserved
 
 MAX_MESSAGE = 4 * 1024 * 1024
 """grpc's own default. Bulk bytes travel in chunks of at most 1 MiB, so it is never raised."""
@@ -29,7 +30,6 @@ _SPARE_STREAMS = 64
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.so_reuseport", 0),
     *KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -77,7 +77,11 @@ async def serve(
     server = grpc.aio.server(
         interceptors=[ServerInterceptor(in_flight)],
         # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
-        options=(*_OPTIONS, ("grpc.max_concurrent_streams", max_streams or max_calls + _SPARE_STREAMS)),
+        options=(
+            *_OPTIONS,
+            ("grpc.max_concurrent_streams", max_streams or max_calls + _SPARE_STREAMS),
+            ("grpc.so_reuseport", int(ports_are_reserved())),
+        ),
         maximum_concurrent_rpcs=max_calls,
     )
     health = health_aio.HealthServicer()

@@ -169,6 +169,7 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
         command=(sys.executable, "-m", f"penstock.{service}", *arguments),
         stop_stage=stage,
         environment={
+            **Ports.environment,
             f"PENSTOCK_{service.upper()}_LOG_LEVEL": options.log_level,
             "GRPC_VERBOSITY": "NONE",
             # OpenMP threads that spin while they wait starve the other processes of the mesh.

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import ClassVar
+
+from penstock.runtime.config import HostPort
+from penstock.runtime.ports import RESERVED
 
 
 class PortTaken(OSError):
@@ -15,25 +19,28 @@ class PortTaken(OSError):
 class Ports:
     """Reserved ports of 127.0.0.1; made by `reserved_ports`.
 
-    On Linux a port stays reserved as long as this object lives: a bound socket that does not listen keeps the kernel
-    from giving the port away, and lets a server that sets SO_REUSEADDR, as ours do, listen on it, again and again.
-    Elsewhere the port is only likely to stay free.
+    On Linux a port stays reserved as long as this object lives: only processes of this user that are told so, by
+    `environment`, can listen there, again and again. Elsewhere the port is only likely to stay free.
     """
+
+    environment: ClassVar[Mapping[str, str]] = {RESERVED: "1"} if sys.platform == "linux" else {}
+    """For the services that listen on the ports."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
-    def reserve(self, port: int = 0) -> str:
-        """host:port of `port`, or of a free one. Raises PortTaken."""
-        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def reserve(self, port: int = 0) -> HostPort:
+        """The address of `port`, or of a free one. Raises PortTaken."""
         try:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", port))
+            if port:
+                # SO_REUSEPORT alone would share the port with other services of this user; SO_REUSEADDR only passes
+                # over connections that have ended.
+                _bound(port, socket.SO_REUSEADDR).close()
+            holder = _bound(port, socket.SO_REUSEPORT)
         except OSError as error:
-            holder.close()
             raise PortTaken(f"port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
-        address = f"127.0.0.1:{holder.getsockname()[1]}"
-        if sys.platform == "linux":
+        address = HostPort(f"127.0.0.1:{holder.getsockname()[1]}")
+        if self.environment:
             self._held.append(holder)
         else:
             holder.close()
@@ -53,3 +60,14 @@ def reserved_ports() -> Iterator[Ports]:
         yield ports
     finally:
         ports.close()
+
+
+def _bound(port: int, option: int) -> socket.socket:
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        holder.bind(("127.0.0.1", port))
+    except OSError:
+        holder.close()
+        raise
+    return holder

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from penstock.gateway.protocol import BoundedProtocol, Sparse
 from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.ports import ports_are_reserved
 from penstock.runtime.tasks import Failed, beside
 
 _BACKLOG = 1024
@@ -92,6 +93,7 @@ def _listen(address: HostPort) -> socket.socket:
         listener = socket.socket(family, kind)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(ports_are_reserved()))
             listener.bind(target)
             listener.listen(_BACKLOG)  # here and not only in uvicorn: two may bind to a port, one may listen
             listener.setblocking(False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.rpc.server import serve
 from penstock.runtime.lifecycle import Lifecycle, run
+from penstock.runtime.ports import ports_are_reserved
 
 
 async def live(name: str, behaviour: str, diary: Path | None, lifecycle: Lifecycle) -> None:
@@ -47,7 +48,7 @@ async def answer_readyz(port: int) -> None:
         writer.write(f"HTTP/1.1 {next(statuses, '200 OK')}\r\nConnection: close\r\n\r\n".encode())
         writer.close()
 
-    await asyncio.start_server(answer, "127.0.0.1", port)
+    await asyncio.start_server(answer, "127.0.0.1", port, reuse_port=ports_are_reserved())
 
 
 if __name__ == "__main__":

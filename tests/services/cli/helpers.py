@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cli.child import ChildSpec
+from penstock.cli.ports import Ports
 from penstock.cli.supervisor import ChildChange, ChildState
 
 REPOSITORY = Path(__file__).parents[3]
@@ -18,7 +19,7 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in 
 
 def fake(name: str, behaviour: str = "", diary: Path | None = None, stop_stage: int = 0) -> ChildSpec:
     command = (sys.executable, str(FAKE), name, behaviour, str(diary or ""))
-    return ChildSpec(name, command, stop_stage, ENVIRONMENT)
+    return ChildSpec(name, command, stop_stage, {**ENVIRONMENT, **Ports.environment})
 
 
 class Onlooker:

@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.cli.mesh import MeshOptions, plan_mesh
 from penstock.cli.ports import PortTaken, reserved_ports
 from penstock.engine.config import EngineSettings
 from penstock.models import NAMES, embedded
+from penstock.rpc.server import serve
 from penstock.runtime import cores
 from penstock.runtime.config import ConfigError
 
@@ -125,18 +127,51 @@ def test_kv_of_another_type_is_every_workers() -> None:
     assert asked == {"prefill-0", "decode-0", "decode-1"}
 
 
-def test_reserved_ports_can_be_listened_on_again_and_again_but_not_taken() -> None:
+async def test_reserved_ports_can_be_listened_on_again_and_again_but_not_taken(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     with reserved_ports() as ports:
         addresses = {ports.reserve() for _ in range(20)}
         assert len(addresses) == 20
-        host, port = addresses.pop().split(":")
-        for _ in range(2):
-            with socket.create_server((host, int(port))):  # sets SO_REUSEADDR, as all our servers do
+        address = addresses.pop()
+        with pytest.raises(PortTaken):
+            ports.reserve(address.port)
+        with pytest.raises(ConfigError, match="cannot listen there"):
+            async with serve(address, lambda server: None, []):
                 pass
-        with socket.socket() as stranger, pytest.raises(OSError):
-            stranger.bind((host, int(port)))
+        for name, value in ports.environment.items():
+            monkeypatch.setenv(name, value)
+        for _ in range(2):
+            async with serve(address, lambda server: None, []) as server:
+                assert server.port == address.port
+            with socket.socket() as stranger, pytest.raises(OSError):
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                stranger.bind((address.host, address.port))
     with socket.create_server(("127.0.0.1", 0)) as other, reserved_ports() as ports, pytest.raises(PortTaken):
         ports.reserve(other.getsockname()[1])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_cannot_take_a_reserved_port() -> None:
+    with reserved_ports() as ports:
+        address = ports.reserve()
+        stranger = os.fork()
+        if stranger == 0:
+            os.setuid(65534)
+            taken = 0
+            for options in (
+                (),
+                (socket.SO_REUSEADDR,),
+                (socket.SO_REUSEPORT,),
+                (socket.SO_REUSEADDR, socket.SO_REUSEPORT),
+            ):
+                with socket.socket() as one, suppress(OSError):
+                    for option in options:
+                        one.setsockopt(socket.SOL_SOCKET, option, 1)
+                    one.bind((address.host, address.port))
+                    taken += 1
+            os._exit(taken)
+        assert os.waitpid(stranger, 0)[1] == 0
 
 
 def names(**options: object) -> list[str]:
