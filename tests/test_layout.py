@@ -17,13 +17,7 @@ WITHOUT_OWNER: set[str] = {
     "libs/penstock/kv/client/client.py",
     "libs/penstock/kv/client/loans.py",
     "libs/penstock/kv/client/writing.py",
-    "services/penstock/kvstore/elsewhere/mooncake.py",
-    "services/penstock/kvstore/elsewhere/neighbours.py",
     "services/penstock/kvstore/elsewhere/transport/peers.py",
-    "services/penstock/kvstore/events/wire/publisher.py",
-    "services/penstock/kvstore/service.py",
-    "services/penstock/kvstore/tiers/bringing.py",
-    "services/penstock/kvstore/tiers/device/opening.py",
     "services/penstock/kvstore/tiers/disk/threads.py",
 }
 NAMED_TWICE: set[str] = {

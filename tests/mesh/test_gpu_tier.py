@@ -6,10 +6,10 @@ import pytest
 
 from penstock.engine.request import SamplingParams
 from penstock.kvstore import service as store_service
-from penstock.kvstore.tiers.device.opening import open_gpu
+from penstock.kvstore.tiers.device.opening import open_device_tier
 from penstock.testing.mesh import MeshSetup
 from penstock.testing.twin import TwinDevice
-from penstock.worker import worker as worker_module
+from penstock.worker import opening as worker_module
 
 from .support import BLOCK, ask, prompt, settled, until
 
@@ -19,7 +19,10 @@ LENGTH = 20 * BLOCK + 5
 
 @pytest.mark.parametrize("workers", ["on-the-device", "through-host-memory"])
 async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, http, oracle, workers):
-    monkeypatch.setattr(store_service, "open_gpu", lambda keeper, config, _: open_gpu(keeper, config, TwinDevice))
+    def open_twin(*given, **named):
+        return open_device_tier(*given, **(named | {"open_device": TwinDevice}))
+
+    monkeypatch.setattr(store_service, "open_device_tier", open_twin)
     if workers == "on-the-device":
         monkeypatch.setattr(worker_module, "device_of", lambda _: TwinDevice())
     tokens = prompt(f"device/{workers}", LENGTH)
@@ -37,9 +40,9 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         read_there = 20 * BLOCK if workers == "on-the-device" else 0
         assert third.usage["penstock"]["cached_tokens"].get("gpu", 0) == read_there
         assert store.gpu.stats().hits == read_there // BLOCK
-        table = store.keeper.store
-        while (victim := table.victims.hold(store.keeper.now())) is not None:
-            table.victims.discard(victim, store.keeper.now())
+        table = store.host.table
+        while (victim := table.victims.hold(store.store.now())) is not None:
+            table.victims.discard(victim, store.store.now())
         assert table.stats().blocks == 0, "host memory has nothing"
         fourth = await ask(http, mesh, tokens, GREEDY, "s")
         assert fourth.ids == expected.ids

@@ -79,10 +79,10 @@ async def test_one_tenant_has_its_budget_and_the_grant_says_so(mesh, client) -> 
 
 
 async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
-    sessions = mesh.kvstore.keeper.sessions
+    sessions = mesh.kvstore.store.sessions
 
     def state() -> SessionPhase | None:
-        outlook = sessions.outlook(DIGEST)
+        outlook = sessions.known(DIGEST)
         return outlook.state if outlook is not None else None
 
     stream = await client.completions.create(
@@ -97,8 +97,8 @@ async def test_the_store_hears_what_a_session_does(mesh, client) -> None:
     await client.completions.create(
         model="tiny", prompt=prompt("talk", 64), max_tokens=2, extra_headers=SESSION, extra_body=body
     )
-    now = mesh.kvstore.keeper.now
-    await until(lambda: 25 < sessions.outlook(DIGEST).expected_at - now() <= 30, "it said when it returns")
+    now = mesh.kvstore.store.now
+    await until(lambda: 25 < sessions.known(DIGEST).expected_at - now() <= 30, "it said when it returns")
     async with httpx2.AsyncClient() as http:
         await http.post(f"{mesh.url}/v1/sessions/hint", json={"ended": True}, headers=SESSION)
     await until(lambda: state() is SessionPhase.ENDED, "it was said to be over")
@@ -110,13 +110,13 @@ async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_ask
     async with meshes(MeshSetup(model=tiny, kv_host_bytes=SLOTS_BYTES, store=disk)) as mesh:
         async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
             await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
-            keeper, keys = mesh.kvstore.keeper, mesh_keys(mesh, tokens)
-            await until(lambda: keeper.disk.tier.has(keys) == 20, "the blocks are on the disk")
+            store, keys = mesh.kvstore, mesh_keys(mesh, tokens)
+            await until(lambda: store.disk.has_blocks(keys) == 20, "the blocks are on the disk")
             await flood(mesh, client)
-            assert keeper.store.lookup(keys) == 0
+            assert store.host.table.lookup(keys) == 0
             async with httpx2.AsyncClient() as http:
                 await http.post(f"{mesh.url}/v1/sessions/hint", json={"returns_in": "1s"}, headers=SESSION)
-            await until(lambda: keeper.store.lookup(keys) == 20, "the blocks are in memory")
+            await until(lambda: store.host.table.lookup(keys) == 20, "the blocks are in memory")
             answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
             assert answer.usage.model_extra["penstock"]["cached_tokens"]["host"] == 19 * BLOCK
 
@@ -126,7 +126,7 @@ async def test_blocks_know_their_session_and_what_they_cost(mesh, client) -> Non
     await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
     await client.completions.create(model="tiny", prompt=tokens[:320], max_tokens=1, extra_headers=SESSION)
     await settled(mesh, tokens)
-    blocks = [mesh.kvstore.keeper.store.find(key) for key in mesh_keys(mesh, tokens)]
+    blocks = [mesh.kvstore.host.table.find(key) for key in mesh_keys(mesh, tokens)]
     assert [block.session for block in blocks[:19]] == [DIGEST] * 19
     assert {block.session for block in blocks[20:]} == {""}
     assert {len(block.namespace) for block in blocks} == {16}

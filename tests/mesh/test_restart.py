@@ -28,7 +28,7 @@ async def test_the_next_turn_of_an_old_session(tiny, meshes, http, oracle, tmp_p
         expected = await oracle(tokens, sampling)
         async with meshes(options(tiny, tmp_path, aggregated=aggregated)) as mesh:
             answer = await ask(http, mesh, tokens, sampling, session="talk")
-            stats = mesh.kvstore.keeper.disk.tier.stats()
+            stats = mesh.kvstore.disk.files.stats()
         assert (answer.ids, answer.finish) == (expected.ids, expected.finish), turn
         cached = answer.usage["penstock"]["cached_tokens"]
         assert cached["nvme"] == answer.cached >= len(before) // BLOCK * BLOCK
@@ -48,7 +48,7 @@ async def test_a_disk_that_rots_costs_time_only(tiny, meshes, http, oracle, tmp_
         slab.write_bytes(data)
     async with meshes(options(tiny, tmp_path)) as mesh:
         answer = await ask(http, mesh, tokens, GREEDY)
-        stats = mesh.kvstore.keeper.disk.tier.stats()
+        stats = mesh.kvstore.disk.files.stats()
     assert answer.ids == expected.ids
     assert stats.corrupt + stats.torn > 0
 

@@ -53,7 +53,7 @@ class Tenants:
     async def settled(self, tenant: str, tokens: list[int]) -> None:
         """Returns when the store and the router's index know every block."""
         keys, index = self.keys(tenant, tokens), self.mesh.router.planner.index
-        await until(lambda: self.mesh.kvstore.keeper.lookup(keys) == len(keys), "the store holds the blocks")
+        await until(lambda: self.mesh.kvstore.store.lookup(keys) == len(keys), "the store holds the blocks")
         await until(lambda: len(keys) in index.match(keys).values(), "the router's index holds the blocks")
 
 
@@ -96,9 +96,9 @@ async def test_nvme(opened, tmp_path) -> None:
     async with opened(store=disk) as tenants:
         await tenants.cached("a", tokens)
         await tenants.settled("a", tokens)
-        tier = tenants.mesh.kvstore.keeper.disk.tier
-        await until(lambda: tier.has(tenants.keys("a", tokens)) == TOKENS // BLOCK, "the blocks are on the disk")
-        assert tier.has(tenants.keys("b", tokens)) == 0
+        tier = tenants.mesh.kvstore.disk.files
+        await until(lambda: tier.has_blocks(tenants.keys("a", tokens)) == TOKENS // BLOCK, "the blocks are on the disk")
+        assert tier.has_blocks(tenants.keys("b", tokens)) == 0
     async with opened(store=disk) as tenants:
         assert await tenants.cached("b", tokens) == {}
         assert await tenants.cached("a", tokens) == {"nvme": TOKENS - BLOCK}
@@ -117,15 +117,15 @@ async def test_gpu(opened) -> None:
         keys = tenants.keys("a", tokens)
         for _ in range(2):
             await tenants.cached("a", tokens)
-            await until(lambda: store.keeper.store.lookup(keys) == len(keys), "the store holds the blocks")
-        await until(lambda: store.gpu.has(keys) >= len(keys) - 1, "what was fetched is on the device")
+            await until(lambda: store.host.table.lookup(keys) == len(keys), "the store holds the blocks")
+        await until(lambda: store.gpu.has_blocks(keys) >= len(keys) - 1, "what was fetched is on the device")
         number = 0
-        while keys[0] in store.keeper.store:
+        while keys[0] in store.host.table:
             number += 1
             flood = prompt(f"flood {number}", 100 * BLOCK)
             await tenants.clients["b"].completions.create(model="tiny", prompt=flood, max_tokens=1)
-        assert store.gpu.has(keys) >= len(keys) - 1
-        assert store.gpu.has(tenants.keys("b", tokens)) == 0
+        assert store.gpu.has_blocks(keys) >= len(keys) - 1
+        assert store.gpu.has_blocks(tenants.keys("b", tokens)) == 0
         assert await tenants.cached("b", tokens) == {}
         assert await tenants.cached("a", tokens) == {"gpu": TOKENS - BLOCK}
 
@@ -179,7 +179,7 @@ async def test_promises_and_sessions(tenants: Tenants) -> None:
             extra_body={"penstock": {"retain": "1m"}},
         )
         assert answer.usage.model_extra["penstock"]["retained_s"] == 60.0
-    assert len(tenants.mesh.kvstore.keeper.sessions) == 2
+    assert len(tenants.mesh.kvstore.store.sessions) == 2
 
 
 async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tiny) -> None:

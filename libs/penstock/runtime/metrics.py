@@ -182,14 +182,13 @@ class StoreMetrics(Metrics):
 
     GPU_COUNTERS = frozenset(["hits", "promoted", "demoted", "supplied", "evictions", "failed_copies", "corrupt"])
 
-    def __init__(
+    def watch(
         self,
         read: Callable[[], Mapping[str, float]],
         faults: Callable[[], Mapping[str, int]],
         gpu: Callable[[], Mapping[str, float]],
     ) -> None:
-        """`faults`: fetches from other stores that ended early, by reason."""
-        super().__init__()
+        """From now on with these figures; `faults` are fetches from other stores that ended early, by reason."""
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
         self.registry.register(_ByReason("penstock_store_pull_faults", "Fetches that ended early", faults))
         self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))

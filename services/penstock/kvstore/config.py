@@ -8,7 +8,6 @@ from pathlib import Path
 from penstock.kv.host import host_id
 from penstock.kvstore.events.wire.format import STYLES
 from penstock.kvstore.eviction import POLICIES
-from penstock.kvstore.table.promises import Promises
 from penstock.runtime.capacity import check_host_bytes, check_nvme
 from penstock.runtime.config import ConfigError, Size, format_size
 
@@ -136,10 +135,6 @@ class KvStoreConfig:
             raise ConfigError("host_id", self.host_id, "a name for this host")
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError("log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
-
-    def promises(self, slots: int) -> Promises:
-        """The promises of a tier of so many slots."""
-        return Promises(int(self.retain_share * slots), int(self.retain_tenant_share * slots), self.retain_s)
 
     def _check_nvme(self) -> None:
         for name in ("nvme_write_bytes_per_s", "nvme_write_bytes_per_day"):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import cast
 
 from penstock.kv.bytes.arena import Layout
 from penstock.kv.spec import spec_to_message
 from penstock.kvstore.checks import check_checksum, check_key, check_namespace, check_seconds, check_session
 from penstock.kvstore.elsewhere.pulling import Puller
-from penstock.kvstore.events.hub import Change
-from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.events.messages import tier_message
 from penstock.kvstore.sessions import SessionPhase, SessionTable
+from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
 from penstock.v1 import common_pb2, kvstore_pb2
 
@@ -60,18 +59,6 @@ def about_message(block: Block) -> kvstore_pb2.ReserveBlock:
     )
 
 
-def events_message(change: Change) -> common_pb2.BlockEvents:
-    """A Change for the wire."""
-    return common_pb2.BlockEvents(
-        stored=change.stored, removed=change.removed, snapshot=change.snapshot, tier=tier_message(change.tier)
-    )
-
-
-def tier_message(tier: TierKind) -> common_pb2.Tier.ValueType:
-    """A TierKind for the wire."""
-    return cast(common_pb2.Tier.ValueType, int(tier))
-
-
 _STATES = {
     common_pb2.SESSION_STATE_UNSPECIFIED: None,
     common_pb2.SESSION_STATE_ACTIVE: SessionPhase.ACTIVE,
@@ -94,23 +81,22 @@ def hear(sessions: SessionTable, hint: common_pb2.SessionHint, now: float) -> No
         sessions.hint(hint.session, _STATES[hint.state], now, returns_in)
 
 
-def stats_message(
-    keeper: Keeper, puller: Puller, host_id: str, gpu: kvstore_pb2.GpuStats | None
-) -> kvstore_pb2.StatsResponse:
+def stats_message(store: Store, puller: Puller, host_id: str) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
-    figures = asdict(keeper.stats())
     message = kvstore_pb2.StatsResponse(
         host_id=host_id,
-        arena_bytes=keeper.arena.size,
-        resynchronised=keeper.hub.resynchronised,
-        sessions=len(keeper.sessions),
-        gpu=gpu,
-        **figures,
+        arena_bytes=store.host.arena.size,
+        resynchronised=store.tiers.hub.resynchronised,
+        sessions=len(store.sessions),
+        **asdict(store.stats()),
     )
-    if keeper.disk is not None:
-        message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**keeper.disk.figures()))
+    for tier in store.tiers:
+        if tier.kind is TierKind.NVME:
+            message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**tier.figures()))
+        elif tier.kind is TierKind.GPU:
+            message.gpu.CopyFrom(kvstore_pb2.GpuStats(**tier.figures()))
     pull = kvstore_pb2.PullStats(faults=puller.faults, others=len(puller.neighbours.others), **puller.figures())
     message.pull.CopyFrom(pull)
-    if keeper.spec is not None:
-        message.spec.CopyFrom(spec_to_message(keeper.spec))
+    if store.spec is not None:
+        message.spec.CopyFrom(spec_to_message(store.spec))
     return message

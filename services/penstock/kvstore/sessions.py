@@ -15,7 +15,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -76,13 +77,13 @@ class _Entry:
 class SessionTable:
     """At most `most` sessions. Times are seconds of any clock that does not go back."""
 
-    def __init__(self, most: int = 100_000) -> None:
+    def __init__(self, most: int = 100_000, *, listeners: Sequence[Callable[[str], None]] = ()) -> None:
+        """`listeners` are called as those of `heard_by`, for ever."""
         self._most = most
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._overall = {SessionPhase.TOOL: _Mean(), SessionPhase.USER: _Mean()}
         self._expected: list[tuple[float, str]] = []
-        self.changed: list[Callable[[str], None]] = []
-        """Called with each session of which something new is known."""
+        self._listeners = list(listeners)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -113,7 +114,16 @@ class SessionTable:
         gap = self._gap(entry, state) if returns_in is None or state is SessionPhase.ENDED else returns_in
         self._change(session, entry, state, now, now + gap)
 
-    def outlook(self, session: str) -> KnownSession | None:
+    @contextmanager
+    def heard_by(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Calls the listener with each session of which something new is known, for the length of the block."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def known(self, session: str) -> KnownSession | None:
         """What is known of it; None: nothing."""
         entry = self._entries.get(session)
         return KnownSession(entry.state, entry.since, entry.expected_at) if entry is not None else None
@@ -150,7 +160,7 @@ class SessionTable:
             if len(self._expected) > 2 * len(self._entries) + _SLACK:
                 self._expected = list(self._live())
                 heapq.heapify(self._expected)
-        for listener in self.changed:
+        for listener in self._listeners:
             listener(session)
 
     def _live(self) -> Iterable[tuple[float, str]]:

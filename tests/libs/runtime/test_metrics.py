@@ -23,7 +23,9 @@ def worker_metrics() -> Metrics:
 
 
 def store_metrics() -> Metrics:
-    return metrics.StoreMetrics(lambda: FIGURES, dict, lambda: {"promoted": 7.0, "slots": 9.0})
+    store = metrics.StoreMetrics()
+    store.watch(lambda: FIGURES, dict, lambda: {"promoted": 7.0, "slots": 9.0})
+    return store
 
 
 KINDS = [metrics.GatewayMetrics, worker_metrics, metrics.RouterMetrics, metrics.DraftMetrics, store_metrics]

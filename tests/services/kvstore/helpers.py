@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,13 @@ import grpc
 from penstock.kv.bytes.arena import ArenaMap, Layout
 from penstock.kv.bytes.checksum import checksum
 from penstock.kv.client.client import BlockPut, StoreClient, open_store
+from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.service import KvStore
+from penstock.kvstore.table.blocks import Block, Lease, TierKind
+from penstock.kvstore.table.promises import Grant
+from penstock.kvstore.tiers.base import Room
 from penstock.rpc.channels import open_channels
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -237,3 +242,49 @@ class StoreProcess:
         """Another process at the same address."""
         self.close()
         self._start(self.address)
+
+
+class FakeTier:
+    """A tier that a test gives a store, with nothing in it and no will of its own."""
+
+    kind = TierKind.NVME
+    spec: KvSpec | None = None
+    busy = False
+
+    def format_for(self, spec: KvSpec) -> None: ...
+
+    async def settled(self, limit_s: float) -> None: ...
+
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
+        return 0
+
+    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+        return 0
+
+    def find_block(self, key: bytes) -> Block | None:
+        return None
+
+    def stored_keys(self) -> Iterable[bytes]:
+        return ()
+
+    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        return Grant()
+
+    def renew_promises(self, keys: Sequence[bytes]) -> None: ...
+
+    def expect_session(self, session: str, hint: ReturnHint) -> None: ...
+
+    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None: ...
+
+    def figures(self) -> dict[str, int]:
+        return {}
+
+
+_JOINED: list[object] = []
+
+
+def join(store: KvStore, tier: FakeTier) -> None:
+    """Gives a store one tier more, for as long as it lives."""
+    joined = store.store.tiers.joined(tier)
+    joined.__enter__()
+    _JOINED.append(joined)

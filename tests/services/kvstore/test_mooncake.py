@@ -176,7 +176,7 @@ async def main():
                     assert leased.tiers == ["host"] * len(KEYS)
             figures = two.puller.figures()
             assert (figures["pool_blocks"], figures["pool_published"], figures["pulled_blocks"]) == (40, 0, 0)
-            assert two.keeper.store.find(KEYS[5]).parent == KEYS[4]
+            assert two.host.table.find(KEYS[5]).parent == KEYS[4]
             assert one.stats().detached == two.stats().reserved == 0
     print("all well")
 

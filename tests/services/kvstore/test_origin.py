@@ -56,7 +56,7 @@ async def test_the_client_sends_it() -> None:
     blocks = [replace(block, seconds=0.5) for block in puts(3)]
     async with open_kvstore(settings()) as store, client_of(store.address) as client:
         assert await client.put(blocks, Origin("talk", NAMESPACE)) == 3
-        found = [store.keeper.store.find(block.key) for block in blocks]
+        found = [store.host.table.find(block.key) for block in blocks]
         assert [(one.session, one.namespace, one.seconds) for one in found] == [("talk", NAMESPACE, 0.5)] * 3
         async with client.lease([blocks[0].key], Origin("other")):
             assert [one.session for one in found] == [SEVERAL, "talk", "talk"]
@@ -95,7 +95,7 @@ async def test_seconds_that_are_no_time_are_refused() -> None:
 async def test_a_lease_tells_that_its_session_is_active() -> None:
     async with open_kvstore(settings()) as store, client_of(store.address) as client:
         async with client.lease([block.key for block in puts(1)], Origin("talk")):
-            outlook = store.keeper.sessions.outlook("talk")
+            outlook = store.store.sessions.known("talk")
         assert outlook is not None
         assert outlook.state is SessionPhase.ACTIVE
 

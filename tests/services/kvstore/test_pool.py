@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from tests.services.kvstore.helpers import client_of, eventually, puts, settings
@@ -10,6 +9,7 @@ from tests.services.kvstore.helpers import client_of, eventually, puts, settings
 from penstock.kvstore.elsewhere.mooncake import Pool
 from penstock.kvstore.elsewhere.transport.base import Offered
 from penstock.kvstore.service import open_kvstore
+from penstock.runtime.tasks import beside
 
 
 class Moody:
@@ -32,15 +32,11 @@ async def test_a_pool_that_fails_once_is_asked_again_and_no_pin_is_left() -> Non
     transport: Any = Moody()
     blocks = puts(6)
     async with open_kvstore(settings()) as store, client_of(store.address) as client:
-        pool = Pool(store.keeper, transport)
-        store.keeper.watchers.append(pool)
-        running = asyncio.create_task(pool.run())
-        try:
-            assert await client.put(blocks) == 6
-            await eventually(lambda: transport.asked == 6 and pool.published == 4)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
+        pool = Pool(store.host, transport, store.store.now)
+        with store.host.watched_by(pool):
+            async with beside(pool.run, name="pool", on_failure="stop", failed=print):
+                assert await client.put(blocks) == 6
+                await eventually(lambda: transport.asked == 6 and pool.published == 4)
         assert transport.taken == {put.key: bytes(put.data) for put in blocks[2:]}
         assert pool.left_out == 2
-        assert all(block.pins == 0 for block in map(store.keeper.store.find, [put.key for put in blocks]) if block)
+        assert all(block.pins == 0 for block in map(store.host.table.find, [put.key for put in blocks]) if block)

@@ -24,16 +24,16 @@ async def test_from_the_disk_ahead_of_time(tmp_path: Path, how: str) -> None:
     names = [block.key for block in blocks]
     config = settings(64, nvme_dir=tmp_path, nvme_bytes=2 << 20)
     async with open_kvstore(config) as store, client_of(store.address) as client, raw(store.address) as other:
-        disk, host = store.keeper.disk, store.keeper.store
+        disk, host = store.disk, store.host.table
         assert disk is not None
-        await eventually(lambda: disk.tier.stats().slots)
+        await eventually(lambda: disk.files.stats().slots)
         async with client.lease(names[:4], TALK):  # a first turn finds nothing
             pass
         await client.put(blocks[:8], TALK)
         async with client.lease(names[6:8], TALK):
             pass
         await client.put(blocks[8:], TALK)
-        await eventually(lambda: disk.tier.has(names) == 12)
+        await eventually(lambda: disk.files.has_blocks(names) == 12)
         number = 0
         while any(name in host for name in names):
             number += 1

@@ -92,7 +92,7 @@ async def test_missing_blocks_come_from_the_named_store_and_stay() -> None:
         assert mesh.figures["pulled_bytes"] == 20 * 4096, "what is here is not fetched again"
         assert mesh.second.stats().reserved == 0
         assert mesh.second.stats().brought == 20
-        stored = mesh.second.keeper.store.find(keys(20)[7])
+        stored = mesh.second.host.table.find(keys(20)[7])
         assert stored is not None
         assert (stored.parent, stored.first_token) == (keys(20)[6], 112)
 
@@ -267,9 +267,9 @@ async def test_a_damaged_copy_is_not_taken_and_goes_out_of_service_there() -> No
     async with two() as mesh:
         blocks = puts(8)
         await mesh.writer.put(blocks)
-        damaged = mesh.first.keeper.store.find(keys(8)[5])
+        damaged = mesh.first.host.table.find(keys(8)[5])
         assert damaged is not None
-        mesh.first.keeper.arena.block(damaged.slot, 4096)[100] ^= 1
+        mesh.first.host.arena.block(damaged.slot, 4096)[100] ^= 1
         assert await mesh.lease(keys(8)) == contents(blocks[:5])
         assert mesh.faults == {"corrupt": 1}
         assert mesh.first.stats().quarantined == 1

@@ -234,17 +234,17 @@ async def test_promised_blocks_stay_on_the_disk_when_it_floods(tmp_path: Path) -
     kept, lost = puts(40, "kept"), puts(40, "lost")
     config = settings(64, nvme_dir=tmp_path, nvme_bytes=2 << 20)
     async with open_kvstore(config) as store, client_of(store.address) as client:
-        disk = store.keeper.disk
+        disk = store.disk
         assert disk is not None
-        await eventually(lambda: disk.tier.stats().slots)
-        count = disk.tier.stats().slots // 8
+        await eventually(lambda: disk.files.stats().slots)
+        count = disk.files.stats().slots // 8
         assert 64 // 8 < count < len(kept)
         await client.put(kept, Origin("", ALICE))
         assert await client.retain([one.key for one in kept], 600.0, ALICE) == (600.0, count)
-        await eventually(lambda: disk.tier.has([one.key for one in kept]) == len(kept))
+        await eventually(lambda: disk.files.has_blocks([one.key for one in kept]) == len(kept))
         await client.put(lost, Origin("", ALICE))
         number = 0
-        while disk.tier.stats().evictions < 2 * disk.tier.stats().slots:
+        while disk.files.stats().evictions < 2 * disk.files.stats().slots:
             number += 1
             await client.put(puts(32, f"flood {number}"))
             await eventually(lambda: not disk.mover.pending)
@@ -259,13 +259,13 @@ async def test_a_promise_of_the_disk_outlives_the_process(tmp_path: Path) -> Non
     kept = puts(8, "kept")
     config = settings(64, nvme_dir=tmp_path, nvme_bytes=2 << 20)
     async with open_kvstore(config) as store, client_of(store.address) as client:
-        await eventually(lambda: store.keeper.disk.tier.stats().slots)
+        await eventually(lambda: store.disk.files.stats().slots)
         assert (await client.retain([one.key for one in kept[:5]], 600.0, ALICE))[1] == 5
         await client.put(kept, Origin("", ALICE))
-        await eventually(lambda: store.keeper.disk.tier.has([one.key for one in kept]) == 8)
+        await eventually(lambda: store.disk.files.has_blocks([one.key for one in kept]) == 8)
     async with open_kvstore(config) as store, client_of(store.address) as client:
-        await eventually(lambda: store.keeper.disk.tier.stats().slots)
-        tier, now = store.keeper.disk.tier, store.keeper.now()
+        await eventually(lambda: store.disk.files.stats().slots)
+        tier, now = store.disk.files, store.store.now()
         assert [tier.promised(one.key) for one in kept] == [True] * 5 + [False] * 3
         table = tier._space.table
         assert all(now + 500 < table.find(one.key).retained_until <= now + 600 for one in kept[:5])

@@ -20,8 +20,8 @@ from tests.services.kvstore.helpers import (
 )
 
 from penstock.kv.bytes.checksum import checksum
-from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.tiers.host import HostTier
 from penstock.rpc.errors import from_rpc
 from penstock.runtime.config import ConfigError
 from penstock.v1 import kvstore_pb2
@@ -295,17 +295,17 @@ async def test_stats_on_the_wire_are_the_tables() -> None:
 
 
 async def test_a_part_that_fails_is_told_at_once_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(keeper: Keeper) -> None:
+    async def fail(host: HostTier) -> None:
         raise OSError("boom")
 
-    monkeypatch.setattr(Keeper, "run", fail)
-    told = served = False
-    with capture_logs() as logs, pytest.raises(OSError, match="boom"):
+    monkeypatch.setattr(HostTier, "provide_pages", fail)
+    with capture_logs() as logs:
         async with open_kvstore(settings()) as store, raw(store.address) as one:
             await one.attach()
-            served = await one.lookup(keys(1)) == 0
-            told = any(line["log_level"] == "error" for line in logs)
-    assert (served, told) == (True, True)
+            assert await one.lookup(keys(1)) == 0
+            [told] = [line for line in logs if line["log_level"] == "error"]
+            assert (told["task"], str(told["exc_info"])) == ("kvstore pages", "boom")
+            assert b'penstock_task_failures_total{task="kvstore pages"} 1.0' in store.metrics.text()
 
 
 async def test_two_stores_in_one_process() -> None:
@@ -342,7 +342,7 @@ def test_a_bad_setting_is_refused_with_what_would_be_right(field: str, value: An
 
 
 async def test_a_store_that_only_ever_misses_says_so_once(monkeypatch) -> None:
-    monkeypatch.setattr("penstock.kvstore.keeper._FRUITLESS", 6)
+    monkeypatch.setattr("penstock.kvstore.store._FRUITLESS", 6)
     with capture_logs() as logs:
         async with open_kvstore(settings()) as store, raw(store.address) as client:
             await client.attach()

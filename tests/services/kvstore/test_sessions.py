@@ -80,11 +80,10 @@ def mean(values: list[float]) -> float:
 class SessionTableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table = SessionTable(MOST)
+        self.heard: list[str] = []
+        self.table = SessionTable(MOST, listeners=[lambda session: self.heard.append(session)])
         self.naive = Naive()
         self.now = 100.0
-        self.heard: list[str] = []
-        self.table.changed.append(self.heard.append)
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 7.0, 100.0]))
     def wait(self, seconds: float) -> None:
@@ -119,7 +118,7 @@ class SessionTableMachine(RuleBasedStateMachine):
         states, waiting = self.naive.read()
         assert len(self.table) == len(states)
         for name in "abcd":
-            outlook = self.table.outlook(name)
+            outlook = self.table.known(name)
             if name not in states:
                 assert outlook is None
                 continue
@@ -137,12 +136,12 @@ TestSessionTable = SessionTableMachine.TestCase
 def test_nothing_is_expected_before_something_was_learned() -> None:
     table = SessionTable()
     table.hint("a", SessionPhase.TOOL, 0.0)
-    assert table.outlook("a").expected_at == math.inf
+    assert table.known("a").expected_at == math.inf
     table.used("a", 4.0)
     table.hint("b", SessionPhase.TOOL, 10.0)
-    assert table.outlook("b").expected_at == pytest.approx(14.0), "others' tools took 4 s"
+    assert table.known("b").expected_at == pytest.approx(14.0), "others' tools took 4 s"
     table.hint("b", SessionPhase.USER, 10.0)
-    assert table.outlook("b").expected_at == math.inf, "of users nothing is known"
+    assert table.known("b").expected_at == math.inf, "of users nothing is known"
 
 
 def test_a_session_of_its_own_pace_is_believed_soon() -> None:
@@ -152,7 +151,7 @@ def test_a_session_of_its_own_pace_is_believed_soon() -> None:
         for name, gap in (("slow", 100.0), ("quick", 1.0)):
             table.hint(name, SessionPhase.TOOL, now)
             if turn == 39:
-                expected = table.outlook(name).expected_at - now
+                expected = table.known(name).expected_at - now
                 assert gap / 2 < expected < gap * 2
             now += gap
             table.used(name, now)
@@ -165,7 +164,7 @@ def test_the_table_stays_small() -> None:
         table.hint("always", SessionPhase.TOOL, float(number), 5.0)
     assert len(table) == 100
     assert len(table._expected) < 300
-    assert table.outlook("always") is not None
+    assert table.known("always") is not None
 
 
 def test_nobody_is_no_session() -> None:

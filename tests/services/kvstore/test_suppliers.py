@@ -10,9 +10,11 @@ import grpc
 import pytest
 from tests.services.kvstore.helpers import (
     BLOCK_BYTES,
+    FakeTier,
     Raw,
     client_of,
     eventually,
+    join,
     keys,
     puts,
     raw,
@@ -30,10 +32,10 @@ from penstock.v1 import common_pb2, kvstore_pb2
 HOST, NVME = common_pb2.TIER_HOST, common_pb2.TIER_NVME
 
 
-class Shelf:
+class Shelf(FakeTier):
     """A supplier with the blocks of chain a. Each bringing reserves at once, and waits for `go` before each block."""
 
-    tier = TierKind.NVME
+    kind = TierKind.NVME
 
     def __init__(self, count: int) -> None:
         self.blocks = {put.key: put for put in puts(count)}
@@ -41,17 +43,17 @@ class Shelf:
         self.brought: list[int] = []
         self.ended = 0
 
-    def has(self, names: Sequence[bytes]) -> int:
+    def has_blocks(self, names: Sequence[bytes]) -> int:
         return next((at for at, name in enumerate(names) if name not in self.blocks), len(names))
 
-    def find(self, key: bytes) -> Block | None:
+    def find_block(self, key: bytes) -> Block | None:
         put = self.blocks.get(key)
         return Block(key, put.parent, put.first_token, 0, 0, "shelf") if put is not None else None
 
-    def all_keys(self) -> Iterable[bytes]:
+    def stored_keys(self) -> Iterable[bytes]:
         return self.blocks
 
-    async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+    async def bring_blocks(self, names: Sequence[bytes], room: Room, until: float) -> int:
         try:
             self.brought.append(len(names))
             blocks = [self.blocks[name] for name in names]
@@ -80,7 +82,7 @@ async def shelved(count: int, blocks: int = 64, **other: float) -> AsyncIterator
     async with open_kvstore(settings(blocks, **other)) as store, raw(store.address) as one:
         await one.attach()
         shelf = Shelf(count)
-        store.suppliers.append(shelf)
+        join(store, shelf)
         yield store, shelf, one
 
 
@@ -187,13 +189,13 @@ async def test_blocks_found_at_first_are_not_evicted_for_those_that_come() -> No
 
 async def test_a_failing_supplier_is_a_miss(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(Shelf):
-        async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+        async def bring_blocks(self, names: Sequence[bytes], room: Room, until: float) -> int:
             room.reserve(Wanted(names[0], bytes(32), 0))
             raise OSError("boom")
 
     async with open_kvstore(settings()) as store, raw(store.address) as one:
         await one.attach()
-        store.suppliers.append(Broken(2))
+        join(store, Broken(2))
         assert (await one.lease(keys(2))).lease_id == 0
         assert (store.stats().reserved, store.stats().leases) == (0, 0)
 
@@ -201,9 +203,9 @@ async def test_a_failing_supplier_is_a_miss(capsys: pytest.CaptureFixture[str]) 
 class Far(Shelf):
     """Waits for `go` before it reserves anything, as one who asks another host first."""
 
-    async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+    async def bring_blocks(self, names: Sequence[bytes], room: Room, until: float) -> int:
         await self.go.acquire()
-        return await super().bring(names, room, until)
+        return await super().bring_blocks(names, room, until)
 
 
 async def test_a_bringing_for_a_attachment_that_is_over_never_writes_into_another_models_blocks() -> None:
@@ -214,7 +216,7 @@ async def test_a_bringing_for_a_attachment_that_is_over_never_writes_into_anothe
     ):
         await one.attach()
         shelf = Far(6)
-        store.suppliers.append(shelf)
+        join(store, shelf)
         before = asyncio.create_task(one.lease(keys(6)))
         await eventually(lambda: store.stats().leases == 1)
         one.calls[0].cancel()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.services.kvstore.helpers import ROOT, client_of, keys, puts, settings, spec
+from tests.services.kvstore.helpers import ROOT, FakeTier, client_of, join, keys, puts, settings, spec
 
 from penstock.kvstore.events.hub import Change
 from penstock.kvstore.events.wire.format import Held, payload, removed, stored
@@ -223,24 +223,24 @@ async def test_older_subscribers_get_arrays() -> None:
         await watcher.until(set(hashes(keys(15) + keys(1, "b"))), OldBatch)
 
 
-class Shelf:
+class Shelf(FakeTier):
     """A tier below memory that says where its blocks belong."""
 
-    tier = TierKind.NVME
+    kind = TierKind.NVME
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, Block] = {}
 
-    def has(self, names: Sequence[bytes]) -> int:
+    def has_blocks(self, names: Sequence[bytes]) -> int:
         return next((at for at, name in enumerate(names) if name not in self.blocks), len(names))
 
-    def all_keys(self) -> Iterable[bytes]:
+    def stored_keys(self) -> Iterable[bytes]:
         return self.blocks
 
-    def find(self, key: bytes) -> Block | None:
+    def find_block(self, key: bytes) -> Block | None:
         return self.blocks.get(key)
 
-    async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+    async def bring_blocks(self, names: Sequence[bytes], room: Room, until: float) -> int:
         return 0
 
 
@@ -248,11 +248,11 @@ async def test_blocks_of_slower_tiers_are_told_with_their_place() -> None:
     async with watched(blocks=16) as (store, watcher), client_of(store.address) as client:
         await subscribed(watcher, store)
         shelf = Shelf()
-        store.suppliers.append(shelf)
+        join(store, shelf)
         await client.put(puts(16))
         await watcher.until(set(hashes(keys(16))))
         for name in keys(16):
-            found = store.keeper.store.find(name)
+            found = store.host.table.find(name)
             assert found is not None
             shelf.blocks[name] = found
         await client.put(puts(4, "b"))  # the last four of the chain have to go from memory, and stay on the shelf
@@ -264,7 +264,7 @@ async def test_blocks_of_slower_tiers_are_told_with_their_place() -> None:
         assert {name for name, medium in watcher.held.items() if medium == "DISK"} == set(hashes(keys(16)[12:]))
         gone = keys(16)[15]
         del shelf.blocks[gone]
-        store.keeper.moved(gone)
+        store.store.tiers.moved(TierKind.NVME, gone)
         await watcher.until(set(hashes(keys(15) + keys(4, "b"))))
 
 

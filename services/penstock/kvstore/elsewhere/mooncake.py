@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -16,8 +16,10 @@ from penstock.kvstore.elsewhere.transport.over_mooncake import (
     MooncakeTransport,
     open_mooncake_transport,
 )
-from penstock.kvstore.keeper import Keeper
 from penstock.kvstore.table.blocks import Block
+from penstock.kvstore.tiers.base import Rules
+from penstock.kvstore.tiers.host import HostTier
+from penstock.runtime.tasks import beside
 
 _WAITING = 4096
 """Blocks that wait to be put into the pool; more are left out."""
@@ -27,13 +29,14 @@ _PUT_S = 5.0
 class Pool:
     """Watches the host tier and copies what clients store. Made by `open_pool`; `run` it."""
 
-    def __init__(self, keeper: Keeper, transport: MooncakeTransport) -> None:
+    def __init__(self, host: HostTier, transport: MooncakeTransport, now: Callable[[], float]) -> None:
         self.transport = transport
         self.published = 0
         """Blocks put into the pool."""
         self.left_out = 0
         """Blocks for which there was no time or no room."""
-        self._keeper = keeper
+        self._host = host
+        self._now = now
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
         self._log = structlog.get_logger("penstock.kvstore")
 
@@ -58,12 +61,12 @@ class Pool:
             await self._publish(await self._waiting.get())
 
     async def _publish(self, key: bytes) -> None:
-        store = self._keeper.store
-        block = store.hold(key)
+        table = self._host.table
+        block = table.hold(key)
         if block is None:
             return
         offered = Offered(block.key, block.parent, block.first_token, block.checksum, block.seconds, block.namespace)
-        view = self._keeper.arena.block(block.slot, store.block_bytes)
+        view = self._host.view(block)
         try:
             if await self.transport.publish(offered, view, time.monotonic() + _PUT_S):
                 self.published += 1
@@ -74,11 +77,11 @@ class Pool:
             self._log.warning("a block was not put into the pool", reason=repr(error))
         finally:
             view.release()
-            store.drop(block, self._keeper.now())
+            table.drop(block, self._now())
 
 
 @asynccontextmanager
-async def open_pool(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pool | None]:
+async def open_pool(host: HostTier, config: KvStoreConfig, rules: Rules) -> AsyncIterator[Pool | None]:
     """The pool of `config`, kept filled; None when none is wanted. Raises ConfigError."""
     if not config.mooncake_master:
         yield None
@@ -90,14 +93,7 @@ async def open_pool(keeper: Keeper, config: KvStoreConfig) -> AsyncIterator[Pool
         any_interface=config.mooncake_any_interface,
     )
     async with open_mooncake_transport(options) as transport:
-        pool = Pool(keeper, transport)
-        keeper.watchers.append(pool)
-        running = asyncio.create_task(pool.run())  # awaited below
-        try:
-            yield pool
-        finally:
-            keeper.watchers.remove(pool)
-            running.cancel()
-            await asyncio.wait([running])
-            if not running.cancelled() and (error := running.exception()) is not None:
-                raise error
+        pool = Pool(host, transport, rules.now)
+        with host.watched_by(pool):
+            async with beside(pool.run, name="mooncake pool", on_failure="restart", failed=rules.failed):
+                yield pool

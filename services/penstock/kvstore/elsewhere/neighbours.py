@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 
 import grpc
@@ -14,6 +15,7 @@ from penstock.kvstore.elsewhere.homes import Directory, by_home, home
 from penstock.kvstore.events.hub import EventHub
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
+from penstock.runtime.tasks import Failed, beside
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 _PIECE = 512
@@ -124,18 +126,16 @@ class Neighbours:
 
     # -- what this one has
 
-    async def announce(self, hub: EventHub, keys: Callable[[], Iterable[bytes]]) -> None:
+    async def announce(self, hub: EventHub, keys: Callable[[], Iterable[bytes]], failed: Failed) -> None:
         """Once there are others, tells the homes what comes and goes here, until cancelled or the hub closes."""
         while not self.others:
             await self._changed.wait()
             self._changed.clear()
+        job = partial(self._rehome, keys)
         with hub.subscribe() as subscriber:
-            rehoming = asyncio.create_task(self._rehome(keys))  # ends with this one
-            try:
+            async with beside(job, name="rehoming", on_failure="restart", failed=failed):
                 while (change := await subscriber.next()) is not None:
                     await self._tell(change.stored, change.removed)
-            finally:
-                rehoming.cancel()
 
     async def _rehome(self, keys: Callable[[], Iterable[bytes]]) -> None:
         """Whenever a store joins or leaves, tells the new homes of what has moved."""

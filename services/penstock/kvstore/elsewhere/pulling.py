@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,11 +81,11 @@ class RemoteBlocks:
     sources: list[str]
     ask_home: bool
     session: str
-    tier: TierKind = TierKind.REMOTE
+    kind: TierKind = TierKind.REMOTE
     _dry: set[bytes] = field(default_factory=set)
     """Nobody has brought these."""
 
-    def has(self, keys: Sequence[bytes]) -> int:
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
         """See Supplier; a guess."""
         if not keys or keys[0] in self._dry:
             return 0
@@ -94,15 +94,7 @@ class RemoteBlocks:
         asked = self.ask_home and neighbours.might_know(keys[0])
         return len(keys) if named or asked or self.puller.pool else 0
 
-    def all_keys(self) -> Iterable[bytes]:
-        """See Supplier."""
-        return ()
-
-    def find(self, key: bytes) -> Block | None:
-        """See Supplier."""
-        return None
-
-    async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
         sources = self.puller.neighbours.usable(self.sources)
         if not sources and self.ask_home and self.puller.neighbours.might_know(keys[0]):

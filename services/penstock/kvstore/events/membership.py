@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -12,23 +10,22 @@ import structlog
 
 from penstock.errors import InvalidRequest
 from penstock.kvstore.events.hub import EventHub, Subscriber
-from penstock.kvstore.messages import events_message
+from penstock.kvstore.events.messages import events_message
 from penstock.rpc.context import outgoing
+from penstock.rpc.stay import Connection, stay
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
 
-
-class Member:
+class StoreMembership:
     """One membership per process start; a router that restarts is told everything again."""
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
         address: str,
-        host_id: str,
         hub: EventHub,
+        *,
+        host_id: str,
         others: Callable[[Sequence[str]], None],
         heard: Callable[[common_pb2.SessionHint], None],
     ) -> None:
@@ -45,26 +42,18 @@ class Member:
             host_id=host_id,
         )
         self._log = structlog.get_logger("penstock.kvstore")
-        self._pause = _FIRST_PAUSE_S
 
     async def run(self) -> None:
-        """Joins, and joins again whenever the stream ends, with growing pauses, until cancelled."""
-        while True:
-            try:
-                await self._join()
-                self._log.info("the router ended the stream")
-            except grpc.aio.AioRpcError as error:
-                self._log.info("not joined", reason=error.details())
-            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-            self._pause = min(_LONGEST_PAUSE_S, self._pause * 2)
+        """Joins, and joins again whenever the stream ends, until cancelled."""
+        await stay(self._join, peer="router", log=self._log)
 
-    async def _join(self) -> None:
+    async def _join(self, connection: Connection) -> None:
         with self._hub.subscribe() as subscriber:
             call = self._stub.Join(self._requests(subscriber), metadata=outgoing())
             try:
                 async for reply in call:
                     if reply.HasField("welcome"):
-                        self._pause = _FIRST_PAUSE_S
+                        connection.established = True
                         self._log.info("joined", router=reply.welcome.router_id)
                     elif reply.HasField("stores"):
                         self._others(reply.stores.addresses)

@@ -1,36 +1,33 @@
-"""What brings blocks into host memory: the seam between the block table and every other place that has blocks."""
+"""What a tier is: a place where blocks are, and the slots of host memory into which another one brings them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.kv.bytes.arena import Arena
-from penstock.kvstore.table.blocks import Block, Reserved, TierKind, Wanted, Written
+from penstock.kv.hint import ReturnHint
+from penstock.kv.spec import KvSpec
+from penstock.kvstore.table.blocks import Block, Lease, MakePolicy, Reserved, TierKind, Wanted, Written
+from penstock.kvstore.table.promises import Grant, Promises
 from penstock.kvstore.table.table import BlockTable
+from penstock.runtime.tasks import Failed
 
 
 class Supplier(Protocol):
-    """A place that has blocks: a disk, a device, another store."""
+    """A place from which blocks can be brought into host memory."""
 
     @property
-    def tier(self) -> TierKind:
+    def kind(self) -> TierKind:
         """Where the blocks are that it brings."""
         ...
 
-    def has(self, keys: Sequence[bytes]) -> int:
-        """How many of the leading keys it could bring. Cheap; for a remote store it may be a guess."""
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
+        """How many of the leading keys it could bring. Cheap; for other stores it may be a guess."""
         ...
 
-    def all_keys(self) -> Iterable[bytes]:
-        """All that it has, for those who start to listen; nothing when it is not a tier of this store."""
-        ...
-
-    def find(self, key: bytes) -> Block | None:
-        """What it knows of a block that it has; to be read, not changed. None also for all that is elsewhere."""
-        ...
-
-    async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """Fills slots of `room` with the blocks named, in order, verified; returns how many leading ones are stored.
 
         Stops early at a block that is damaged or gone, when the room is full, and at `until` of the monotonic clock;
@@ -40,14 +37,79 @@ class Supplier(Protocol):
         ...
 
 
+class Tier(Supplier, Protocol):
+    """A place of this store. It is whole when it exists: opened by `async with`, at work until the end of that.
+
+    Before the first client it holds nothing, or what an earlier process has left; `format_for` says whose blocks it
+    takes. A tier tells `Tiers` of each key that comes or goes.
+    """
+
+    @property
+    def spec(self) -> KvSpec | None:
+        """Whose blocks it holds; None: nobody's yet."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody reads or writes, or might still write, so that it can't be formatted now."""
+        ...
+
+    def format_for(self, spec: KvSpec) -> None:
+        """Takes blocks of `spec` from now on, and no others. Not while it is `busy`."""
+
+    async def settled(self, limit_s: float) -> None:
+        """Returns when it knows what it holds of the spec, at the latest after `limit_s`."""
+
+    def find_block(self, key: bytes) -> Block | None:
+        """What it knows of a block that it has; to be read, not changed."""
+        ...
+
+    def stored_keys(self) -> Iterable[bytes]:
+        """All that it has, for those who start to listen."""
+        ...
+
+    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """Promises to keep blocks, stored or still to come, as far as the tenant's budget here goes."""
+        ...
+
+    def renew_promises(self, keys: Sequence[bytes]) -> None:
+        """These blocks were used, in whatever tier: what was promised of them is promised anew."""
+
+    def expect_session(self, session: str, hint: ReturnHint) -> None:
+        """What is known of a session's return; for the eviction policy."""
+
+    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """Blocks of host memory were leased for somebody who asked for `keys`."""
+
+    def figures(self) -> Mapping[str, int]:
+        """Numbers for metrics and the wire, by their names there."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the tables of a store have in common."""
+
+    now: Callable[[], float]
+    """The clock of all tables; it does not go back."""
+    epochs: Iterator[int]
+    """Of host memory and device: never one twice."""
+    policy: MakePolicy
+    """Who goes first."""
+    promises: Callable[[int], Promises]
+    """The promises of a tier of so many slots."""
+    failed: Failed
+    """Counts failures of background tasks."""
+
+
 class Room:
     """Slots of the host tier for one bringing. Whatever is reserved and not committed is given back at its end."""
 
-    def __init__(self, store: BlockTable, arena: Arena, now: Callable[[], float], landed: Callable[[], None]) -> None:
+    def __init__(self, table: BlockTable, arena: Arena, now: Callable[[], float], landed: Callable[[], None]) -> None:
         """`landed` is called after each block that became findable."""
-        self.block_bytes = store.block_bytes
+        self.block_bytes = table.block_bytes
         """Of each block."""
-        self._store = store
+        self._table = table
         self._arena = arena
         self._now = now
         self._landed = landed
@@ -55,7 +117,7 @@ class Room:
 
     def reserve(self, wanted: Wanted) -> Reserved:
         """A slot for a block. EXISTS: it is stored or being written by now, skip it. FULL: there is no room, stop."""
-        answer = self._store.puts.reserve_own(wanted, self._now())
+        answer = self._table.puts.reserve_own(wanted, self._now())
         if answer.block is not None:
             self._mine[wanted.key] = answer.block
         return answer
@@ -67,13 +129,13 @@ class Room:
     def commit(self, block: Block, checksum: bytes) -> None:
         """The block's bytes are in place and verified: it can be found, and is pinned for those who wait for it."""
         del self._mine[block.key]
-        self._store.puts.commit_own(Written(block.key, block.epoch, checksum), self._now())
+        self._table.puts.commit_own(Written(block.key, block.epoch, checksum), self._now())
         self._landed()
 
     def give_back(self, block: Block) -> None:
         """The block will not come."""
         del self._mine[block.key]
-        self._store.puts.commit_own(Written(block.key, block.epoch, b""), self._now())
+        self._table.puts.commit_own(Written(block.key, block.epoch, b""), self._now())
 
     def close(self) -> None:
         """Gives back what is left."""

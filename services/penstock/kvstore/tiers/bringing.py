@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import structlog
+from functools import partial
 
 from penstock.kv.bytes.arena import Arena
 from penstock.kvstore.table.blocks import Lease, TierKind
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room, Supplier
+from penstock.runtime.tasks import Failed, end, start
 
 _LINGER_S = 0.25
 """A flight that has brought something waits this long for its waiters to ask for the rest: ending it throws away what
@@ -32,7 +32,7 @@ class _Flight:
 
     keys: Sequence[bytes]
     until: float
-    tier: TierKind = TierKind.HOST
+    kind: TierKind = TierKind.HOST
     waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
     kept: bool = False
     """Goes on when nobody waits."""
@@ -44,14 +44,14 @@ class _Flight:
 class Bringer:
     """Has the suppliers bring what leases miss. `close` it when no lease can come any more."""
 
-    def __init__(self, store: BlockTable, arena: Arena, now: Callable[[], float]) -> None:
-        self._store = store
+    def __init__(self, table: BlockTable, arena: Arena, now: Callable[[], float], failed: Failed) -> None:
+        self._table = table
         self._arena = arena
         self._now = now
         self._flights: dict[bytes, _Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failed = failed
         self._closed = False
-        self._log = structlog.get_logger("penstock.kvstore")
 
     @property
     def flights(self) -> int:
@@ -97,7 +97,7 @@ class Bringer:
         if flight is None:
             return False
         await self._wait(flight, lease, keys, until)
-        self._store.leases.extend(lease, keys, TierKind.HOST, self._now())
+        self._table.leases.extend(lease, keys, TierKind.HOST, self._now())
         return len(lease.blocks) > at
 
     async def _wait(self, flight: _Flight, lease: Lease, keys: Sequence[bytes], until: float) -> None:
@@ -119,19 +119,20 @@ class Bringer:
             flight.task.cancel()
 
     def _start(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> _Flight | None:
-        if self._closed or not any(supplier.has(keys[:1]) for supplier in suppliers):
+        if self._closed or not any(supplier.has_blocks(keys[:1]) for supplier in suppliers):
             return None
         flight = _Flight(keys, until + _LONGEST_S)
-        flight.task = asyncio.create_task(self._fly(flight, suppliers))  # ended by its last waiter, and by `close`
+        job = partial(self._fly, flight, suppliers)
+        flight.task = start(job, name="bringing", on_failure="log", failed=self._failed)
         self._flights.update((key, flight) for key in keys if key not in self._flights)
         self._tasks.add(flight.task)
         flight.task.add_done_callback(lambda task: self._over(flight, task))
         return flight
 
     async def _fly(self, flight: _Flight, suppliers: Sequence[Supplier]) -> None:
-        room, at = Room(self._store, self._arena, self._now, lambda: self._landed(flight)), 0
+        room, at = Room(self._table, self._arena, self._now, lambda: self._landed(flight)), 0
         try:
-            while got := self._store.lookup(flight.keys[at:]) or await self._some(flight, at, room, suppliers):
+            while got := self._table.lookup(flight.keys[at:]) or await self._some(flight, at, room, suppliers):
                 at += got
         finally:
             room.close()
@@ -140,24 +141,22 @@ class Bringer:
         """The next blocks from the first supplier that brings any."""
         for supplier in suppliers:
             rest = flight.keys[at:]
-            count = supplier.has(rest)
+            count = supplier.has_blocks(rest)
             if not count:
                 continue
-            flight.tier = supplier.tier
-            if got := await supplier.bring(rest[:count], room, flight.until):
+            flight.kind = supplier.kind
+            if got := await supplier.bring_blocks(rest[:count], room, flight.until):
                 return got
         return 0
 
     def _landed(self, flight: _Flight) -> None:
         flight.useful = True
         for lease, keys in flight.waiting.values():
-            self._store.leases.extend(lease, keys, flight.tier, self._now())
+            self._table.leases.extend(lease, keys, flight.kind, self._now())
 
     def _over(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._forget(flight)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("a bringing failed", reason=repr(error))
 
     def _forget(self, flight: _Flight) -> None:
         for key in flight.keys:
@@ -167,7 +166,4 @@ class Bringer:
     async def close(self) -> None:
         """Cancels what is under way, and returns when it has ended; nothing is brought afterwards."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end(*self._tasks)

@@ -19,7 +19,7 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.kvstore.tiers.device.opening import OpenDevice
-from penstock.kvstore.tiers.device.tier import GpuStats, GpuTier
+from penstock.kvstore.tiers.device.tier import DeviceTier, GpuStats
 from penstock.testing.twin import TwinDevice, TwinSwitch
 
 BLOCK = 4096
@@ -43,7 +43,7 @@ class Bench:
     held: list[Any] = field(default_factory=list)
 
     @property
-    def gpu(self) -> GpuTier:
+    def gpu(self) -> DeviceTier:
         assert self.store.gpu is not None
         return self.store.gpu
 
@@ -59,14 +59,14 @@ class Bench:
     async def promoted(self, count: int, chain: str = "a") -> None:
         """A chain that is on the device, too."""
         await self.warm(count, chain)
-        await eventually(lambda: self.gpu.has(keys(count, chain)) == count)
+        await eventually(lambda: self.gpu.has_blocks(keys(count, chain)) == count)
 
     async def only_on_device(self, count: int, chain: str = "a") -> None:
         """A chain that host memory has no more."""
         await self.promoted(count, chain)
         await self.flood()
         assert self.host(keys(count, chain)) == 0
-        assert self.gpu.has(keys(count, chain)) == count
+        assert self.gpu.has_blocks(keys(count, chain)) == count
 
     async def flood(self) -> None:
         """Evicts everything from host memory that nobody holds."""
@@ -76,7 +76,7 @@ class Bench:
 
     def host(self, names: Sequence[bytes]) -> int:
         """How many leading ones host memory has."""
-        return self.store.keeper.store.lookup(names)
+        return self.store.host.table.lookup(names)
 
     async def read(self, names: Sequence[bytes], session: str = "") -> tuple[list[bytes], list[str]]:
         """Contents and tiers of the leading blocks."""

@@ -70,12 +70,12 @@ async def test_a_leased_slot_is_not_reused() -> None:
         async with client.lease(keys(10, "old"), on_device=True) as leased:
             await it.warm(16, "new")
             await eventually(lambda: not it.gpu.working)
-            assert it.gpu.has(keys(16, "new")) == 6
+            assert it.gpu.has_blocks(keys(16, "new")) == 6
             assert [content(view) for view in leased.on_device.views] == data(10, "old")
             assert leased.still_valid()
         await eventually(lambda: it.stats.leases == 0)
         await it.read(keys(16, "new"), "session new")
-        await eventually(lambda: it.gpu.has(keys(16, "new")) == 16)
+        await eventually(lambda: it.gpu.has_blocks(keys(16, "new")) == 16)
 
 
 async def test_a_reader_that_is_too_slow_is_told() -> None:
@@ -183,7 +183,7 @@ async def test_a_wrong_block_on_the_device_can_be_taken_out_of_service() -> None
         bad = kvstore_pb2.QuarantineRequest(attachment_id=attachment, key=keys(2)[1], epoch=answer.device.epochs[1])
         assert (await it.one.stub.Quarantine(bad)).removed
         assert not (await it.one.stub.Quarantine(bad)).removed
-        assert (it.gpu.has(keys(2)), it.host(keys(2))) == (1, 2)
+        assert (it.gpu.has_blocks(keys(2)), it.host(keys(2))) == (1, 2)
 
 
 async def test_a_killed_client_gives_everything_back() -> None:
@@ -209,4 +209,4 @@ async def test_what_is_used_on_the_device_stays_there() -> None:
             assert len(leased.on_device.views) == 8
         await eventually(lambda: it.stats.leases == 0)
         await it.promoted(8, "new")
-        assert (it.gpu.has(keys(8, "old")), it.gpu.has(keys(8, "older"))) == (8, 0)
+        assert (it.gpu.has_blocks(keys(8, "old")), it.gpu.has_blocks(keys(8, "older"))) == (8, 0)

@@ -19,10 +19,15 @@ from tests.services.kvstore.device.helpers import BLOCK, gpu_settings
 from tests.services.kvstore.helpers import ROOT, spec
 
 from penstock.kv.bytes.checksum import checksum
-from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.service import rules_of
+from penstock.kvstore.sessions import SessionTable
+from penstock.kvstore.store import Store, open_store
 from penstock.kvstore.table.blocks import Block, Lease, ReserveState, Wanted, Written
-from penstock.kvstore.tiers.device.opening import open_gpu
-from penstock.kvstore.tiers.device.tier import GpuTier
+from penstock.kvstore.tiers.device.opening import open_device_tier
+from penstock.kvstore.tiers.device.readers import DeviceReaders
+from penstock.kvstore.tiers.device.tier import DeviceTier
+from penstock.kvstore.tiers.host import open_host
+from penstock.kvstore.tiers.tiers import Tiers
 from penstock.testing.twin import TwinDevice, TwinSwitch
 
 CHAINS = st.integers(0, 4)
@@ -53,17 +58,17 @@ class GpuMachine(RuleBasedStateMachine):
     def start(self) -> None:
         async def begin() -> None:
             config = gpu_settings(16, 16, lease_s=600, bring_s=0.02, cooling_s=0.0)
-            self.keeper = Keeper(config)
-            self.stack.push_async_callback(self.keeper.close)
-            gpu = await self.stack.enter_async_context(open_gpu(self.keeper, config, self._device))
-            self.stack.push_async_callback(self.keeper.settle)
-            self.stack.callback(self.keeper.stop)
-            assert gpu is not None
-            self.gpu: GpuTier = gpu
+            sessions, tiers, enter = SessionTable(), Tiers(), self.stack.enter_async_context
+            rules = rules_of(config, lambda name: None)
+            host = await enter(open_host(config, tiers, rules))
+            opening = open_device_tier(config, host, sessions, tiers=tiers, rules=rules, open_device=self._device)
+            self.gpu: DeviceTier = await enter(opening)
+            self.readers = DeviceReaders(self.gpu.blocks, rules.now)
+            self.store: Store = await enter(open_store(config, tiers, host, sessions=sessions, rules=rules))
             self.attachment()
 
         self.go(begin())
-        place = self.gpu.place()
+        place = self.gpu.blocks.place()
         assert place is not None
         self.memory = TwinDevice().open(place.handle, place.arena_bytes)
 
@@ -71,8 +76,8 @@ class GpuMachine(RuleBasedStateMachine):
         return TwinDevice(index, self.switch)
 
     def attachment(self) -> str:
-        name = self.keeper.attach("test", spec(BLOCK))
-        self.gpu.attach(name, "test")
+        name = self.store.attach("test", spec(BLOCK))
+        self.readers.attach(name, "test")
         self.live[name] = [], []
         return name
 
@@ -84,16 +89,16 @@ class GpuMachine(RuleBasedStateMachine):
     @rule(number=CHAINS, count=COUNTS, whole=st.booleans())
     def put(self, number: int, count: int, whole: bool) -> None:
         async def act() -> None:
-            store, attachment, names = self.keeper.store, self.pick(0), chain(number, count)
+            table, attachment, names = self.store.host.table, self.pick(0), chain(number, count)
             wanted = [Wanted(name, names[at - 1] if at else ROOT, at * 16) for at, name in enumerate(names)]
-            for answer in store.puts.reserve(attachment, wanted, self.keeper.now()):
+            for answer in table.puts.reserve(attachment, wanted, self.store.now()):
                 if answer.state is ReserveState.WRITE:
                     block = answer.block
                     assert block is not None
                     if whole:
-                        self.keeper.arena.block(block.slot, BLOCK)[:] = content(block.key)
+                        self.store.host.arena.block(block.slot, BLOCK)[:] = content(block.key)
                     written = Written(block.key, block.epoch, checksum(content(block.key)) if whole else b"")
-                    assert store.puts.commit(attachment, [written], self.keeper.now()) == [True]
+                    assert table.puts.commit(attachment, [written], self.store.now()) == [True]
 
         self.go(act())
 
@@ -101,12 +106,11 @@ class GpuMachine(RuleBasedStateMachine):
     def lease(self, number: int, count: int, who: int, session: str) -> None:
         async def act() -> None:
             attachment, names = self.pick(who), chain(number, count)
-            self.keeper.sessions.used(session, self.keeper.now())
-            lease = await self.keeper.lease(attachment, names, 600, 1, session)
+            self.store.sessions.used(session, self.store.now())
+            lease = await self.store.lease(attachment, names, seconds=600, wait_s=1, session=session)
             if lease is not None:
                 assert [block.key for block in lease.blocks] == names[: len(lease.blocks)]
                 self.live[attachment][0].append(lease)
-                self.gpu.used(lease.blocks)
             await asyncio.sleep(0)
 
         self.go(act())
@@ -114,7 +118,7 @@ class GpuMachine(RuleBasedStateMachine):
     @rule(number=CHAINS, count=COUNTS, who=st.integers(0, 3))
     def lease_on_device(self, number: int, count: int, who: int) -> None:
         attachment, names = self.pick(who), chain(number, count)
-        lease = self.gpu.lease(attachment, names, 600, "")
+        lease = self.readers.lease(attachment, names, 600, "")
         if lease is not None:
             assert [block.key for block in lease.blocks] == names[: len(lease.blocks)]
             self.live[attachment][1].append(lease)
@@ -126,9 +130,9 @@ class GpuMachine(RuleBasedStateMachine):
             host, device = self.live[attachment]
             if host:
                 ids = [host.pop().lease_id]
-                assert self.keeper.store.leases.release(attachment, ids, self.keeper.now()) == [True]
+                assert self.store.host.table.leases.release(attachment, ids, self.store.now()) == [True]
             if device:
-                assert self.gpu.release(attachment, [device.pop().lease_id]) == [True]
+                assert self.readers.release(attachment, [device.pop().lease_id]) == [True]
 
         self.go(act())
 
@@ -143,8 +147,8 @@ class GpuMachine(RuleBasedStateMachine):
             if len(self.live) > 1:
                 attachment = self.pick(who)
                 del self.live[attachment]
-                self.gpu.detach(attachment)
-                self.keeper.detach(attachment, "test")
+                self.readers.detach(attachment)
+                self.store.detach(attachment, "test")
 
         self.go(act())
 
@@ -174,7 +178,7 @@ class GpuMachine(RuleBasedStateMachine):
         async def act() -> None:
             self.switch.release()
             async with asyncio.timeout(20):
-                while self.gpu.working or self.keeper.store.stats().reserved:
+                while self.gpu.working or self.store.host.table.stats().reserved:
                     await asyncio.sleep(0.0005)
 
         self.go(act())
@@ -190,9 +194,8 @@ class GpuMachine(RuleBasedStateMachine):
     # -- what must hold
 
     def on_device(self) -> Iterator[Block]:
-        form = self.gpu._format
-        assert form is not None
-        for key in list(self.gpu.all_keys()):
+        form = self.gpu.blocks.form
+        for key in list(self.gpu.stored_keys()):
             block = form.table.find(key)
             assert block is not None
             yield block
@@ -201,20 +204,19 @@ class GpuMachine(RuleBasedStateMachine):
     def what_can_be_found_is_right(self) -> None:
         if not self.live:
             return
-        store = self.keeper.store
-        for key in list(store.keys()):
-            block = store.find(key)
-            assert block is not None and self.keeper.arena.block(block.slot, BLOCK) == content(key)
+        table = self.store.host.table
+        for key in list(table.keys()):
+            block = table.find(key)
+            assert block is not None and self.store.host.arena.block(block.slot, BLOCK) == content(key)
         for block in self.on_device():
-            offset = self.gpu.offset(block)
+            offset = self.readers.offset(block)
             assert self.memory._memory[offset : offset + BLOCK] == content(block.key)
 
     @invariant()
     def every_slot_has_one_owner(self) -> None:
         if not self.live:
             return
-        form = self.gpu._format
-        assert form is not None
+        form = self.gpu.blocks.form
         blocks = list(self.on_device())
         assert len({block.slot for block in blocks}) == len(blocks)
         stats = form.table.stats()
@@ -227,7 +229,7 @@ class GpuMachine(RuleBasedStateMachine):
         for _, leases in self.live.values():
             for block in (block for lease in leases for block in lease.blocks):
                 assert block.pins > 0
-                offset = self.gpu.offset(block)
+                offset = self.readers.offset(block)
                 assert self.memory._memory[offset : offset + BLOCK] == content(block.key)
 
     def teardown(self) -> None:
@@ -238,16 +240,16 @@ class GpuMachine(RuleBasedStateMachine):
         async def end() -> None:
             self.switch.release()
             async with asyncio.timeout(20):
-                while self.gpu.working or self.keeper.store.stats().reserved:
+                while self.gpu.working or self.store.host.table.stats().reserved:
                     await asyncio.sleep(0.0005)
             for attachment in list(self.live):
-                self.gpu.detach(attachment)
-                self.keeper.detach(attachment, "test")
+                self.readers.detach(attachment)
+                self.store.detach(attachment, "test")
             self.live.clear()
-            host, device = self.keeper.stats(), self.gpu.stats()
+            host, device = self.store.stats(), self.gpu.stats()
             assert (host.leases, host.reserved, device.leases, self.gpu.busy) == (0, 0, 0, False)
             assert device.used_bytes == device.blocks * BLOCK
-            assert self.keeper.store.idle or host.cooling
+            assert self.store.host.table.idle or host.cooling
             self.memory.close()
             await self.stack.aclose()
 

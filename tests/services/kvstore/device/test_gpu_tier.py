@@ -57,7 +57,7 @@ async def test_a_device_copy_of_what_the_host_has_is_just_dropped() -> None:
         stats = it.stats
         assert (stats.blocks, stats.demoted, stats.evictions) == (16, 0, 8)
         assert it.host(keys(16, "old")) == 16
-        assert it.gpu.has(keys(16, "old")) == 8, "the end of the chain went, not its beginning"
+        assert it.gpu.has_blocks(keys(16, "old")) == 8, "the end of the chain went, not its beginning"
 
 
 async def test_events_follow_a_block_to_the_nearest_tier() -> None:
@@ -112,8 +112,8 @@ async def test_a_copy_that_failed_on_its_way_down_is_not_the_end_of_the_block() 
         await it.warm(1, "new")
         await eventually(lambda: it.stats.failed_copies == 1)
         await eventually(lambda: not it.gpu.working)
-        assert it.gpu.has(keys(16, "old")) == 16
-        assert it.gpu.has(keys(1, "new")) == 0
+        assert it.gpu.has_blocks(keys(16, "old")) == 16
+        assert it.gpu.has_blocks(keys(1, "new")) == 0
         await it.promoted(1, "new")
         assert (it.stats.demoted, it.stats.blocks) == (1, 16)
 
@@ -140,14 +140,14 @@ async def test_a_block_that_was_wrong_in_host_memory_is_not_spread() -> None:
         await it.one.stub.Lease(request)
         await eventually(lambda: it.store.stats().quarantined == 1)
         await eventually(lambda: not it.gpu.working)
-        assert (it.stats.corrupt, it.gpu.has(keys(3))) == (1, 1)
+        assert (it.stats.corrupt, it.gpu.has_blocks(keys(3))) == (1, 1)
         assert await it.client.lookup(keys(3)) == 1
 
 
 async def test_a_block_that_changed_on_the_device_is_never_served() -> None:
     async with bench(blocks=16) as it:
         await it.only_on_device(3)
-        place = it.gpu.place()
+        place = it.gpu.blocks.place()
         assert place is not None
         opened = TwinDevice().open(place.handle, place.arena_bytes)
         wrong = opened._memory[BLOCK_BYTES + 5 : BLOCK_BYTES + 6]
@@ -163,12 +163,12 @@ async def test_a_lost_device_turns_the_tier_off_and_the_store_goes_on() -> None:
         await it.only_on_device(3)
         it.switch.lose()
         assert await it.read(keys(3)) == ([], [])
-        assert it.stats.off == 1 and "lost" in it.gpu.off
+        assert it.stats.off == 1 and "lost" in it.gpu.blocks.off
         assert await it.client.lookup(keys(3)) == 0
         assert await it.client.put(puts(3)) == 3
         for _ in range(3):
             assert await it.read(keys(3)) == (data(3), ["host"] * 3)
-        assert (it.stats.blocks, it.gpu.place()) == (0, None)
+        assert (it.stats.blocks, it.gpu.blocks.place()) == (0, None)
         assert (await it.one.stats()).gpu.off == 1
         assert b"penstock_store_gpu_off 1.0" in it.store.metrics.text()
 
@@ -226,7 +226,7 @@ async def test_a_lease_that_is_given_up_during_its_copy_leaves_nothing_behind() 
         it.switch.release()
         await eventually(lambda: it.store.stats().reserved == 0)
         await eventually(lambda: not it.gpu.working)
-        assert it.gpu.has(keys(3)) == 3
+        assert it.gpu.has_blocks(keys(3)) == 3
         assert await it.read(keys(3)) == (data(3), ["gpu"] * 3)
 
 
@@ -255,7 +255,7 @@ async def test_tenants_do_not_meet_on_the_device() -> None:
         ]
         await it.client.put(blocks)
         await it.read(mine, "alice's")
-        await eventually(lambda: it.gpu.has(mine) == 4)
+        await eventually(lambda: it.gpu.has_blocks(mine) == 4)
         await it.flood()
         assert (await it.client.lookup(mine), await it.client.lookup(theirs)) == (4, 0)
         for name, found in [(theirs, 0), (mine, 4)]:
@@ -281,7 +281,7 @@ async def test_another_model_finds_nothing_and_no_old_bytes() -> None:
 
 async def test_host_memory_is_pinned_once() -> None:
     async with bench() as it:
-        await eventually(lambda: it.gpu._arena.registered == [it.config.host_bytes])
+        await eventually(lambda: it.gpu.blocks._arena.registered == [it.config.host_bytes])
 
 
 async def test_what_can_not_be_had_fails_at_the_start_with_what_could() -> None:

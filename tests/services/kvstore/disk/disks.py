@@ -126,7 +126,7 @@ class Bench:
         """What the tier brings of `names`, and out of host memory again."""
         room = Room(self.host, self.arena, self.now, lambda: None)
         try:
-            await self.tier.bring(names, room, self.now() + 10)
+            await self.tier.bring_blocks(names, room, self.now() + 10)
         finally:
             room.close()
         found = []

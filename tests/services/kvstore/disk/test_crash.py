@@ -38,7 +38,7 @@ async def whole_and_right(path: Path) -> int:
     async with bench(path, slots=SLOTS) as bed:
         for chain in CHAINS:
             for name, data in contents(SLOTS, chain).items():
-                if bed.tier.has([name]):
+                if bed.tier.has_blocks([name]):
                     assert await bed.bring([name]) == [data]
                     count += 1
         stats = bed.tier.stats()
@@ -79,12 +79,12 @@ async def test_power_lost_before_the_block_but_after_its_header(tmp_path: Path) 
         file.seek(4096)
         file.write(os.urandom(512))
     async with bench(tmp_path, slots=1) as bed:
-        assert bed.tier.has([puts(1)[0].key]) == 1
+        assert bed.tier.has_blocks([puts(1)[0].key]) == 1
         assert await bed.bring([puts(1)[0].key]) == []
-        assert bed.tier.has([puts(1)[0].key]) == 0
+        assert bed.tier.has_blocks([puts(1)[0].key]) == 0
         assert bed.tier.stats().corrupt == 1
     async with bench(tmp_path, slots=1) as bed:
-        assert bed.tier.has([puts(1)[0].key]) == 0, "it is gone for good"
+        assert bed.tier.has_blocks([puts(1)[0].key]) == 0, "it is gone for good"
 
 
 WRITER = """
@@ -123,7 +123,7 @@ async def test_killed_processes(tmp_path: Path) -> None:
         async with bench(tmp_path, slots=16) as bed:
             for chain in "abcdefgh":
                 for name, data in contents(12, chain).items():
-                    if bed.tier.has([name]):
+                    if bed.tier.has_blocks([name]):
                         assert await bed.bring([name]) == [data]
                         found += 1
             assert bed.tier.stats().corrupt == 0

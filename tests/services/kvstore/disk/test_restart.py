@@ -17,9 +17,11 @@ from tests.services.kvstore.disk.disks import SLOT, FaultyFiles, contents, setti
 from tests.services.kvstore.helpers import (
     BLOCK_BYTES,
     ROOT,
+    FakeTier,
     StoreProcess,
     client_of,
     eventually,
+    join,
     keys,
     puts,
     raw,
@@ -43,8 +45,8 @@ from penstock.v1 import common_pb2, kvstore_pb2
 
 def disk(store: KvStore) -> kvstore_pb2.NvmeStats:
     """The figures of the disk tier."""
-    assert store.keeper.disk is not None
-    return kvstore_pb2.NvmeStats(**store.keeper.disk.figures())
+    assert store.disk is not None
+    return kvstore_pb2.NvmeStats(**store.disk.figures())
 
 
 async def connected(client: StoreClient) -> None:
@@ -243,9 +245,9 @@ async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: p
         assert disk(store).reading == 0
         await eventually(lambda: store.stats().leases == 0)
         await client.put(puts(16, "c"))
-        with store.keeper.hub.subscribe() as listener:
+        with store.store.tiers.hub.subscribe() as listener:
             known: dict[bytes, TierKind] = {}
-            while len(known) < len(set(store.keeper.all_keys())):
+            while len(known) < len(set(store.store.tiers.keys())):
                 change = await listener.next()
                 assert change is not None
                 known.update(dict.fromkeys(change.stored, change.tier))
@@ -313,8 +315,8 @@ async def test_what_may_not_be_written_any_more_does_not_hold_up_the_end(tmp_pat
         config = settings(tmp_path, nvme_flush_s=600, nvme_write_bytes_per_day=1 << 20)
         async with open_kvstore(config) as store, client_of(store.address) as client:
             await connected(client)
-            assert store.keeper.disk is not None
-            store.keeper.disk.tier.budget.spend(1 << 20, time.time())
+            assert store.disk is not None
+            store.disk.files.budget.spend(1 << 20, time.time())
             await client.put(puts(20))
             assert disk(store).pending == 20
 
@@ -324,26 +326,26 @@ async def test_blocks_go_to_the_disk_also_when_there_is_always_a_lease_that_wait
         await connected(client)
         waiting = asyncio.Event()
 
-        class Never:
+        class Never(FakeTier):
             """A supplier, perhaps another host, that takes its time."""
 
-            tier = TierKind.REMOTE
+            kind = TierKind.REMOTE
 
-            def has(self, names: Sequence[bytes]) -> int:
+            def has_blocks(self, names: Sequence[bytes]) -> int:
                 return len(names) if names[0] == keys(1, "far")[0] else 0
 
-            def all_keys(self) -> Sequence[bytes]:
+            def stored_keys(self) -> Sequence[bytes]:
                 return ()
 
-            def find(self, key: bytes) -> None:
+            def find_block(self, key: bytes) -> None:
                 return None
 
-            async def bring(self, names: Sequence[bytes], room: Room, until: float) -> int:
+            async def bring_blocks(self, names: Sequence[bytes], room: Room, until: float) -> int:
                 waiting.set()
                 await asyncio.Event().wait()
                 return 0
 
-        store.suppliers.append(Never())
+        join(store, Never())
         async with raw(store.address) as one:
             await one.attach()
             lease = asyncio.create_task(one.lease(keys(1, "far")))
@@ -383,9 +385,9 @@ async def test_blocks_are_back_before_their_session_is(tmp_path: Path) -> None:
         await eventually(lambda: disk(store).blocks == 12)
         await client.put(puts(24, "others"))
         assert store.stats().blocks == 24
-        await eventually(lambda: store.keeper.store.lookup(keys(12)) == 0)
-        store.keeper.sessions.hint("c", SessionPhase.TOOL, store.keeper.now(), returns_in=0.5)
-        await eventually(lambda: store.keeper.store.lookup(keys(6)) == 6)
+        await eventually(lambda: store.host.table.lookup(keys(12)) == 0)
+        store.store.sessions.hint("c", SessionPhase.TOOL, store.store.now(), returns_in=0.5)
+        await eventually(lambda: store.host.table.lookup(keys(6)) == 6)
         assert disk(store).prefetched == 1
         assert store.stats().leases == 0
 

@@ -39,8 +39,8 @@ async def test_blocks_come_back_after_a_restart(tmp_path: Path, block_bytes: int
         assert await bed.write(blocks, seconds=1.5, namespace=b"n" * 16) == 9
         assert await bed.bring(keys(9)) == [bytes(put.data) for put in blocks]
     async with bench(tmp_path, block_spec=size, direct=direct, slots=24) as bed:
-        assert bed.tier.has(keys(12)) == 9
-        assert set(bed.tier.all_keys()) == set(keys(9))
+        assert bed.tier.has_blocks(keys(12)) == 9
+        assert set(bed.tier.stored_keys()) == set(keys(9))
         assert await bed.bring(keys(12)) == [bytes(put.data) for put in blocks]
         stats = bed.tier.stats()
         assert (stats.blocks, stats.read_blocks, stats.written_blocks) == (9, 9, 0)
@@ -58,7 +58,7 @@ async def test_what_is_known_of_a_block_survives(tmp_path: Path) -> None:
         del views
     async with bench(tmp_path) as bed:
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        assert await bed.tier.bring(keys(2), room, 10) == 2
+        assert await bed.tier.bring_blocks(keys(2), room, 10) == 2
         block = bed.host.find(keys(2)[1])
         assert block is not None
         assert (block.parent, block.first_token, block.seconds) == (keys(1)[0], 16, 1.5)
@@ -71,10 +71,18 @@ async def test_the_oldest_leaf_goes_for_what_is_new(tmp_path: Path) -> None:
         await bed.write(puts(4, "b"))
         bed.tier.touch(keys(6), "")  # used later than b
         assert await bed.write(puts(3, "c")) == 3
-        assert (bed.tier.has(keys(6)), bed.tier.has(keys(4, "b")), bed.tier.has(keys(3, "c"))) == (6, 1, 3)
+        assert (bed.tier.has_blocks(keys(6)), bed.tier.has_blocks(keys(4, "b")), bed.tier.has_blocks(keys(3, "c"))) == (
+            6,
+            1,
+            3,
+        )
         assert bed.tier.stats().evictions == 3
     async with bench(tmp_path, slots=10) as bed:
-        assert (bed.tier.has(keys(6)), bed.tier.has(keys(4, "b")), bed.tier.has(keys(3, "c"))) == (6, 1, 3)
+        assert (bed.tier.has_blocks(keys(6)), bed.tier.has_blocks(keys(4, "b")), bed.tier.has_blocks(keys(3, "c"))) == (
+            6,
+            1,
+            3,
+        )
         assert await bed.bring(keys(3, "c")) == list(contents(3, "c").values())
 
 
@@ -137,13 +145,13 @@ async def test_another_specs_blocks_are_a_miss_even_under_the_same_name(tmp_path
     async with bench(tmp_path, slots=512) as bed:
         await bed.write(puts(4))
     async with bench(tmp_path, block_spec=other, slots=512) as bed:  # type: ignore[arg-type]
-        assert bed.tier.has(keys(4)) == 0
+        assert bed.tier.has_blocks(keys(4)) == 0
         mine = bed.tier._home.space(other)  # type: ignore[arg-type]
         await bed.write(puts(1, "z"))
     theirs = next(path for path in slabs(tmp_path) if path.parent != mine)
     (mine / "slab-000000.blocks").write_bytes(theirs.read_bytes())  # somebody copied files around
     async with bench(tmp_path, block_spec=other, slots=512) as bed:  # type: ignore[arg-type]
-        assert bed.tier.has(keys(4)) == 0
+        assert bed.tier.has_blocks(keys(4)) == 0
         assert dropped(bed.tier.stats()) == {"foreign": 4}
     async with bench(tmp_path, slots=512) as bed:
         assert await bed.bring(keys(4)) == list(contents(4).values()), "the first spec's are still there"
@@ -155,7 +163,7 @@ async def test_another_version_is_a_miss(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("format.VERSION", "home.VERSION"):
         monkeypatch.setattr(f"penstock.kvstore.tiers.disk.{name}", 2)
     async with bench(tmp_path) as bed:
-        assert bed.tier.has(keys(4)) == 0
+        assert bed.tier.has_blocks(keys(4)) == 0
         assert await bed.write(puts(2)) == 2
 
 
@@ -167,7 +175,7 @@ async def test_a_manifest_that_makes_no_sense_is_a_miss(tmp_path: Path, text: st
     for manifest in (space / "manifest.json", tmp_path / "manifest.json"):
         manifest.write_text(text)
     async with bench(tmp_path) as bed:
-        assert bed.tier.has(keys(4)) == 0
+        assert bed.tier.has_blocks(keys(4)) == 0
         assert await bed.write(puts(4)) == 4
 
 
@@ -178,7 +186,7 @@ async def test_a_corrupt_block_is_dropped_and_its_neighbours_are_not(tmp_path: P
             file.seek(2 * SLOT + PAGE + 17)
             file.write(b"?")
         assert await bed.bring(keys(4)) == list(contents(4).values())[:2]
-        assert bed.tier.has(keys(4)) == 2
+        assert bed.tier.has_blocks(keys(4)) == 2
         assert dropped(bed.tier.stats()) == {"corrupt": 1}
         assert await bed.write(puts(4)) == 1, "computed again and written again"
         assert await bed.bring(keys(4)) == list(contents(4).values())
@@ -257,9 +265,9 @@ async def test_a_sector_that_can_not_be_read_costs_its_block_only(tmp_path: Path
         assert await bed.bring(keys(4)) == list(contents(4).values())[:2]
         stats = bed.tier.stats()
         assert (stats.unreadable, stats.read_failures, stats.reading, stats.blocks) == (1, 1, 0, 3)
-        assert bed.tier.has(keys(4)) == 0, "the disk is left alone"
+        assert bed.tier.has_blocks(keys(4)) == 0, "the disk is left alone"
         bed.clock[0] += 1
-        assert bed.tier.has(keys(4)) == 2
+        assert bed.tier.has_blocks(keys(4)) == 2
         assert await bed.bring(keys(2)) == list(contents(2).values())
         assert bed.tier.stats().reading == 1
 
@@ -270,7 +278,7 @@ async def test_a_dead_disk_is_asked_a_bounded_number_of_times(tmp_path: Path) ->
         await bed.write(puts(40))
         files.read_error, files.reads = errno.EIO, 0
         for _ in range(1000):
-            if bed.tier.has(keys(40)):
+            if bed.tier.has_blocks(keys(40)):
                 assert await bed.bring(keys(40)) == []
             bed.clock[0] += 0.1
         assert files.reads < 20, "100 s"
@@ -298,7 +306,7 @@ async def test_cancelled_while_a_thread_reads(tmp_path: Path) -> None:
         files.go.clear()
         files.begun.clear()
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        bringing = asyncio.create_task(bed.tier.bring(keys(4), room, bed.now() + 10))
+        bringing = asyncio.create_task(bed.tier.bring_blocks(keys(4), room, bed.now() + 10))
         await asyncio.to_thread(files.begun.wait, 10)
         bringing.cancel()
         for _ in range(5):
@@ -340,7 +348,7 @@ async def test_a_disk_that_gives_what_it_can_in_time_is_not_too_slow(tmp_path: P
         await bed.write(puts(4, block_bytes=size))
         files.go.clear()
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        bringing = asyncio.create_task(bed.tier.bring(keys(4), room, bed.now() + 1))
+        bringing = asyncio.create_task(bed.tier.bring_blocks(keys(4), room, bed.now() + 1))
         await eventually(lambda: bed.host.lookup(keys(4)) == 1)
         bed.clock[0] += 2
         bringing.cancel()
@@ -348,7 +356,7 @@ async def test_a_disk_that_gives_what_it_can_in_time_is_not_too_slow(tmp_path: P
         with pytest.raises(asyncio.CancelledError):
             await bringing
         room.close()
-        assert bed.tier.has(keys(4)) == 4
+        assert bed.tier.has_blocks(keys(4)) == 4
         assert (bed.tier.stats().reading, bed.tier.stats().read_failures) == (1, 0)
 
 
@@ -359,7 +367,7 @@ async def test_a_disk_that_is_too_slow_is_left_alone(tmp_path: Path) -> None:
         files.go.clear()
         files.begun.clear()
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        bringing = asyncio.create_task(bed.tier.bring(keys(4), room, bed.now() + 1))
+        bringing = asyncio.create_task(bed.tier.bring_blocks(keys(4), room, bed.now() + 1))
         await asyncio.to_thread(files.begun.wait, 10)
         bed.clock[0] += 2
         bringing.cancel()
@@ -367,11 +375,11 @@ async def test_a_disk_that_is_too_slow_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await bringing
         room.close()
-        assert bed.tier.has(keys(4)) == 0
+        assert bed.tier.has_blocks(keys(4)) == 0
         stats = bed.tier.stats()
         assert (stats.reading, stats.read_failures) == (0, 1)
         bed.clock[0] += 1
-        assert bed.tier.has(keys(4)) == 4
+        assert bed.tier.has_blocks(keys(4)) == 4
 
 
 async def test_many_readers_and_a_writer(tmp_path: Path) -> None:
@@ -381,11 +389,11 @@ async def test_many_readers_and_a_writer(tmp_path: Path) -> None:
         async def read(seed: int) -> None:
             names = keys(20)[: random.Random(seed).randrange(1, 20)]
             room = Room(bed.host, bed.arena, bed.now, lambda: None)
-            await bed.tier.bring(names, room, bed.now() + 10)
+            await bed.tier.bring_blocks(names, room, bed.now() + 10)
             room.close()
 
         await asyncio.gather(*(read(seed) for seed in range(20)), bed.write(puts(30, "b")))
-        assert bed.tier.has(keys(20)) + bed.tier.has(keys(30, "b")) <= 48
+        assert bed.tier.has_blocks(keys(20)) + bed.tier.has_blocks(keys(30, "b")) <= 48
         for name in list(bed.host.keys()):
             block = bed.host.find(name)
             assert block is not None
@@ -417,7 +425,7 @@ async def test_when_room_is_needed_the_spec_that_was_longest_unused_goes(tmp_pat
         assert sum(path.stat().st_size for path in slabs(tmp_path)) <= 16 * SLOT
     assert len(slabs(tmp_path)) == 1, "each takes all the room"
     async with bench(tmp_path, block_spec=specs[2], slots=16) as bed:
-        assert bed.tier.has(keys(8)) == 8
+        assert bed.tier.has_blocks(keys(8)) == 8
     async with bench(tmp_path, block_spec=specs[3], slots=32) as bed:
         await bed.write(puts(8))
     assert len(slabs(tmp_path)) == 1
@@ -427,7 +435,7 @@ async def test_a_smaller_size_than_before(tmp_path: Path) -> None:
     async with bench(tmp_path, slots=16) as bed:
         await bed.write(puts(16))
     async with bench(tmp_path, slots=8) as bed:
-        assert bed.tier.has(keys(16)) == 0
+        assert bed.tier.has_blocks(keys(16)) == 0
         assert await bed.write(puts(8)) == 8
     assert sum(path.stat().st_size for path in slabs(tmp_path)) <= 8 * SLOT
 
@@ -478,7 +486,7 @@ async def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     (space / "notes.txt").write_text("mine")
     (space / "manifest.json").write_text("{}")
     async with bench(tmp_path) as bed:
-        assert bed.tier.has(keys(2)) == 0
+        assert bed.tier.has_blocks(keys(2)) == 0
     assert (space / "notes.txt").read_text() == (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -487,14 +495,14 @@ async def test_the_spec_in_use_changes(tmp_path: Path) -> None:
     async with bench(tmp_path, slots=512) as bed:
         await bed.write(puts(2))
         await switch(bed, other)
-        assert bed.tier.has(keys(2)) == 0
+        assert bed.tier.has_blocks(keys(2)) == 0
         await switch(bed, spec())
         assert await bed.bring(keys(2)) == list(contents(2).values())
 
 
 async def switch(bed: Bench, to: object) -> None:
     bed.tier.use(to)  # type: ignore[arg-type]
-    assert bed.tier.has(keys(2)) == 0, "at once"
+    assert bed.tier.has_blocks(keys(2)) == 0, "at once"
     await bed.tier.follow()
     assert bed.tier.spec == to
 
@@ -528,7 +536,7 @@ async def test_a_small_directory_that_may_grow_a_lot_is_cut_anew(tmp_path: Path)
     async with bench(tmp_path, total=1 << 20) as bed:
         await bed.write(puts(3))
     async with bench(tmp_path, total=64 << 20) as bed:
-        assert bed.tier.has(keys(3)) == 3, "as long as they are not too many"
+        assert bed.tier.has_blocks(keys(3)) == 3, "as long as they are not too many"
     async with bench(tmp_path, total=4 << 30) as bed:
         await bed.write(puts(3))
         size = slabs(tmp_path)[0].stat().st_size

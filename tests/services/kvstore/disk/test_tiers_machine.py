@@ -66,7 +66,7 @@ class TiersMachine(RuleBasedStateMachine):
     def start(self, files: Files) -> None:
         self.open = bench(self.path, files, slots=DISK_SLOTS, host_slots=HOST_SLOTS, cooling_s=COOLING_S)
         self.bed = self.run(self.open.__aenter__())
-        self.bringer = Bringer(self.bed.host, self.bed.arena, self.bed.now)
+        self.bringer = Bringer(self.bed.host, self.bed.arena, self.bed.now, print)
         self.attachment = self.attach()
         self.leases: list[int] = []
         self.late.clear()
@@ -87,7 +87,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @property
     def disk(self) -> set[bytes]:
-        return set(self.bed.tier.all_keys())
+        return set(self.bed.tier.stored_keys())
 
     def write(self, block: Block, data: bytes) -> None:
         view = self.bed.arena.block(block.slot, BLOCK_BYTES)
@@ -197,7 +197,7 @@ class TiersMachine(RuleBasedStateMachine):
         """A byte of a block rots on the disk."""
         stored = sorted(self.disk)
         if stored:
-            block = self.bed.tier.find(data.draw(st.sampled_from(stored)))
+            block = self.bed.tier.find_block(data.draw(st.sampled_from(stored)))
             assert block is not None
             with slabs(self.path)[0].open("r+b") as file:
                 at = block.slot * SLOT + PAGE + data.draw(st.integers(0, BLOCK_BYTES - 1))
@@ -218,7 +218,7 @@ class TiersMachine(RuleBasedStateMachine):
         """What was on the disk is on it; besides perhaps evicted blocks whose slots were not written to since."""
         assert before <= self.disk
         for name in self.disk:
-            block = self.bed.tier.find(name)
+            block = self.bed.tier.find_block(name)
             assert block is not None
             self.inspect(block)
         assert not self.host
@@ -255,9 +255,11 @@ class TiersMachine(RuleBasedStateMachine):
         host, disk = self.bed.host.stats(), self.bed.tier.stats()
         assert host.used_bytes == (host.blocks + host.reserved + host.detached) * BLOCK_BYTES
         assert disk.used_bytes == disk.blocks * SLOT, "nothing is half written when nothing is being written"
-        for table, slots in ((self.bed.host, HOST_SLOTS), (self.bed.tier, DISK_SLOTS)):
-            names = self.host if table is self.bed.host else self.disk
-            taken = [block.slot for block in map(table.find, names) if block is not None]
+        for find, names, slots in (
+            (self.bed.host.find, self.host, HOST_SLOTS),
+            (self.bed.tier.find_block, self.disk, DISK_SLOTS),
+        ):
+            taken = [block.slot for block in map(find, names) if block is not None]
             assert len(set(taken)) == len(names) <= slots, "one slot, one block"
         for name in self.host:
             block = self.bed.host.find(name)

@@ -177,14 +177,13 @@ class _Hints:
     """Hints of the sessions, and the return hints that the store derives from them."""
 
     def __init__(self) -> None:
-        self._table = sessions.SessionTable()
-        self._table.changed.append(self._changed)
+        self._table = sessions.SessionTable(listeners=[self._changed])
         self._outlooks: list[tuple[str, ReturnHint]] = []
         self._pending: list[tuple[float, int, str, sessions.SessionPhase]] = []
         self._count = itertools.count()
 
     def _changed(self, session: str) -> None:
-        known = self._table.outlook(session)
+        known = self._table.known(session)
         assert known is not None
         expected = known.expected_at if known.expected_at < math.inf else None
         self._outlooks.append((session, ReturnHint(known.state is sessions.SessionPhase.ENDED, expected)))

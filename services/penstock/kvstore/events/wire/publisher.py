@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +14,7 @@ import structlog
 from penstock.kvstore.events.hub import Change, Subscriber
 from penstock.kvstore.events.wire.format import CLEARED, END, Event, Held, payload, removed, stored
 from penstock.runtime.config import ConfigError
+from penstock.runtime.tasks import Failed, beside
 
 _SEND_QUEUE = 1_000
 """Batches that wait for one slow subscriber before it loses some; it sees the gap, and asks for a replay."""
@@ -163,7 +163,7 @@ def _bytes(sequence: int) -> bytes:
 
 
 @asynccontextmanager
-async def open_publisher(options: WireOptions) -> AsyncIterator[Publisher]:
+async def open_publisher(options: WireOptions, failed: Failed) -> AsyncIterator[Publisher]:
     """A publisher whose sockets are bound. Raises ConfigError when they can't be, or pyzmq is not installed."""
     try:
         import zmq
@@ -171,10 +171,8 @@ async def open_publisher(options: WireOptions) -> AsyncIterator[Publisher]:
     except ImportError:
         raise ConfigError("events_address", options.address, "needs pyzmq: pip install penstock[events]") from None
     publisher = Publisher(zmq, options)
-    answering = asyncio.create_task(publisher.answer())  # awaited below
     try:
-        yield publisher
+        async with beside(publisher.answer, name="event replay", on_failure="restart", failed=failed):
+            yield publisher
     finally:
-        answering.cancel()
-        await asyncio.wait([answering])
         publisher.close()

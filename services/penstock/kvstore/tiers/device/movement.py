@@ -35,10 +35,10 @@ class Movement:
 
     def returns(self, block: Block, look: Look, now: float) -> bool:
         """Whether its session runs, or will soon."""
-        outlook = look(block.session) if block.session else None
-        if outlook is None or outlook.state is SessionPhase.ENDED:
+        known = look(block.session) if block.session else None
+        if known is None or known.state is SessionPhase.ENDED:
             return False
-        return outlook.state is SessionPhase.ACTIVE or outlook.expected_at - now <= self.horizon_s
+        return known.state is SessionPhase.ACTIVE or known.expected_at - now <= self.horizon_s
 
     def promotes(self, block: Block, look: Look, now: float) -> bool:
         """Whether a block of the host that was leased is worth a device slot."""

@@ -1,43 +1,49 @@
-"""From settings to a device tier, or to the reason why there can't be one."""
+"""From settings to a device tier at work, or to the reason why there can't be one."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from penstock.kv.device.memory import Device, DeviceArena, DeviceFault, NoDevice
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.keeper import Keeper
-from penstock.kvstore.tiers.device.tier import GpuTier
+from penstock.kvstore.sessions import SessionTable
+from penstock.kvstore.tiers.base import Rules
+from penstock.kvstore.tiers.device.form import DeviceBlocks
+from penstock.kvstore.tiers.device.mover import DeviceMover
+from penstock.kvstore.tiers.device.tier import DeviceTier
+from penstock.kvstore.tiers.host import HostTier
+from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.config import ConfigError, format_size
+from penstock.runtime.tasks import beside
 
 OpenDevice = Callable[[int], Device]
 
 
 @asynccontextmanager
-async def open_gpu(keeper: Keeper, config: KvStoreConfig, open_device: OpenDevice) -> AsyncIterator[GpuTier | None]:
-    """The device tier of `config`, as part of `keeper`, at work; None when none is wanted.
+async def open_device_tier(
+    config: KvStoreConfig,
+    host: HostTier,
+    sessions: SessionTable,
+    *,
+    tiers: Tiers,
+    rules: Rules,
+    open_device: OpenDevice,
+) -> AsyncIterator[DeviceTier]:
+    """The device tier of `config` as one of `tiers`, at work. Raises ConfigError that says what would be possible.
 
-    Leave it when nothing is brought any more, and close the keeper afterwards. Raises ConfigError that says what
-    would be possible.
+    Leave it when nothing is brought any more, and before host memory.
     """
-    if not config.gpu_bytes:
-        yield None
-        return
     device, arena = _allocate(config, open_device)
-    tier = GpuTier(keeper, arena, device.info.uuid)
-    keeper.suppliers.insert(0, tier)  # it is the nearest
-    keeper.layers.append(tier)
-    mover = asyncio.create_task(tier.run())  # awaited below
+    blocks = DeviceBlocks(arena, device.info.uuid, tiers, rules)
     try:
-        yield tier
+        mover = DeviceMover(blocks, host, sessions, tiers=tiers, rules=rules)
+        tier = DeviceTier(blocks, mover, rules)
+        with tiers.joined(tier):
+            async with beside(mover.run, name="device mover", on_failure="restart", failed=rules.failed):
+                yield tier
     finally:
-        mover.cancel()
-        await asyncio.wait([mover])
-        tier.close()
-        if not mover.cancelled() and (error := mover.exception()) is not None:
-            raise error
+        blocks.close()
 
 
 def _allocate(config: KvStoreConfig, open_device: OpenDevice) -> tuple[Device, DeviceArena]:

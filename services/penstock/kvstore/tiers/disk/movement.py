@@ -55,11 +55,11 @@ class Reuse:
             self.again /= 2
 
 
-def worth(block: Block, outlook: KnownSession | None, share: float, now: float) -> Worth:
-    """What a block of the host tier earns. `outlook` is that of its session."""
+def worth(block: Block, known: KnownSession | None, share: float, now: float) -> Worth:
+    """What a block of the host tier earns. `known` is what is known of its session."""
     if block.retained_until > now:
         return Worth.PROMISED
-    if outlook is not None and outlook.state is not SessionPhase.ENDED:
+    if known is not None and known.state is not SessionPhase.ENDED:
         return Worth.EXPECTED
     if block.uses > 0:
         return Worth.PROVEN

@@ -15,14 +15,12 @@ from contextlib import suppress
 
 import structlog
 
-from penstock.kv.bytes.arena import Arena
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.table.blocks import Block, Lease
-from penstock.kvstore.table.table import BlockTable
-from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Reuse, Worth, worth
 from penstock.kvstore.tiers.disk.space import Damaged
 from penstock.kvstore.tiers.disk.tier import NvmeTier
+from penstock.kvstore.tiers.host import HostTier
 
 _AHEAD_S = 2.0
 """How long before a session is expected its blocks are brought."""
@@ -36,25 +34,25 @@ _MOST_USES = 256
 """Leases that the disk tier was not told of yet; of more the oldest are forgotten."""
 
 
-class Mover:
-    """Between the host table and the disk tier. `use` a table, then `run`; `flush` after that, at the end."""
+class DiskMover:
+    """Watcher of the host tier, between it and the disk. `run` beside it; `flush` after that, at the end."""
 
-    def __init__(self, tier: NvmeTier, arena: Arena, sessions: SessionTable, now: Callable[[], float]) -> None:
+    def __init__(
+        self, tier: NvmeTier, host: HostTier, sessions: SessionTable, now: Callable[[], float], *, wake: asyncio.Event
+    ) -> None:
+        """`wake` is set when the disk has opened what it is to use."""
         self.prefetched = 0
         """Bringings for sessions that were expected."""
         self._tier = tier
-        self._arena = arena
+        self._host = host
         self._sessions = sessions
         self._now = now
         self._reuse = Reuse()
         self._ends = Ends()
         self._candidates = Candidates(self._judge)
         self._used: deque[tuple[str, list[bytes]]] = deque(maxlen=_MOST_USES)
-        self._store: BlockTable | None = None
-        self._bringer: Bringer | None = None
-        self._wake = asyncio.Event()
+        self._wake = wake
         self._log = structlog.get_logger("penstock.kvstore.mover")
-        sessions.changed.append(lambda _: self._wake.set())
 
     @property
     def pending(self) -> int:
@@ -68,14 +66,9 @@ class Mover:
 
     # -- what it is told
 
-    def use(self, store: BlockTable, bringer: Bringer) -> None:
-        """Another host table, with nothing in it."""
-        self._store, self._bringer = store, bringer
+    def forget(self) -> None:
+        """Host memory was formatted: nothing is in it."""
         self._candidates = Candidates(self._judge)
-
-    def ready(self) -> None:
-        """The disk tier has opened what it is to use."""
-        self._wake.set()
 
     def block_stored(self, block: Block) -> None:
         """A block came into the host tier."""
@@ -94,8 +87,8 @@ class Mover:
     def slot_held(self, slot: int, epoch: int) -> None:
         """What changes hands is pinned when it matters here."""
 
-    def leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Blocks were used."""
+    def leased(self, lease: Lease) -> None:
+        """Blocks of host memory were used."""
         if lease.blocks:
             self._ends.at(lease.session, lease.blocks[-1].key)
         self._used.append((lease.session, [block.key for block in lease.blocks]))
@@ -108,17 +101,16 @@ class Mover:
 
     def promised(self, keys: Sequence[bytes]) -> None:
         """Somebody was promised that blocks are kept: those in memory go to the disk first."""
-        assert self._store is not None
-        for block in map(self._store.find, keys):
+        for block in map(self._host.table.find, keys):
             if block is not None:
                 self._candidates.again(block)
         self._wake.set()
 
     def _judge(self, block: Block) -> Worth:
-        outlook = self._sessions.outlook(block.session) if block.session else None
+        known = self._sessions.known(block.session) if block.session else None
         if self._tier.promised(block.key):
             return Worth.PROMISED
-        return worth(block, outlook, self._reuse.share, self._now())
+        return worth(block, known, self._reuse.share, self._now())
 
     # -- what it does
 
@@ -154,10 +146,9 @@ class Mover:
 
     async def _write_some(self) -> None:
         """One piece, then a pause as long as the piece took; after those who wait for the disk."""
-        if self._bringer is not None:
-            with suppress(TimeoutError):  # there may always be one
-                async with asyncio.timeout(_BEHIND_S):
-                    await self._bringer.idle()
+        with suppress(TimeoutError):  # there may always be one
+            async with asyncio.timeout(_BEHIND_S):
+                await self._host.bringer.idle()
         if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
             return
         begin = self._now()
@@ -166,40 +157,36 @@ class Mover:
 
     def _piece(self) -> int:
         """Blocks to copy at once: they are pinned meanwhile, and a small memory needs its slots."""
-        assert self._store is not None
-        return max(1, min(self._tier.run_blocks, self._store.stats().slots // _PART))
+        return max(1, min(self._tier.run_blocks, self._host.table.slots.count // _PART))
 
     async def _write(self, blocks: Sequence[Block]) -> int:
         """Writes what is still there of `blocks`; returns how many were written."""
-        store = self._store
-        assert store is not None
-        held = [block for block in (store.hold(block.key) for block in blocks) if block is not None]
-        views = [self._arena.block(block.slot, store.block_bytes) for block in held]
+        table = self._host.table
+        held = [block for block in (table.hold(block.key) for block in blocks) if block is not None]
+        views = [self._host.view(block) for block in held]
         try:
             return await self._tier.write(list(zip(held, views, strict=True)))
         except Damaged as damaged:
             for block in damaged.blocks:
                 self._log.warning("a block changed after it was stored", key=block.key.hex()[:16])
-                store.condemn(block.key, block.epoch, self._now())
+                table.condemn(block.key, block.epoch, self._now())
             return 0
         finally:
             for block, view in zip(held, views, strict=True):
                 view.release()
-                store.drop(block, self._now())
-                if block.key in store and not self._tier.holds(block.key):
+                table.drop(block, self._now())
+                if block.key in table and not self._tier.holds(block.key):
                     self._candidates.add(block)
 
     def _find(self, key: bytes) -> Block | None:
-        return (self._store.find(key) if self._store is not None else None) or self._tier.find(key)
+        return self._host.table.find(key) or self._tier.find_block(key)
 
     async def _prefetch(self, keys: Sequence[bytes]) -> None:
-        store, bringer = self._store, self._bringer
-        if store is None or bringer is None or not keys:
-            return
-        rest = keys[store.lookup(keys) :][: store.stats().slots // 4]
-        if self._tier.has(rest):
+        table = self._host.table
+        rest = keys[table.lookup(keys) :][: table.slots.count // 4]
+        if self._tier.has_blocks(rest):
             self.prefetched += 1
-            await bringer.prefetch(rest, [self._tier], self._now() + _BRING_S)
+            await self._host.bringer.prefetch(rest, [self._tier], self._now() + _BRING_S)
 
     async def flush(self, seconds: float) -> None:
         """Writes all that has earned it, for at most `seconds`, and has the disk keep it. When `run` has ended."""

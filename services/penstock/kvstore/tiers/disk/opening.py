@@ -1,70 +1,139 @@
-"""The disk tier of a keeper, with its mover: opened, run and closed as one."""
+"""The disk as a tier: its directory, and what is copied to it and brought back before it is asked for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 
-from penstock.kv.bytes.arena import Arena
+from penstock.kv.hint import ReturnHint
+from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.sessions import SessionTable
-from penstock.kvstore.table.blocks import BlockPolicy
-from penstock.kvstore.tiers.disk.mover import Mover
+from penstock.kvstore.table.blocks import Block, Lease, TierKind
+from penstock.kvstore.table.promises import Grant
+from penstock.kvstore.tiers.base import Room, Rules
+from penstock.kvstore.tiers.disk.mover import DiskMover
 from penstock.kvstore.tiers.disk.tier import NvmeOptions, NvmeTier
+from penstock.kvstore.tiers.host import HostTier
+from penstock.kvstore.tiers.tiers import Tiers
+from penstock.runtime.tasks import beside
 
 
-class Disk:
-    """Both halves. On one event loop."""
+class DiskTier:
+    """Tier: the files of `NvmeTier`, and the mover beside them. Made by `open_disk`; used from its event loop."""
 
-    def __init__(
-        self,
-        config: KvStoreConfig,
-        arena: Arena,
-        sessions: SessionTable,
-        now: Callable[[], float],
-        *,
-        moved: Callable[[bytes], None],
-        changed: Callable[[], None],
-        policy: Callable[[], BlockPolicy],
-    ) -> None:
-        """`moved` hears of keys that come and go, `changed` of a change of everything. Raises ConfigError."""
-        assert config.nvme_dir is not None
-        self._flush_s = config.nvme_flush_s
-        self._changed = changed
-        options = NvmeOptions(
-            directory=config.nvme_dir,
-            total=config.nvme_bytes,
-            per_s=config.nvme_write_bytes_per_s,
-            per_day=config.nvme_write_bytes_per_day,
-            direct=config.nvme_direct,
-        )
-        self.tier = NvmeTier(*(options, now), moved=moved, changed=self._ready, policy=policy, promises=config.promises)
-        self.mover = Mover(self.tier, arena, sessions, now)
+    kind = TierKind.NVME
 
-    def _ready(self) -> None:
-        self._changed()
-        self.mover.ready()
+    def __init__(self, files: NvmeTier, mover: DiskMover) -> None:
+        self.files = files
+        self.mover = mover
 
-    async def open(self) -> None:
-        """Finds what the last process left."""
-        await self.tier.open()
+    @property
+    def spec(self) -> KvSpec | None:
+        """See Tier: before the first client that of the last process, when its blocks are there."""
+        return self.files.spec
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.tier.run())
-            tasks.create_task(self.mover.run())
+    @property
+    def busy(self) -> bool:
+        """See Tier: blocks of another spec are left alone, and written to their end."""
+        return False
 
-    async def close(self) -> None:
-        """Writes what has earned it, for a bounded time, and lets go of the directory. When `run` has ended."""
-        try:
-            await self.tier.follow()
-            await self.mover.flush(self._flush_s)
-        finally:
-            await self.tier.close()
+    def format_for(self, spec: KvSpec) -> None:
+        """See Tier. What is on the disk of another spec stays there."""
+        self.files.use(spec)
+        self.mover.forget()
 
-    def figures(self) -> dict[str, int]:
-        """For metrics and the wire."""
+    async def settled(self, limit_s: float) -> None:
+        """See Tier: when the headers have been read."""
+        await self.files.settled(limit_s)
+
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
+        """See Supplier."""
+        return self.files.has_blocks(keys)
+
+    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+        """See Supplier."""
+        return await self.files.bring_blocks(keys, room, until)
+
+    def find_block(self, key: bytes) -> Block | None:
+        """See Tier."""
+        return self.files.find_block(key)
+
+    def stored_keys(self) -> Iterable[bytes]:
+        """See Tier."""
+        return self.files.stored_keys()
+
+    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """See Tier: those in memory are written first."""
+        grant = self.files.promise_blocks(keys, seconds, namespace)
+        self.mover.promised(keys[: grant.blocks])
+        return grant
+
+    def renew_promises(self, keys: Sequence[bytes]) -> None:
+        """See Tier."""
+        self.files.renew_promises(keys)
+
+    def expect_session(self, session: str, hint: ReturnHint) -> None:
+        """See Tier."""
+        self.files.expect_session(session, hint)
+
+    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """See Tier."""
+        self.mover.leased(lease)
+
+    def figures(self) -> Mapping[str, int]:
+        """See Tier: those of NvmeStats in the proto."""
         mover = {"pending": self.mover.pending, "waiting": self.mover.waiting, "prefetched": self.mover.prefetched}
-        return asdict(self.tier.stats()) | mover
+        return asdict(self.files.stats()) | mover
+
+
+@asynccontextmanager
+async def open_disk(
+    config: KvStoreConfig, host: HostTier, sessions: SessionTable, *, tiers: Tiers, rules: Rules
+) -> AsyncIterator[DiskTier]:
+    """The disk tier of `config` as one of `tiers`, at work. Raises ConfigError.
+
+    At the end it writes what has earned it, for a bounded time. Leave it when nothing is brought any more, and before
+    host memory.
+    """
+    assert config.nvme_dir is not None
+    ready = asyncio.Event()
+
+    def changed() -> None:
+        tiers.hub.restart()
+        ready.set()
+
+    options = NvmeOptions(
+        directory=config.nvme_dir,
+        total=config.nvme_bytes,
+        per_s=config.nvme_write_bytes_per_s,
+        per_day=config.nvme_write_bytes_per_day,
+        direct=config.nvme_direct,
+    )
+    files = NvmeTier(
+        options,
+        rules.now,
+        moved=partial(tiers.moved, TierKind.NVME),
+        changed=changed,
+        policy=rules.policy,
+        promises=rules.promises,
+    )
+    mover = DiskMover(files, host, sessions, rules.now, wake=ready)
+    disk = DiskTier(files, mover)
+    try:
+        await files.open()
+        with tiers.joined(disk), host.watched_by(mover), sessions.heard_by(lambda _: ready.set()):
+            try:
+                async with (
+                    beside(files.run, name="disk", on_failure="restart", failed=rules.failed),
+                    beside(mover.run, name="disk mover", on_failure="restart", failed=rules.failed),
+                ):
+                    yield disk
+            finally:
+                await files.follow()
+                await mover.flush(config.nvme_flush_s)
+    finally:
+        await files.close()

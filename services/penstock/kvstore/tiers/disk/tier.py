@@ -51,7 +51,7 @@ class NvmeOptions:
 
 
 class NvmeTier:
-    """A Supplier. `open` before use, `run` beside it, `close` at the end. On one event loop."""
+    """Supplier: the files of the disk tier. `open` before use, `run` beside it, `close` at the end."""
 
     def __init__(
         self,
@@ -69,6 +69,8 @@ class NvmeTier:
 
         Raises ConfigError when the directory can't be ours.
         """
+        self.kind = TierKind.NVME
+        """See Supplier."""
         self.budget = WriteBudget(options.per_s, options.per_day)
         self._options = options
         self._now, self._wall = now, wall
@@ -90,22 +92,17 @@ class NvmeTier:
 
     # -- Supplier
 
-    @property
-    def tier(self) -> TierKind:
-        """See Supplier."""
-        return TierKind.NVME
-
-    def has(self, keys: Sequence[bytes]) -> int:
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
         """See Supplier."""
         if self._space is None or not self._reads.usable(self._now()):
             return 0
         return self._space.table.lookup(keys)
 
-    def all_keys(self) -> Iterable[bytes]:
+    def stored_keys(self) -> Iterable[bytes]:
         """See Supplier."""
         return self._space.table.keys() if self._space is not None else ()
 
-    async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
         space, before, read = self._space, self._traffic.dropped[Drop.UNREADABLE], self._traffic.blocks_read
         begin = self._now()
@@ -174,7 +171,7 @@ class NvmeTier:
             self.budget.spend(self._traffic.bytes_written - before, self._wall())
         return (self._traffic.bytes_written - before) // space.slabs.shape.slot_bytes
 
-    def find(self, key: bytes) -> Block | None:
+    def find_block(self, key: bytes) -> Block | None:
         """A block that is on the disk; to be read, not changed."""
         return self._space.table.find(key) if self._space is not None else None
 
@@ -186,7 +183,7 @@ class NvmeTier:
 
     # -- promises
 
-    def promise(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """Promises to keep blocks that are on the disk, or will be."""
         return self._space.table.promise(keys, seconds, namespace, self._now()) if self._space is not None else Grant()
 
@@ -194,15 +191,15 @@ class NvmeTier:
         """Whether a block is to be kept on the disk, if it is there or not."""
         return self._space is not None and self._space.table.promised_until(key) > self._now()
 
-    def renew(self, keys: Sequence[bytes]) -> None:
+    def renew_promises(self, keys: Sequence[bytes]) -> None:
         """These blocks were used, in whatever tier."""
         if self._space is not None:
             self._space.table.renew(keys, self._now())
 
-    def expect(self, session: str, outlook: ReturnHint) -> None:
+    def expect_session(self, session: str, hint: ReturnHint) -> None:
         """What is known of a session's return; for the eviction policy."""
         if self._space is not None:
-            self._space.table.expect_session(session, outlook)
+            self._space.table.expect_session(session, hint)
 
     # -- life
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import xxhash
 
 from penstock.errors import InvalidRequest
-from penstock.kvstore.keeper import Keeper
+from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Written
 
 
-class Writer:
+class BlockReceiver:
     """Receives the blocks of one Write call one after the other, and commits each that is whole and right."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._attachment = ""
         self._block: Written | None = None
         self._at = 0
@@ -32,19 +32,18 @@ class Writer:
 
     def add(self, at: int, data: bytes) -> None:
         """The next bytes of the block. They go nowhere when the reservation is no longer the attachment's."""
-        block, length = self._block, self._keeper.store.block_bytes
+        block, length = self._block, self._store.host.table.block_bytes
         if block is None:
             raise InvalidRequest("a chunk before its block", field="block")
         if at != self._at or at + len(data) > length:
             raise InvalidRequest(
                 f"{len(data)} bytes at {at}, expected at {self._at} of {length}; chunks come in order", field="at"
             )
-        store = self._keeper.store
-        found = store.puts.find(self._attachment, block.key, block.epoch, self._keeper.now())
+        found = self._store.host.table.puts.find(self._attachment, block.key, block.epoch, self._store.now())
         if found is None:
             self._lost = True
         else:
-            self._keeper.arena.block(found.slot, length)[at : at + len(data)] = data
+            self._store.host.view(found)[at : at + len(data)] = data
             self._sum.update(data)
         self._at += len(data)
         if self._at == length:
@@ -52,8 +51,8 @@ class Writer:
 
     def _commit(self, block: Written) -> None:
         whole = not self._lost and self._sum.digest() == block.checksum
-        answer = self._keeper.store.puts.commit(
-            self._attachment, [block if whole else replace(block, checksum=b"")], self._keeper.now()
+        answer = self._store.host.table.puts.commit(
+            self._attachment, [block if whole else replace(block, checksum=b"")], self._store.now()
         )
         self._committed.append(whole and answer[0])
         self._block = None

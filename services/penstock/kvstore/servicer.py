@@ -1,0 +1,237 @@
+"""The KV store's rpcs: each checks and translates its messages, and delegates."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from penstock.errors import InvalidRequest
+from penstock.kv.bytes import bulk
+from penstock.kv.bytes.pieces import packed
+from penstock.kv.spec import spec_from_message
+from penstock.kvstore.checks import (
+    check_count,
+    check_key,
+    check_keys,
+    check_length,
+    check_name,
+    check_namespace,
+    check_seconds,
+    check_session,
+    check_sources,
+    check_spec,
+    lease_seconds,
+)
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.elsewhere.pulling import Puller
+from penstock.kvstore.events.messages import events_message
+from penstock.kvstore.messages import hear, lease_message, stats_message, wanted_from_message, written_from_message
+from penstock.kvstore.receiving import BlockReceiver
+from penstock.kvstore.store import Store
+from penstock.kvstore.table.blocks import Reserved, ReserveState
+from penstock.kvstore.tiers.base import Supplier
+from penstock.kvstore.tiers.device.messages import NoDeviceFace
+from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+
+_DISK_PATIENCE_S = 0.5
+"""How long a client's attachment waits for the disk's index; it has to be short beside the client's own limit."""
+_SHARE_FOR_BRINGING = 0.5
+"""Of the time that a client gives a lease: it still has to read the blocks."""
+_LONGEST_WAIT_S = 60.0
+_STATE = {
+    ReserveState.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
+    ReserveState.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
+    ReserveState.FULL: kvstore_pb2.Reservation.STATE_FULL,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Servicer(kvstore_pb2_grpc.KvStoreServicer):
+    """One method per rpc; see the proto for their contracts."""
+
+    def __init__(self, store: Store, puller: Puller, device: NoDeviceFace, config: KvStoreConfig) -> None:
+        self._store = store
+        self._puller = puller
+        self._device = device
+        self._config = config
+
+    async def Attach(
+        self, request: kvstore_pb2.AttachRequest, context: Context
+    ) -> AsyncIterator[kvstore_pb2.AttachResponse]:
+        check_name("client", request.client)
+        check_name("device", request.device)
+        spec = spec_from_message(request.spec)
+        check_spec(spec)
+        attachment_id = self._store.attach(request.client, spec, peer=request.peer)
+        try:
+            await self._store.settled(_DISK_PATIENCE_S)  # the first question should find what an earlier life has left
+            yield self._attached(attachment_id, self._device.attach(attachment_id, request))
+            await self._store.closing.wait()
+        finally:
+            self._device.detach(attachment_id)
+            self._store.detach(attachment_id, request.client)
+
+    def _attached(self, attachment_id: str, device: kvstore_pb2.DeviceMemory | None) -> kvstore_pb2.AttachResponse:
+        arena = self._store.host.arena
+        return kvstore_pb2.AttachResponse(
+            attachment_id=attachment_id,
+            host_id=self._config.host_id,
+            arena_path=arena.path,
+            arena_bytes=arena.size,
+            lease_s=self._config.lease_s,
+            arena_id=arena.arena_id,
+            epochs_at=arena.layout.epochs_at,
+            slots_at=arena.layout.slots_at,
+            slot_stride=arena.layout.stride,
+            slots=arena.layout.slots,
+            device=device,
+        )
+
+    async def Lookup(self, request: kvstore_pb2.LookupRequest, context: Context) -> kvstore_pb2.LookupResponse:
+        return kvstore_pb2.LookupResponse(found=self._store.lookup(check_keys(request.keys)))
+
+    async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
+        keys = check_keys(request.keys)
+        check_session(request.session)
+        seconds = lease_seconds(request.lease_s, self._config.lease_s)
+        remaining = context.time_remaining()
+        wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
+        self._store.sessions.used(request.session, self._store.now())
+        with self._device.leasing(request, keys, seconds) as on_device:
+            rest, lease = keys[len(on_device.offsets) if on_device else 0 :], None
+            if rest or on_device is None:
+                lease = await self._store.lease(
+                    request.attachment_id,
+                    rest,
+                    seconds=seconds,
+                    wait_s=wait_s,
+                    session=request.session,
+                    more=self._elsewhere(request),
+                )
+        if on_device is not None:
+            self._store.blocks_used(keys[: len(on_device.offsets)])
+        if lease is None:
+            return kvstore_pb2.LeaseResponse(device=on_device)
+        message = lease_message(
+            lease, self._store.host.arena.layout, self._store.host.table.block_bytes, peer=request.peer
+        )
+        if on_device is not None:
+            message.device.CopyFrom(on_device)
+        return message
+
+    def _elsewhere(self, request: kvstore_pb2.LeaseRequest) -> list[Supplier]:
+        """Other stores, unless one of them asks: nobody is sent round in a circle."""
+        check_sources(request.sources)
+        spec = self._store.spec
+        if request.peer or spec is None or not self._puller.anywhere:
+            return []
+        return [self._puller.supplier(spec, request.sources, request.session)]
+
+    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
+        check_count("lease_ids", request.lease_ids)
+        released = self._store.host.table.leases.release(request.attachment_id, request.lease_ids, self._store.now())
+        return kvstore_pb2.ReleaseResponse(released=released, device_released=self._device.release(request))
+
+    async def Reserve(self, request: kvstore_pb2.ReserveRequest, context: Context) -> kvstore_pb2.ReserveResponse:
+        check_count("blocks", request.blocks)
+        table = self._store.host.table
+        check_length(request.length, table.block_bytes)
+        wanted = wanted_from_message(request)
+        reserved = table.puts.reserve(request.attachment_id, wanted, self._store.now())
+        return kvstore_pb2.ReserveResponse(
+            blocks=[self._answer(one) for one in reserved], reserve_s=table.puts.reserve_s
+        )
+
+    def _answer(self, reserved: Reserved) -> kvstore_pb2.Reservation:
+        if reserved.block is None:
+            return kvstore_pb2.Reservation(state=_STATE[reserved.state])
+        offset = self._store.host.arena.layout.offset(reserved.block.slot)
+        return kvstore_pb2.Reservation(state=_STATE[reserved.state], offset=offset, epoch=reserved.block.epoch)
+
+    async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
+        check_count("blocks", request.blocks)
+        written = [written_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
+        committed = self._store.host.table.puts.commit(request.attachment_id, written, self._store.now())
+        return kvstore_pb2.CommitResponse(committed=committed)
+
+    async def Quarantine(
+        self, request: kvstore_pb2.QuarantineRequest, context: Context
+    ) -> kvstore_pb2.QuarantineResponse:
+        check_key("key", request.key)
+        table = self._store.host.table
+        removed = table.quarantine(request.attachment_id, request.key, request.epoch, self._store.now())
+        return kvstore_pb2.QuarantineResponse(removed=removed or self._device.quarantine(request))
+
+    async def Retain(self, request: kvstore_pb2.RetainRequest, context: Context) -> kvstore_pb2.RetainResponse:
+        check_keys(request.keys)
+        check_namespace(request.namespace)
+        check_seconds("ttl_s", request.ttl_s)
+        if not request.namespace:
+            raise InvalidRequest("namespace is empty; a promise is made to a tenant", field="namespace")
+        grant = self._store.promise(request.attachment_id, request.keys, request.ttl_s, request.namespace)
+        return kvstore_pb2.RetainResponse(granted_s=grant.seconds, blocks=grant.blocks)
+
+    async def Hint(self, request: common_pb2.HintRequest, context: Context) -> common_pb2.HintResponse:
+        check_count("hints", request.hints)
+        for hint in request.hints:
+            hear(self._store.sessions, hint, self._store.now())
+        return common_pb2.HintResponse()
+
+    async def Read(  # type: ignore[override]  # yields messages that are encoded already
+        self, request: kvstore_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        check_count("indices", request.indices)
+        table, arena = self._store.host.table, self._store.host.arena
+        if request.at >= table.block_bytes:
+            raise InvalidRequest(f"at is {request.at}, a block has {table.block_bytes} bytes", field="at")
+        sent = request.at
+        for ranges in packed(request.indices, table.block_bytes, request.at):
+            lease = table.leases.find(request.attachment_id, request.lease_id, self._store.now())
+            pieces = []
+            for index, at, length in ranges:
+                if index >= len(lease.blocks):
+                    raise InvalidRequest(f"the lease has {len(lease.blocks)} blocks, not {index + 1}", field="indices")
+                pieces.append(arena.block(lease.blocks[index].slot, table.block_bytes)[at : at + length])
+            message = bulk.encode(sent, pieces)
+            sent += sum(length for _, _, length in ranges)
+            del pieces
+            yield message
+
+    async def Write(
+        self, request_iterator: AsyncIterator[kvstore_pb2.BlockChunks], context: Context
+    ) -> kvstore_pb2.CommitResponse:
+        writer = BlockReceiver(self._store)
+        async for message in request_iterator:
+            for chunk in message.chunks:
+                if chunk.HasField("block"):
+                    writer.begin(chunk.attachment_id, written_from_message("block", chunk.block))
+                writer.add(chunk.at, chunk.data)
+        return kvstore_pb2.CommitResponse(committed=writer.finish())
+
+    async def Events(
+        self, request: kvstore_pb2.EventsRequest, context: Context
+    ) -> AsyncIterator[common_pb2.BlockEvents]:
+        with self._store.tiers.hub.subscribe() as subscriber:
+            while (change := await subscriber.next()) is not None:
+                yield events_message(change)
+
+    async def Announce(self, request: kvstore_pb2.AnnounceRequest, context: Context) -> kvstore_pb2.AnnounceResponse:
+        check_name("address", request.address)
+        check_keys(request.stored, "stored")
+        check_keys(request.removed, "removed")
+        self._puller.neighbours.heard(request.address, request.stored, request.removed)
+        return kvstore_pb2.AnnounceResponse()
+
+    async def WhoHas(self, request: kvstore_pb2.WhoHasRequest, context: Context) -> kvstore_pb2.WhoHasResponse:
+        check_key("key", request.key)
+        neighbours = self._puller.neighbours
+        mine = [neighbours.own] if self._store.tiers.nearest(request.key) else []
+        return kvstore_pb2.WhoHasResponse(
+            addresses=[*mine, *neighbours.directory.holders(request.key, neighbours.others)]
+        )
+
+    async def Stats(self, request: kvstore_pb2.StatsRequest, context: Context) -> kvstore_pb2.StatsResponse:
+        return stats_message(self._store, self._puller, self._config.host_id)

@@ -1,0 +1,196 @@
+"""The store behind the service: one KvSpec at a time, the clients that use it, and tiers that it asks in order.
+
+The first client fixes the spec; a client with another one is refused
+with the difference named, for as long as anybody is attached. Two specs could share slots of equal size, since
+their keys differ, but then a worker with the wrong weights would look healthy and never hit; a refusal is seen.
+When nobody is attached, a new spec empties the store: those who could read the old blocks are gone. Two models on
+one host are two stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from penstock.errors import Overloaded, Refused, Unavailable
+from penstock.kv.hint import ReturnHint
+from penstock.kv.spec import KvSpec
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.sessions import SessionPhase, SessionTable
+from penstock.kvstore.table.blocks import Lease, TableStats, TierKind
+from penstock.kvstore.table.promises import Grant
+from penstock.kvstore.tiers.base import Rules, Supplier
+from penstock.kvstore.tiers.host import HostTier
+from penstock.kvstore.tiers.tiers import Tiers
+from penstock.runtime.config import format_size
+
+_FRUITLESS = 1000
+"""Blocks stored, and blocks missed, without a hit: no workload of turns looks like that."""
+
+
+class Store:
+    """Made by `open_store`; used from its event loop."""
+
+    def __init__(
+        self, config: KvStoreConfig, tiers: Tiers, host: HostTier, *, sessions: SessionTable, rules: Rules
+    ) -> None:
+        self.tiers = tiers
+        self.host = host
+        self.sessions = sessions
+        self.now = rules.now
+        self.closing = asyncio.Event()
+        """Set when attachments are to end."""
+        self._config = config
+        self._suspected = False
+        self._log = structlog.get_logger("penstock.kvstore")
+
+    @property
+    def spec(self) -> KvSpec | None:
+        """Whose blocks the store holds; None before the first client."""
+        return self.host.spec
+
+    def stats(self) -> TableStats:
+        """Figures of the host tier."""
+        return self.host.table.stats()
+
+    # -- blocks
+
+    def lookup(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys are stored, in whatever tiers; also before the first client."""
+        found = 0
+        while more := max((tier.has_blocks(keys[found:]) for tier in self.tiers), default=0):
+            found += more
+        return found
+
+    async def lease(
+        self,
+        attachment_id: str,
+        keys: Sequence[bytes],
+        *,
+        seconds: float,
+        wait_s: float,
+        session: str = "",
+        more: Sequence[Supplier] = (),
+    ) -> Lease | None:
+        """Pins the leading blocks that any tier has, for `seconds`; None when there is none.
+
+        What is not in host memory is brought there by the other tiers, then by `more`, within `wait_s`.
+        """
+        table, now = self.host.table, self.now()
+        suppliers = [*(tier for tier in self.tiers if tier.kind is not TierKind.HOST), *more]
+        lease = table.leases.take(attachment_id, keys, seconds, now, session, grows=bool(suppliers))
+        if lease is not None and suppliers:
+            if len(lease.blocks) < len(keys):
+                until = now + min(wait_s, self._config.bring_s)
+                await self._grow(lease, keys, suppliers, until)
+            lease = table.leases.settle(lease, len(keys), self.now())
+        self.blocks_used(keys)
+        if lease is None:
+            self._suspect()
+            return None
+        for tier in self.tiers:
+            tier.blocks_leased(lease, keys)
+        return lease
+
+    async def _grow(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
+        table = self.host.table
+        try:
+            await self.host.bringer.fill(lease, keys, suppliers, until)
+        except BaseException:
+            table.leases.abandon(lease, self.now())
+            raise
+
+    def blocks_used(self, keys: Sequence[bytes]) -> None:
+        """Somebody asked for these blocks: what was promised of them is promised anew, in every tier."""
+        for tier in self.tiers:
+            tier.renew_promises(keys)
+
+    def _suspect(self) -> None:
+        """Says once that much is stored and nothing is ever found, as when clients name the same tokens differently."""
+        stats = self.stats()
+        if not self._suspected and not stats.hits and min(stats.puts, stats.misses) >= _FRUITLESS:
+            self._suspected = True
+            self._log.warning("many blocks were stored and asked for, and none was ever found: do all clients agree?")
+
+    def promise(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """Has every tier promise what it can; the answer is that of the one which promised most."""
+        self.host.table.check_attached(attachment_id)
+        grants = [tier.promise_blocks(keys, seconds, namespace) for tier in self.tiers]
+        return max(grants, key=lambda grant: grant.blocks)
+
+    def expect_session(self, session: str) -> None:
+        """Passes on to the eviction policies what is new of a session."""
+        known = self.sessions.known(session)
+        if known is None:
+            return
+        returns_at = known.expected_at if known.expected_at < math.inf else None
+        hint = ReturnHint(ended=known.state is SessionPhase.ENDED, returns_at=returns_at)
+        for tier in self.tiers:
+            tier.expect_session(session, hint)
+
+    # -- attachments
+
+    def attach(self, client: str, spec: KvSpec, *, peer: bool = False) -> str:
+        """A new attachment's id. A `peer` only reads what is there: nothing is emptied for it.
+
+        Raises Refused, Overloaded, Unavailable.
+        """
+        if self.closing.is_set():
+            raise Unavailable("the store is stopping")
+        if self.stats().attachments >= self._config.max_clients:
+            raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
+        if spec != self.spec:
+            if peer and not (self.spec is None and any(tier.spec == spec for tier in self.tiers)):
+                differs = self.spec.difference(spec) if self.spec else "nothing is stored"
+                raise Refused(f"there are no blocks of this KV spec here: {differs}")
+            self._change_spec(spec)
+        attachment_id = secrets.token_hex(16)
+        self.host.table.attach(attachment_id, client)
+        self._log.info("client attached", client=client)
+        return attachment_id
+
+    def detach(self, attachment_id: str, client: str) -> None:
+        """Takes back all that the attachment owns."""
+        self.host.table.detach(attachment_id, self.now())
+        self._log.info("client detached", client=client)
+
+    def _change_spec(self, spec: KvSpec) -> None:
+        if not self.host.fits(spec):
+            size = format_size(self.host.arena.size)
+            raise Refused(f"a block of {format_size(spec.block_bytes)} does not fit into a store of {size}")
+        if self.spec is not None and self.stats().attachments:
+            raise Refused(f"the store is in use with another KV spec: {self.spec.difference(spec)}")
+        if any(tier.busy for tier in self.tiers):
+            raise Unavailable("the store waits for the last readers and writers of another KV spec", retry_after=1.0)
+        for tier in self.tiers:
+            tier.format_for(spec)
+        self.tiers.hub.restart()
+
+    async def settled(self, limit_s: float) -> None:
+        """Returns when every tier knows what it holds, at the latest after `limit_s` each."""
+        for tier in self.tiers:
+            await tier.settled(limit_s)
+
+    async def stop(self) -> None:
+        """Ends all attachments and subscriptions, and what is being brought: their streams return."""
+        self.closing.set()
+        self.tiers.hub.close()
+        await self.host.bringer.close()
+
+
+@asynccontextmanager
+async def open_store(
+    config: KvStoreConfig, tiers: Tiers, host: HostTier, *, sessions: SessionTable, rules: Rules
+) -> AsyncIterator[Store]:
+    """A store over tiers that are open; `host` is one of them. At the end nothing is brought any more."""
+    store = Store(config, tiers, host, sessions=sessions, rules=rules)
+    with sessions.heard_by(store.expect_session):
+        try:
+            yield store
+        finally:
+            await store.stop()

@@ -1,0 +1,56 @@
+"""Clients that read blocks on the device, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.kvstore.table.blocks import Block, Lease
+from penstock.kvstore.tiers.device.form import DeviceBlocks, DevicePlace
+
+
+class DeviceReaders:
+    """Their attachments, leases and complaints, beside those of host memory."""
+
+    def __init__(self, blocks: DeviceBlocks, now: Callable[[], float]) -> None:
+        self._blocks = blocks
+        self._now = now
+
+    def place(self) -> DevicePlace | None:
+        """Where clients of the same device find the blocks; None: there is nothing to find."""
+        return self._blocks.place()
+
+    def attach(self, attachment_id: str, client: str) -> None:
+        """The client reads on the device."""
+        self._blocks.form.table.attach(attachment_id, client)
+
+    def detach(self, attachment_id: str) -> None:
+        """Takes back all that the attachment has leased here, if it reads here at all."""
+        if self._blocks.form.table.attached(attachment_id):
+            self._blocks.form.table.detach(attachment_id, self._now())
+
+    def lease(self, attachment_id: str, keys: Sequence[bytes], seconds: float, session: str) -> Lease | None:
+        """Pins the leading blocks that are on the device, for an attachment that reads there."""
+        table = self._blocks.form.table
+        if self._blocks.off or not table.attached(attachment_id):
+            return None
+        return table.leases.take(attachment_id, keys, seconds, self._now(), session)
+
+    def abandon(self, lease: Lease) -> None:
+        """Gives a lease back that nobody will hear of."""
+        self._blocks.form.table.leases.abandon(lease, self._now())
+
+    def release(self, attachment_id: str, lease_ids: Sequence[int]) -> list[bool]:
+        """Gives leases back. False: it had expired."""
+        table = self._blocks.form.table
+        if not table.attached(attachment_id):
+            return [False] * len(lease_ids)
+        return table.leases.release(attachment_id, lease_ids, self._now())
+
+    def quarantine(self, attachment_id: str, key: bytes, epoch: int) -> bool:
+        """Takes a block out of service that a client found wrong on the device."""
+        table = self._blocks.form.table
+        return table.attached(attachment_id) and table.quarantine(attachment_id, key, epoch, self._now())
+
+    def offset(self, block: Block) -> int:
+        """Where a block of a lease begins."""
+        return self._blocks.form.offset(block)

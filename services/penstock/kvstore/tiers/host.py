@@ -1,0 +1,224 @@
+"""Host memory: the arena that clients of this host map, and the tier into which all others bring their blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import structlog
+
+from penstock.kv.bytes.arena import Arena, Layout
+from penstock.kv.hint import ReturnHint
+from penstock.kv.spec import KvSpec
+from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.table.blocks import Block, Lease, TierKind
+from penstock.kvstore.table.promises import Grant
+from penstock.kvstore.table.shelf import Watcher
+from penstock.kvstore.table.table import BlockTable
+from penstock.kvstore.tiers.alarm import Alarm
+from penstock.kvstore.tiers.base import Room, Rules
+from penstock.kvstore.tiers.bringing import Bringer
+from penstock.kvstore.tiers.tiers import Tiers
+from penstock.runtime.tasks import beside
+from penstock.runtime.threads import to_its_end
+
+_AHEAD_BYTES = 32 << 20
+"""Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
+_STEP_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class HostForm:
+    """The arena as it is cut up for one spec; without one there are no slots."""
+
+    spec: KvSpec | None
+    table: BlockTable
+    bringer: Bringer
+
+
+class HostTier:
+    """Tier. Made by `open_host`; used from its event loop."""
+
+    kind = TierKind.HOST
+
+    def __init__(self, config: KvStoreConfig, arena: Arena, tiers: Tiers, rules: Rules) -> None:
+        self.arena = arena
+        self._config = config
+        self._tiers = tiers
+        self._rules = rules
+        self._watchers: list[Watcher] = []
+        self._alarm = Alarm(rules.now, lambda: self.table)
+        self._provided = 0
+        self._handed_out = asyncio.Event()
+        self._log = structlog.get_logger("penstock.kvstore")
+        self._form = self._formed(None, Layout(0, 0, 1), 0)
+
+    def _formed(self, spec: KvSpec | None, layout: Layout, block_bytes: int) -> HostForm:
+        table = BlockTable(
+            layout.slots,
+            block_bytes,
+            self,
+            policy=self._rules.policy,
+            promises=self._rules.promises(layout.slots),
+            epochs=self._rules.epochs,
+            reserve_s=self._config.reserve_s,
+            cooling_s=self._config.cooling_s,
+            wake=self._alarm.ring_at,
+        )
+        return HostForm(spec, table, Bringer(table, self.arena, self._rules.now, self._rules.failed))
+
+    @property
+    def table(self) -> BlockTable:
+        """The blocks of the spec in use. Another one takes its place when the spec changes."""
+        return self._form.table
+
+    @property
+    def bringer(self) -> Bringer:
+        """What brings blocks into `table`."""
+        return self._form.bringer
+
+    def room(self) -> Room:
+        """Slots for blocks that the store itself brings, beside the bringer."""
+        return Room(self.table, self.arena, self._rules.now, lambda: None)
+
+    def view(self, block: Block) -> memoryview:
+        """The bytes of a block of `table`, writable. The caller releases it."""
+        return self.arena.block(block.slot, self.table.block_bytes)
+
+    # -- who hears of changes
+
+    @contextmanager
+    def watched_by(self, watcher: Watcher) -> Iterator[None]:
+        """The watcher hears of every change for the length of the block."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
+
+    def block_stored(self, block: Block) -> None:
+        """See Watcher."""
+        self._tiers.moved(self.kind, block.key)
+        for watcher in self._watchers:
+            watcher.block_stored(block)
+
+    def block_removed(self, block: Block) -> None:
+        """See Watcher."""
+        self._tiers.moved(self.kind, block.key)
+        for watcher in self._watchers:
+            watcher.block_removed(block)
+
+    def slot_held(self, slot: int, epoch: int) -> None:
+        """See Watcher. Clients that map the arena see it there."""
+        self.arena.set_epoch(slot, epoch)
+        if epoch:
+            self._handed_out.set()
+        for watcher in self._watchers:
+            watcher.slot_held(slot, epoch)
+
+    # -- as a tier
+
+    @property
+    def spec(self) -> KvSpec | None:
+        """See Tier."""
+        return self._form.spec
+
+    @property
+    def busy(self) -> bool:
+        """See Tier."""
+        self.table.expire(self._rules.now())
+        return not self.table.idle or self.bringer.flights > 0
+
+    def format_for(self, spec: KvSpec) -> None:
+        """See Tier. `fits` must be true of it."""
+        layout = Layout.fit(self.arena.size, spec.block_bytes)
+        self.arena.format(layout)
+        self._form = self._formed(spec, layout, spec.block_bytes)
+        self._handed_out.set()
+        self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
+
+    def fits(self, spec: KvSpec) -> bool:
+        """Whether there is room for one block at least."""
+        return Layout.fit(self.arena.size, spec.block_bytes).slots > 0
+
+    async def settled(self, limit_s: float) -> None:
+        """See Tier: it always knows."""
+
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
+        """See Supplier."""
+        return self.table.lookup(keys)
+
+    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
+        """See Supplier: they are there already."""
+        return self.table.lookup(keys)
+
+    def find_block(self, key: bytes) -> Block | None:
+        """See Tier."""
+        return self.table.find(key)
+
+    def stored_keys(self) -> Iterable[bytes]:
+        """See Tier."""
+        return self.table.keys()
+
+    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """See Tier."""
+        return self.table.promise(keys, seconds, namespace, self._rules.now())
+
+    def renew_promises(self, keys: Sequence[bytes]) -> None:
+        """See Tier."""
+        self.table.renew(keys, self._rules.now())
+
+    def expect_session(self, session: str, hint: ReturnHint) -> None:
+        """See Tier."""
+        self.table.expect_session(session, hint)
+
+    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """See Tier: the lease itself was the use."""
+
+    def figures(self) -> Mapping[str, int]:
+        """See Tier: those of the table."""
+        return asdict(self.table.stats())
+
+    # -- memory
+
+    async def provide_pages(self) -> None:
+        """Provides pages ahead of need, until cancelled; returns when this kernel can't."""
+        with ThreadPoolExecutor(1, "penstock-pages") as thread:
+            while True:
+                await self._handed_out.wait()
+                self._handed_out.clear()
+                while self._provided < self._wanted():
+                    step = min(_STEP_BYTES, self.arena.size - self._provided)
+                    if not await to_its_end(thread, partial(self.arena.populate, self._provided, step)):
+                        self._log.info("pages can't be provided ahead on this kernel")
+                        return
+                    self._provided += step
+
+    def _wanted(self) -> int:
+        if not self.table.slots.count:
+            return 0
+        return min(self.arena.size, self.arena.layout.offset(self.table.slots.frontier) + _AHEAD_BYTES)
+
+    def close(self) -> None:
+        """Nothing is taken back by itself any more."""
+        self._alarm.cancel()
+
+
+@asynccontextmanager
+async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncIterator[HostTier]:
+    """Host memory as one of `tiers`. Leave it when nobody reads or writes there any more."""
+    arena = Arena(config.host_bytes)
+    try:
+        host = HostTier(config, arena, tiers, rules)
+        try:
+            with tiers.joined(host):
+                async with beside(host.provide_pages, name="kvstore pages", on_failure="log", failed=rules.failed):
+                    yield host
+        finally:
+            host.close()
+    finally:
+        arena.close()
