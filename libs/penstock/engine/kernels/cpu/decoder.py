@@ -8,9 +8,9 @@ depend on how the prompt is cut into chunks.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from ctypes import addressof
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
+from penstock.engine.errors import NotFinite
 from penstock.engine.forward.batch import sampled_rows
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.forward.run import Run
@@ -29,7 +30,6 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
-from penstock.engine.sampling.sampler import check_finite
 
 _TABLES = (torch.float32, torch.bfloat16)
 """What step.cpp reads embeddings in."""
@@ -116,8 +116,9 @@ class CompiledDecoder:
             self._room = np.empty((len(sampled), self._vocab), dtype=np.float32)
         best = np.empty(len(sampled), dtype=np.int32)
         self._step(runs, sampled, self._room, best)
-        check_finite(self._room[np.arange(len(sampled)), best])
         found: list[int] = best.tolist()
+        if -1 in found:
+            raise NotFinite
         return found
 
     def _step(
@@ -196,8 +197,12 @@ class _Numbers:
     """Lists of int32 end to end in one array, which is made faster than one for each."""
 
     def __init__(self, **lists: list[int]) -> None:
-        self._kept = np.array([*chain.from_iterable(lists.values())], dtype=np.int32)
-        begin, size = self._kept.ctypes.data, self._kept.itemsize
-        places = accumulate((len(each) for each in lists.values()), initial=0)
-        self.addresses = {name: begin + size * place for name, place in zip(lists, places, strict=False)}
+        numbers: list[int] = []
+        places: dict[str, int] = {}
+        for name, values in lists.items():
+            places[name] = len(numbers)
+            numbers += values
+        self._kept = array("i", numbers)
+        begin, size = self._kept.buffer_info()[0], self._kept.itemsize
+        self.addresses = {name: begin + size * place for name, place in places.items()}
         """Of each list, by its name; valid as long as this object."""

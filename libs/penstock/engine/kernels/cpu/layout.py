@@ -116,7 +116,10 @@ class StepArgs(Structure):
         ("ids", INTS),  # [rows] tokens
         ("x", FLOAT_ROOM),  # [rows, hidden]: embeddings, unless the model has a table; overwritten
         ("logits", FLOAT_ROOM),  # [samples, vocab]
-        ("best", pointer("int32_t")),  # [samples] the most probable tokens, the first of several; null: not wanted
+        (
+            "best",
+            pointer("int32_t"),
+        ),  # [samples] the most probable tokens, the first of several, -1 if none is finite; or null
     )
 
 

@@ -6,6 +6,7 @@
 #include "products.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -156,7 +157,7 @@ class Pass {
     }
   }
 
-  // The first of the largest numbers.
+  // The first of the largest numbers; -1 when these are infinite, or no numbers.
   int best(const float *logits) const {
     const int whole = model_.vocab / kLanes * kLanes;
     float most = logits[0];
@@ -166,7 +167,7 @@ class Pass {
       most = high.highest();
     }
     for (int i = whole; i < model_.vocab; ++i) most = std::max(most, logits[i]);
-    return std::max(0, int(std::find(logits, logits + model_.vocab, most) - logits) % model_.vocab);
+    return std::isfinite(most) ? int(std::find(logits, logits + model_.vocab, most) - logits) : -1;
   }
 
   // Packs one block of the rows that a product takes.
