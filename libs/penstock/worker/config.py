@@ -29,7 +29,7 @@ _NOT_GIVEN: Any = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """A worker's settings beside those of its engine, of which `model` is the only one without a default."""
+    """A worker's settings and those of its engine, of which `model` is the only one without a default."""
 
     engine: Annotated[EngineConfig, Parameter(name="*")] = _NOT_GIVEN
     """The model, and how it is computed."""

@@ -19,9 +19,9 @@ from penstock.runtime.config import ConfigError
 from penstock.runtime.cores import parse_cores, stay_on
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import router_pb2
-from penstock.worker.blocks import open_publisher
 from penstock.worker.config import WorkerConfig
 from penstock.worker.device import check_device, device_of
+from penstock.worker.publishing import open_publisher
 from penstock.worker.rotation import in_rotation
 from penstock.worker.worker import Worker
 

@@ -101,7 +101,7 @@ class _Place:
         )
 
     async def _until(self, *, stuck: bool) -> None:
-        """Looks at the clock again and again: a thread that hangs tells nobody."""
+        """Looks at the clock again and again: a thread that hangs cannot tell."""
         pause = min(_LOOK_S, self._limit_s / 4)
         while True:
             overdue = self._worker.engine.stats().in_step_s > self._limit_s

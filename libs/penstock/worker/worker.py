@@ -18,9 +18,10 @@ from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import block_keys
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.worker.blocks import BlockPublisher, BlockSink, Fetcher, StoredPrefix
 from penstock.worker.config import WorkerConfig
+from penstock.worker.fetching import Fetcher, StoredPrefix
 from penstock.worker.order import Order
+from penstock.worker.publishing import BlockPublisher, BlockSink
 from penstock.worker.rates import FetchRates
 from penstock.worker.retaining import Retainer
 

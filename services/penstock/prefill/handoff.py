@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
-from penstock.worker.blocks import BlockSink
+from penstock.worker.publishing import BlockSink
 
 Name = tuple[str, int]
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.kv.client.reading import Leased
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.worker.blocks import Fetcher
+from penstock.worker.fetching import Fetcher
 
 
 class SlowStore:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.worker.blocks import open_publisher
+from penstock.worker.publishing import open_publisher
 
 
 @dataclass

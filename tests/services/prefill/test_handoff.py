@@ -7,7 +7,7 @@ import pytest
 from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
 from penstock.prefill.handoff import Handoffs
-from penstock.worker.blocks import BlockSink
+from penstock.worker.publishing import BlockSink
 
 NAME = ("request", 1)
 TOKEN = TokenOut(0, 5, None)

@@ -14,7 +14,7 @@ from penstock.kv.client.client import open_store
 from penstock.rpc.channels import open_channels
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.testing.twin import TwinDevice
-from penstock.worker.blocks import Fetcher
+from penstock.worker.fetching import Fetcher
 
 
 class Pages:

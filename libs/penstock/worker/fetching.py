@@ -1,0 +1,111 @@
+"""Blocks from the KV store into the engine's pages.
+
+The store is an optimisation, never an authority: whatever goes wrong here is counted, logged, and becomes a
+recompute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from penstock.engine.hooks import LoadResult, PageWriter, Source
+from penstock.kv.client.client import NOBODY, Leased, Origin, StoreClient, StoreFault
+from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker.rates import FetchRates
+
+_LEASE_BLOCKS = 512
+_LOG = structlog.get_logger("penstock.worker")
+
+
+@dataclass(kw_only=True)
+class Fetcher:
+    """Loads the stored prefix of one sequence, in one go or as it appears.
+
+    `keys` name all full blocks of the sequence; `tiers` says of each loaded block where it was.
+    """
+
+    store: StoreClient
+    metrics: WorkerMetrics
+    keys: Sequence[bytes]
+    block_size: int
+    origin: Origin = NOBODY
+    rates: FetchRates = field(default_factory=FetchRates)
+    cost: Callable[[int], float] = lambda first_token: 0.0
+    """Seconds to compute the block that begins with this token; 0: unknown."""
+    blocks: int = 0
+    """Leading blocks that are in the pages."""
+    tiers: list[str] = field(default_factory=list)
+
+    async def upto(self, count: int, pages: PageWriter) -> bool:
+        """Loads blocks until the first `count` are in the pages; False when the store could not give them all."""
+        while self.blocks < count:
+            if not self.store.connected:
+                self.metrics.store_faults.labels("away").inc()
+                return False
+            wanted = self.keys[self.blocks : min(count, self.blocks + _LEASE_BLOCKS)]
+            begin, before = time.monotonic(), self.blocks
+            try:
+                more = await self._some(wanted, pages)
+            except StoreFault as fault:
+                self.metrics.store_faults.labels("fetch").inc()
+                _LOG.warning("fetch became a recompute", reason=str(fault))
+                return False
+            if self.blocks < before + len(wanted) and not (more and self._worth_it(before, time.monotonic() - begin)):
+                return False
+        return True
+
+    def used(self, tokens: int) -> Counter[str]:
+        """The first `tokens` tokens of the sequence by where their blocks were; tokens not loaded are in no tier."""
+        counts: Counter[str] = Counter()
+        for number, tier in enumerate(self.tiers[: -(-tokens // self.block_size)]):
+            counts[tier] += min(self.block_size, tokens - number * self.block_size)
+        return counts
+
+    def _worth_it(self, before: int, seconds: float) -> bool:
+        """Whether the blocks from `before` on came in less time than they take to compute."""
+        return seconds < sum(self.cost(block * self.block_size) for block in range(before, self.blocks))
+
+    async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> bool:
+        """Loads the leading blocks that the store gives; whether it has more on the way."""
+        begin = time.monotonic()
+        async with self.store.lease(keys, self.origin, checked=False, on_device=True) as leased:
+            near = leased.on_device.views
+            blocks: list[Source] = [*near, *leased.blocks]
+            check = partial(_check, leased, len(near))
+            written = await pages.write(self.blocks, blocks, check) if blocks else 0
+            if not leased.on_device.still_valid():
+                written = 0  # what came from the device was not checked: nothing else vouches for it
+            tiers = ["gpu"] * len(near) + leased.tiers
+            tiers, size = tiers[:written], sum(view.nbytes for view in blocks[:written])
+        self.blocks += written
+        self.tiers += tiers
+        self.metrics.fetched.inc(written)
+        self.rates.fetched(tiers, size, time.monotonic() - begin)
+        return leased.more and written == len(blocks)
+
+
+def _check(leased: Leased, on_device: int, index: int, copy: memoryview) -> bool:
+    return leased.check(index - on_device, copy)
+
+
+class StoredPrefix:
+    """KvSource: the longest prefix that the store holds, up to `limit` blocks."""
+
+    def __init__(self, fetcher: Fetcher, limit: int, loaded: Callable[[int], None]) -> None:
+        """`loaded` is told how many leading blocks came from the store."""
+        self.fetcher = fetcher
+        self._limit = limit
+        self._loaded = loaded
+
+    async def load(self, pages: PageWriter) -> LoadResult:
+        """Asks once for all blocks; the engine computes those that are missing."""
+        await self.fetcher.upto(self._limit, pages)
+        self._loaded(self.fetcher.blocks)
+        valid = self.fetcher.blocks * self.fetcher.block_size
+        return LoadResult(valid_tokens=valid, cached_tokens=valid)
