@@ -1,15 +1,21 @@
-"""Usage is exact in the whole mesh: streamed or not, cut short or not."""
+"""Usage is exact in the whole mesh: streamed or not, cut short or not, whole or moved.
+
+That it adds up, by the counts of those who did the work, `conftest.usage_adds_up` checks after every test here."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from penstock.engine.request import SamplingParams
+from penstock.errors import NotFound
+from penstock.prefill.handoff import Handoffs
 from penstock.testing.mesh import MeshSetup
 
-from .support import BLOCK, ask, body_of, prompt, settled
+from .support import BLOCK, ask, body_of, prompt, settled, until
 
 PLAIN = SamplingParams(
     max_tokens=30, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
@@ -102,3 +108,41 @@ async def test_several_choices_of_one_prompt(mesh, http, oracle):
         assert choice["token_ids"] == (await oracle(tokens, seeded)).ids
     assert found["usage"]["prompt_tokens"] == 80
     assert found["usage"]["completion_tokens"] == 36
+    assert found["usage"]["penstock"]["computed_tokens"] == 80, "the other choices fetch what the first has computed"
+
+
+async def test_several_prompts_are_charged_each(mesh, http):
+    prompts = [prompt(f"several/{number}/{mesh.url}", 40 + 30 * number) for number in range(3)]
+    body = body_of(prompts[0], PLAIN) | {"prompt": prompts, "n": 2}
+    usage = (await http.post(f"{mesh.url}/v1/completions", json=body)).json()["usage"]
+    assert usage["prompt_tokens"] == usage["penstock"]["computed_tokens"] == sum(map(len, prompts))
+    assert usage["completion_tokens"] == 6 * PLAIN.max_tokens
+
+
+async def test_a_handoff_that_fails_charges_the_prompt_once(mesh, http, oracle, monkeypatch):
+    """Decode computes the prompt again, with what it finds in the store: the mesh's cost, not the client's."""
+
+    async def fails(handoffs, name):
+        raise NotFound("no such hand-off")
+
+    monkeypatch.setattr(Handoffs, "take", fails)
+    tokens = prompt(f"fault/{mesh.url}", 100)
+    answer = await ask(http, mesh, tokens, PLAIN)
+    assert answer.ids == (await oracle(tokens, PLAIN)).ids
+    assert (answer.cached, answer.computed) == (0, 100)
+    faults = [served.metrics.registry.get_sample_value("penstock_handoff_faults_total") for served in mesh.decode]
+    assert faults == [1 if mesh.prefill else 0]
+
+
+async def test_a_request_that_moves_is_charged_once(mesh, http, oracle):
+    """Its second worker fetches or computes the prompt again, and the answer so far: both of its counts add up."""
+    tokens = prompt(f"moves/{mesh.url}", 100)
+    long = replace(PLAIN, max_tokens=600)
+    running = asyncio.create_task(ask(http, mesh, tokens, long))
+    engine = mesh.decode[0].worker.engine
+    start = engine.stats().generated_tokens
+    await until(lambda: engine.stats().generated_tokens > start + 50, "it runs")
+    await mesh.gateway.reception.completer._channels.forget(mesh.decode[0].address)
+    answer = await running
+    assert answer.ids == (await oracle(tokens, long)).ids
+    assert (answer.cached, answer.computed) == (0, 100)
