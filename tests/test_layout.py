@@ -20,14 +20,7 @@ WITHOUT_OWNER: set[str] = {
     "services/penstock/kvstore/elsewhere/transport/peers.py",
     "services/penstock/kvstore/tiers/disk/threads.py",
 }
-NAMED_TWICE: set[str] = {
-    "Candidate",
-    "Found",
-    "Member",
-    "Reader",
-    "Shape",
-    "Worth",
-}
+NAMED_TWICE = {"Reader", "Worth", "Member"}
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 

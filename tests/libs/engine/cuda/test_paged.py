@@ -17,7 +17,7 @@ from tests.libs.engine.cuda.paged_problem import Problem
 from penstock.checkpoint import inspect as look_at
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda import over_flashinfer, varlen
-from penstock.engine.kernels.cuda.choose import Candidate, candidates, choose, disproof
+from penstock.engine.kernels.cuda.choose import AttentionCandidate, candidates, choose, disproof
 from penstock.engine.kernels.cuda.over_flashinfer import FlashInferPaged, flat
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.kernels.cuda.varlen import VarlenPaged
@@ -200,10 +200,10 @@ def test_the_first_that_is_right_is_chosen(model, caplog):
 
     undone = []
     found = [
-        Candidate("absent", "it is not installed", lambda: pytest.fail("not to be made")),
-        Candidate("broken", None, broken, lambda: undone.append("broken")),
-        Candidate("wrong", None, lambda: Wrong(heads, pool)),
-        Candidate("right", None, lambda: GatherPaged(heads, pool), lambda: pytest.fail("it is in use")),
+        AttentionCandidate("absent", "it is not installed", lambda: pytest.fail("not to be made")),
+        AttentionCandidate("broken", None, broken, lambda: undone.append("broken")),
+        AttentionCandidate("wrong", None, lambda: Wrong(heads, pool)),
+        AttentionCandidate("right", None, lambda: GatherPaged(heads, pool), lambda: pytest.fail("it is in use")),
     ]
     with caplog.at_level(logging.INFO):
         chosen = choose(model, pool, found)

@@ -17,7 +17,7 @@ from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.graphs import GraphSteps
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
-from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
+from penstock.engine.kernels.cuda.plan import StepInput, StepShape, buckets, shape_of
 from penstock.engine.kernels.cuda.steps import DeviceSteps
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
@@ -50,10 +50,10 @@ def test_buckets_hold_all_and_waste_little(most):
 
 def test_which_steps_are_captured():
     decode = [run_of([1, 2, 3], 2, 1, [1], seed=at) for at in range(5)]
-    assert shape_of(decode, buckets(8), 4) == Shape(6, 1)
+    assert shape_of(decode, buckets(8), 4) == StepShape(6, 1)
     assert shape_of(decode, buckets(4), 4) is None, "more than a step holds"
     verify = [run_of([1, 2, 3], 2, 1, [1], drafts=[4, 5]) for _ in range(2)]
-    assert shape_of(verify, buckets(8), 4) == Shape(2, 3)
+    assert shape_of(verify, buckets(8), 4) == StepShape(2, 3)
     assert shape_of(verify, buckets(8), 2) is None, "more rows than the backend captures"
     assert shape_of([*decode, *verify], buckets(8), 4) is None, "unequal"
     assert shape_of([run_of([1, 2, 3, 4], 0, 3, [1])], buckets(8), 4) is None, "a chunk that samples nothing"
@@ -61,7 +61,7 @@ def test_which_steps_are_captured():
 
 
 def test_input_of_a_step():
-    shape, width, vectors = Shape(4, 2), 5, 3 * 2 * BLOCK
+    shape, width, vectors = StepShape(4, 2), 5, 3 * 2 * BLOCK
     memory = np.full(StepInput.size(shape, width), -7, dtype=np.int32)
     step = StepInput(memory, shape, width, block_size=BLOCK, page_vectors=vectors, scratch=PAGES)
     runs = [

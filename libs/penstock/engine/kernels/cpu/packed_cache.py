@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Obtained:
     """Matrices whose tensors are the file's bytes."""
 
     matrices: Mapping[str, Packed]
@@ -41,7 +41,7 @@ class PackedCache:
         self._limit = limit
         self._checksums = checksums
 
-    def obtain(self, name: str, nbytes: int, make: Callable[[int], None]) -> Found:
+    def obtain(self, name: str, nbytes: int, make: Callable[[int], None]) -> Obtained:
         """The file `name`, which has about `nbytes`. When it is not there, or not sound, `make` fills one that is open.
 
         Of several processes that want it, one makes it and the others wait. Raises OSError when there is no place
@@ -58,7 +58,7 @@ class PackedCache:
             self._clear(nbytes)
             return self._make(path, make)
 
-    def _use(self, path: Path) -> Found | None:
+    def _use(self, path: Path) -> Obtained | None:
         """What is there, if it is sound and our own."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -73,21 +73,21 @@ class PackedCache:
                 os.utime(path)
                 if unchecked:
                     _note(path, os.fstat(file).st_ino)
-            return Found(matrices, nbytes, made=False)
+            return Obtained(matrices, nbytes, made=False)
         except Unusable as reason:
             _log.warning("the packed weights in %s are not used: %s", path, reason)
             return None
         finally:
             os.close(file)
 
-    def _make(self, path: Path, make: Callable[[int], None]) -> Found:
+    def _make(self, path: Path, make: Callable[[int], None]) -> Obtained:
         part = path.with_suffix(".part")
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             make(file)
             os.rename(part, path)
             matrices, nbytes, _ = read(file, self._checksums)
-            return Found(matrices, nbytes, made=True)
+            return Obtained(matrices, nbytes, made=True)
         except Unusable as reason:
             raise OSError(errno.EIO, f"what was written to {path} is not what is read: {reason}") from None
         finally:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AttentionCandidate:
     """A backend that may be chosen."""
 
     name: str
@@ -36,7 +36,7 @@ class Candidate:
     """Takes back what `make` changed in the process, when it is not chosen."""
 
 
-def candidates(heads: Heads, pool: PageMemory, capability: tuple[int, int]) -> list[Candidate]:
+def candidates(heads: Heads, pool: PageMemory, capability: tuple[int, int]) -> list[AttentionCandidate]:
     """In the order of preference."""
     dtype = pool.data.dtype
 
@@ -46,18 +46,18 @@ def candidates(heads: Heads, pool: PageMemory, capability: tuple[int, int]) -> l
         return TritonPaged(heads, pool)
 
     return [
-        Candidate(
+        AttentionCandidate(
             "varlen",
             varlen.missing(heads, dtype, capability),
             lambda: varlen.VarlenPaged(heads, pool, varlen.activate(capability)),
             varlen.deactivate,
         ),
-        Candidate(
+        AttentionCandidate(
             "flashinfer",
             over_flashinfer.missing(heads, dtype, capability),
             lambda: over_flashinfer.FlashInferPaged(heads, pool, importlib.import_module("flashinfer")),
         ),
-        Candidate("triton", _without_triton(capability), over_triton),
+        AttentionCandidate("triton", _without_triton(capability), over_triton),
     ]
 
 
@@ -67,7 +67,7 @@ def _without_triton(capability: tuple[int, int]) -> str | None:
     return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
 
 
-def choose(config: ModelConfig, pool: PageMemory, found: Sequence[Candidate]) -> PagedAttention | None:
+def choose(config: ModelConfig, pool: PageMemory, found: Sequence[AttentionCandidate]) -> PagedAttention | None:
     """The first of `found` that works; None when torch has to gather. What was passed over is logged once, here."""
     for candidate in found:
         reason = candidate.missing

@@ -19,7 +19,7 @@ from penstock.engine.forward.batch import Batch, Leading
 from penstock.engine.forward.memory import PageMemory
 from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
-from penstock.engine.kernels.cuda.plan import Shape, StepInput, buckets, shape_of
+from penstock.engine.kernels.cuda.plan import StepInput, StepShape, buckets, shape_of
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class GraphSteps:
         self._sizes = buckets(most_sequences)
         self._width = -(-max_positions // pool.block_size)
         self._capture = capture
-        self._steps: dict[Shape, _Captured] = {}
+        self._steps: dict[StepShape, _Captured] = {}
         self.possible = attention.graph_rows > 0 and decoder.config.experts is None
         """Routed experts make the host wait in the middle of a step."""
 
@@ -100,7 +100,9 @@ class GraphSteps:
 class _Captured:
     """One step: its input on the host and on the device, and how to repeat it."""
 
-    def __init__(self, decoder: Forward, pool: PageMemory, attention: PagedAttention, shape: Shape, width: int) -> None:
+    def __init__(
+        self, decoder: Forward, pool: PageMemory, attention: PagedAttention, shape: StepShape, width: int
+    ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._attention = attention

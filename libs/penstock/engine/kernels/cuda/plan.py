@@ -16,7 +16,7 @@ from penstock.engine.kernels.cuda.paged import HostPaged, Int32s
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """Of a captured step."""
 
     sequences: int
@@ -33,7 +33,7 @@ def buckets(most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> Shape | None:
+def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> StepShape | None:
     """The captured step that computes these runs; None when there can't be one.
 
     All rows of all runs are sampled, and the runs have equally many: decode steps, and verification of equally long
@@ -42,14 +42,14 @@ def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> Shape
     rows = runs[0].tokens
     if rows > most_rows or any(run.tokens != rows or run.samples != rows for run in runs):
         return None
-    return next((Shape(size, rows) for size in sizes if len(runs) <= size), None)
+    return next((StepShape(size, rows) for size in sizes if len(runs) <= size), None)
 
 
 class StepInput:
     """The input of one captured step in one run of int32, so that one copy brings it to the device."""
 
     def __init__(
-        self, memory: Int32s, shape: Shape, width: int, *, block_size: int, page_vectors: int, scratch: int
+        self, memory: Int32s, shape: StepShape, width: int, *, block_size: int, page_vectors: int, scratch: int
     ) -> None:
         """`memory` is flat and has `size` numbers; `width` is that of block tables; `page_vectors` are the places of a
         page in all layers; `scratch` is the page of rows that are padding."""
@@ -64,7 +64,7 @@ class StepInput:
         self.host = HostPaged(starts, self.ends, self.tables)
 
     @staticmethod
-    def size(shape: Shape, width: int) -> int:
+    def size(shape: StepShape, width: int) -> int:
         """Numbers in it."""
         return shape.sequences * (3 * shape.rows + 1 + width)
 
@@ -94,7 +94,7 @@ class StepInput:
         self.tables[real:, : -(-rows // self._block_size)] = self._scratch
 
 
-def cut(memory: Int32s, shape: Shape, width: int) -> list[Int32s]:
+def cut(memory: Int32s, shape: StepShape, width: int) -> list[Int32s]:
     """The parts of the input: ids, positions, places, ends, tables (flat)."""
     rows = shape.sequences * shape.rows
     edges = np.cumsum([rows, rows, rows, shape.sequences])
