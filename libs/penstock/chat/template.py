@@ -122,7 +122,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("*", "**"))
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> Any:
         """`left operator right`. Raises TemplateRuntimeError when the result would be too long."""
         if operator == "*":
             for whole, times in ((left, right), (right, left)):

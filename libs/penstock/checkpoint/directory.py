@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import FAMILIES
@@ -102,7 +101,7 @@ def _tokenizer(directory: Path, vocab_size: int) -> Path:
     return file
 
 
-def _largest_id(file: Path, vocab: Any) -> int:
+def _largest_id(file: Path, vocab: object) -> int:
     if isinstance(vocab, list):  # Unigram: the id is the place in the list
         return len(vocab) - 1
     if not isinstance(vocab, dict) or not all(type(token) is int for token in vocab.values()):

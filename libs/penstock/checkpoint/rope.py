@@ -59,7 +59,7 @@ def parse_rotation(read: Reader, family: Family, head_dim: int, context: int | N
     theta = settings.number("rope_theta", read.number("rope_theta", family.rope_theta))
     kind = _kind(settings)
     if family.partial_rotary and kind != "default":
-        return _longrope(read, settings, kind, theta, rotary_dim, context)
+        return _longrope(read, settings, kind, theta, rotary_dim=rotary_dim, context=context)
     original = _original(read, _original(settings, longest))  # outside of the settings it has the last word
     return Rotation(_rope(settings, kind, theta, original), None, rotary_dim, longest)
 
@@ -89,7 +89,7 @@ def _by_layer_type(read: Reader, family: Family, longest: int) -> tuple[Rope, Ro
     )
 
 
-def _object(read: Reader, found: Any) -> dict[str, Any]:
+def _object(read: Reader, found: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise read.fail(f"the rope settings must be an object, not {found!r}")
     return found
@@ -161,7 +161,7 @@ def _yarn_attention(settings: Reader, factor: float) -> float:
 
 
 def _longrope(
-    read: Reader, settings: Reader, kind: Any, theta: float, rotary_dim: int, context: int | None
+    read: Reader, settings: Reader, kind: Any, theta: float, *, rotary_dim: int, context: int | None
 ) -> Rotation:
     """LongRoPE (Ding et al., 2024): one set of factors for texts up to the original context, one for longer ones.
 

@@ -122,9 +122,9 @@ class Generate:
                 completion.id,
                 completion.created,
                 ask.model,
-                ask.sampling.logprobs is not None,
-                ask.include_usage,
-                ask.return_token_ids,
+                logprobs=ask.sampling.logprobs is not None,
+                include_usage=ask.include_usage,
+                token_ids=ask.return_token_ids,
             )
             if ask.stream:
                 await self._stream(completion, shape, reply)

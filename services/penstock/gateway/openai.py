@@ -52,10 +52,11 @@ def chat_ask(raw: bytes, max_choices: int) -> Ask:
         raise InvalidRequest("messages: must not be empty", field="messages")
     messages = [_message(item, at, nodes) for at, item in enumerate(body.messages)]
     prompt = Conversation(messages, *_tools(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
-    field, most = "max_tokens", body.max_tokens
-    if body.max_completion_tokens is not None:
-        field, most = "max_completion_tokens", body.max_completion_tokens
-    return _ask(body, [prompt], most, _chat_logprobs(body), max_choices, field)
+    logprobs = _chat_logprobs(body)
+    if body.max_completion_tokens is None:
+        return _ask(body, [prompt], max_choices, logprobs=logprobs, max_tokens=body.max_tokens)
+    most, field = body.max_completion_tokens, "max_completion_tokens"
+    return _ask(body, [prompt], max_choices, logprobs=logprobs, max_tokens=most, max_tokens_field=field)
 
 
 def completion_ask(raw: bytes, max_choices: int) -> Ask:
@@ -73,7 +74,7 @@ def completion_ask(raw: bytes, max_choices: int) -> Ask:
     check("logprobs", body.logprobs)
     prompts = _prompts(body.prompt)
     check_count("prompt", len(prompts), bounds.MAX_PROMPTS)
-    return _ask(body, prompts, body.max_tokens, body.logprobs, max_choices, "max_tokens")
+    return _ask(body, prompts, max_choices, logprobs=body.logprobs, max_tokens=body.max_tokens)
 
 
 def session_hint(raw: bytes) -> HintBody:
@@ -99,10 +100,11 @@ def _refuse(body: ChatBody | CompletionBody, names: Sequence[str]) -> None:
 def _ask(
     body: ChatBody | CompletionBody,
     prompts: Sequence[Prompt],
-    max_tokens: int | None,
-    logprobs: int | None,
     max_choices: int,
-    max_tokens_field: str,
+    *,
+    logprobs: int | None,
+    max_tokens: int | None,
+    max_tokens_field: str = "max_tokens",
 ) -> Ask:
     sampling = Sampling(
         max_tokens=max_tokens,

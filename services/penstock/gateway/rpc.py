@@ -229,7 +229,7 @@ def _chunk(head: dict[str, Any], delta: Delta) -> gateway_pb2.ChatCompletionChun
 
 
 def _logprob(entry: TokenLogprob) -> gateway_pb2.ContentLogprob:
-    def one(token: bytes, logprob: float, top: Sequence[Any] = ()) -> gateway_pb2.ContentLogprob:
+    def one(token: bytes, logprob: float, top: Sequence[gateway_pb2.ContentLogprob] = ()) -> gateway_pb2.ContentLogprob:
         text = token.decode(errors="replace")
         return gateway_pb2.ContentLogprob(token=text, logprob=logprob, utf8=token, top=top)
 

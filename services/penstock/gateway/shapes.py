@@ -55,7 +55,9 @@ def usage_json(usage: Usage) -> Json:
 class ChatShape:
     """`chat.completion` and its chunks."""
 
-    def __init__(self, id: str, created: int, model: str, logprobs: bool, include_usage: bool, token_ids: bool) -> None:
+    def __init__(
+        self, id: str, created: int, model: str, *, logprobs: bool, include_usage: bool, token_ids: bool
+    ) -> None:
         self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
         self._logprobs = logprobs
         self._include_usage = include_usage
@@ -120,7 +122,9 @@ class ChatShape:
 class CompletionShape:
     """`text_completion` and its chunks."""
 
-    def __init__(self, id: str, created: int, model: str, logprobs: bool, include_usage: bool, token_ids: bool) -> None:
+    def __init__(
+        self, id: str, created: int, model: str, *, logprobs: bool, include_usage: bool, token_ids: bool
+    ) -> None:
         self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
         self._logprobs = logprobs
         self._include_usage = include_usage
