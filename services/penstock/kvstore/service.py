@@ -241,7 +241,7 @@ async def _pulling(config: KvStoreConfig, host: HostTier, rules: Rules) -> Async
     """What gets blocks from other stores."""
     async with (
         open_channels() as channels,
-        open_grpc_transport(f"store of {config.host_id}", stall_s=config.stall_s) as transport,
+        open_grpc_transport(f"store of {config.host_id}", rules.failed, stall_s=config.stall_s) as transport,
         open_pool(host, config, rules) as pool,
     ):
         yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport, pool)

@@ -13,7 +13,7 @@ from penstock.kvstore.sessions import KnownSession, SessionPhase
 from penstock.kvstore.table.blocks import Block
 from penstock.kvstore.tiers.disk.budget import DAY_S, WriteBudget
 from penstock.kvstore.tiers.disk.health import Health
-from penstock.kvstore.tiers.disk.movement import THRESHOLD, Candidates, Reuse, Worth, worth
+from penstock.kvstore.tiers.disk.movement import THRESHOLD, Candidates, Merit, Reuse, worth
 
 NOW = 100.0
 
@@ -32,19 +32,19 @@ def outlook(state: SessionPhase) -> KnownSession:
 @pytest.mark.parametrize(
     ("one", "known", "share", "right"),
     [
-        (block(retained_until=NOW + 1), outlook(SessionPhase.ENDED), 0.0, Worth.PROMISED),
-        (block(retained_until=NOW), None, 0.0, Worth.NONE),
-        (block(), outlook(SessionPhase.ACTIVE), 0.0, Worth.EXPECTED),
-        (block(), outlook(SessionPhase.TOOL), 0.0, Worth.EXPECTED),
-        (block(), outlook(SessionPhase.USER), 0.0, Worth.EXPECTED),
-        (block(uses=1), outlook(SessionPhase.ENDED), 0.0, Worth.PROVEN),
-        (block(uses=1), None, 0.0, Worth.PROVEN),
-        (block(), None, THRESHOLD, Worth.LIKELY),
-        (block(), outlook(SessionPhase.ENDED), THRESHOLD, Worth.LIKELY),
-        (block(), None, THRESHOLD * 0.99, Worth.NONE),
+        (block(retained_until=NOW + 1), outlook(SessionPhase.ENDED), 0.0, Merit.PROMISED),
+        (block(retained_until=NOW), None, 0.0, Merit.NONE),
+        (block(), outlook(SessionPhase.ACTIVE), 0.0, Merit.EXPECTED),
+        (block(), outlook(SessionPhase.TOOL), 0.0, Merit.EXPECTED),
+        (block(), outlook(SessionPhase.USER), 0.0, Merit.EXPECTED),
+        (block(uses=1), outlook(SessionPhase.ENDED), 0.0, Merit.PROVEN),
+        (block(uses=1), None, 0.0, Merit.PROVEN),
+        (block(), None, THRESHOLD, Merit.LIKELY),
+        (block(), outlook(SessionPhase.ENDED), THRESHOLD, Merit.LIKELY),
+        (block(), None, THRESHOLD * 0.99, Merit.NONE),
     ],
 )
-def test_what_a_block_earns(one: Block, known: KnownSession | None, share: float, right: Worth) -> None:
+def test_what_a_block_earns(one: Block, known: KnownSession | None, share: float, right: Merit) -> None:
     assert worth(one, known, share, NOW) is right
 
 
@@ -70,14 +70,14 @@ def test_the_share_is_a_share(fates: list[bool]) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["add", "again", "discard", "take"]), st.integers(0, 7), st.sampled_from(Worth)))
+    st.lists(st.tuples(st.sampled_from(["add", "again", "discard", "take"]), st.integers(0, 7), st.sampled_from(Merit)))
 )
-def test_candidates_against_a_list(steps: list[tuple[str, int, Worth]]) -> None:
-    earned: dict[bytes, Worth] = {}
+def test_candidates_against_a_list(steps: list[tuple[str, int, Merit]]) -> None:
+    earned: dict[bytes, Merit] = {}
     line: list[Block] = []  # in the order in which each came to its present worth
     blocks = [block(number) for number in range(8)]
     candidates = Candidates(lambda one: earned[one.key])
-    held: dict[bytes, Worth] = {}
+    held: dict[bytes, Merit] = {}
     for what, number, value in steps:
         one = blocks[number]
         earned[one.key] = value
@@ -86,7 +86,7 @@ def test_candidates_against_a_list(steps: list[tuple[str, int, Worth]]) -> None:
             line = [other for other in line if other is not one]
             held.pop(one.key, None)
         elif what == "take":
-            ready = sorted((other for other in line if held[other.key] is not Worth.NONE), key=lambda o: held[o.key])
+            ready = sorted((other for other in line if held[other.key] is not Merit.NONE), key=lambda o: held[o.key])
             taken = ready[: number // 2]
             assert candidates.take(number // 2) == taken
             line = [other for other in line if other not in taken]
@@ -99,7 +99,7 @@ def test_candidates_against_a_list(steps: list[tuple[str, int, Worth]]) -> None:
                 held[one.key] = value
         else:
             candidates.again(one)
-        assert candidates.waiting == list(held.values()).count(Worth.NONE)
+        assert candidates.waiting == list(held.values()).count(Merit.NONE)
         assert len(candidates) == len(held) - candidates.waiting
 
 

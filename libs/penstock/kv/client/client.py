@@ -6,7 +6,6 @@ the time limit; a store that is away costs a caller microseconds, and is found a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,6 +20,7 @@ from penstock.kv.client.writing import BlockPut, Writing
 from penstock.kv.device.memory import Device
 from penstock.kv.identity import MAX_KEYS
 from penstock.kv.spec import KvSpec
+from penstock.runtime.tasks import Failed, beside
 from penstock.v1 import kvstore_pb2
 
 __all__ = ["NOBODY", "BlockPut", "ClientStats", "Leased", "Origin", "StoreClient", "StoreFault", "open_store"]
@@ -103,6 +103,10 @@ class StoreClient:
         return granted.granted_s, granted.blocks
 
 
+def _uncounted(task: str) -> None:
+    """For clients without metrics: a failure of a background task is only logged."""
+
+
 @asynccontextmanager
 async def open_store(
     channel: grpc.aio.Channel | None,
@@ -112,6 +116,7 @@ async def open_store(
     *,
     timeout_s: float = 2.0,
     device: Device | None = None,
+    failed: Failed = _uncounted,
 ) -> AsyncIterator[StoreClient]:
     """A client of the store behind `channel`, for blocks of `spec`; without a channel it is never connected.
 
@@ -120,15 +125,15 @@ async def open_store(
     the background, and again after it was lost. With a `device`, blocks of a store on the same one are read there.
     """
     with ThreadPoolExecutor(_THREADS, "penstock-kv") as threads:
-        link = Link(channel, client, spec, host_id, timeout_s, threads, device)
-        loans = Loans(link)
-        tasks = [asyncio.create_task(link.stay_attached()), asyncio.create_task(loans.tidy())]  # awaited below
-        try:
-            await link.first_attempt()
-            yield StoreClient(link, loans)
-        finally:
-            loans.close()
-            link.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        link = Link(channel, client, spec, host_id=host_id, timeout_s=timeout_s, threads=threads, device=device)
+        loans = Loans(link, failed)
+        async with (
+            beside(link.stay_attached, name="attach", on_failure="restart", failed=failed),
+            beside(loans.tidy, name="tidy", on_failure="restart", failed=failed),
+        ):
+            try:
+                await link.first_attempt()
+                yield StoreClient(link, loans)
+            finally:
+                await loans.close()
+                link.close()

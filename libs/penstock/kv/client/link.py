@@ -6,14 +6,14 @@ A store that does not answer costs one caller the time limit and the following o
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -25,13 +25,14 @@ from penstock.kv.device.mapped import DeviceMap
 from penstock.kv.device.memory import Device, DeviceFault
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.context import outgoing
-from penstock.rpc.errors import from_rpc
+from penstock.rpc.stay import Connection, Pauses, stay
+from penstock.runtime.tasks import being_cancelled
+from penstock.runtime.threads import to_its_end
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 _INLINE_BYTES = 1 << 20
 """Copying and checking less than this is done on the event loop; it takes well under a millisecond."""
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
+_PAUSES = Pauses(refused=2.0)
 _GONE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -40,6 +41,23 @@ _GONE = (
 )
 
 Result = TypeVar("Result")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+_RequestT_contra = TypeVar("_RequestT_contra", contravariant=True)
+_ResponseT_co = TypeVar("_ResponseT_co", covariant=True)
+
+
+class Method(Protocol[_RequestT_contra, _ResponseT_co]):
+    """A method of the store with one answer."""
+
+    def __call__(
+        self,
+        request: _RequestT_contra,
+        /,
+        *,
+        timeout: float | None = None,
+        metadata: grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None = None,
+    ) -> Awaitable[_ResponseT_co]: ...
 
 
 class StoreFault(Unavailable):
@@ -120,6 +138,7 @@ class Link:
         channel: grpc.aio.Channel | None,
         client: str,
         spec: KvSpec,
+        *,
         host_id: str,
         timeout_s: float,
         threads: ThreadPoolExecutor,
@@ -144,8 +163,9 @@ class Link:
     # -- calls
 
     @property
-    def rpc(self) -> Any:
-        """The store's methods."""
+    def rpc(self) -> kvstore_pb2_grpc.KvStoreAsyncStub:
+        """The store's methods; only for those who have an attachment."""
+        assert self._stub is not None
         return self._stub
 
     def need(self) -> AttachStream:
@@ -154,7 +174,7 @@ class Link:
             raise self.fault(f"the store is not connected: {self.reason}")
         return self.attachment
 
-    async def call(self, attachment: AttachStream, method: Any, request: Any) -> Any:
+    async def call(self, attachment: AttachStream, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
         """One answer. Raises StoreFault."""
         try:
             return await method(request, timeout=self._timeout_s, metadata=outgoing())
@@ -184,16 +204,7 @@ class Link:
         stop = threading.Event()
         if size <= _INLINE_BYTES:
             return job(stop)
-        submitted = self._threads.submit(job, stop)
-        running = asyncio.wrap_future(submitted)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            stop.set()
-            while not submitted.cancel() and not running.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([running])
-            raise
+        return await to_its_end(self._threads, partial(job, stop), stop=stop.set)
 
     # -- faults
 
@@ -202,9 +213,13 @@ class Link:
         self.stats.faults += 1
         return StoreFault(message)
 
-    def failed(self, attachment: AttachStream, error: grpc.aio.AioRpcError) -> StoreFault:
-        """Also ends the attachment when the store seems to be gone, so that the next caller does not wait as long."""
-        if error.code() in _GONE and from_rpc(error).field != "lease_id":
+    def failed(self, attachment: AttachStream, error: grpc.aio.AioRpcError, *, of_lease: bool = False) -> StoreFault:
+        """Also ends the attachment when the store seems to be gone, so that the next caller does not wait as long.
+
+        A call `of_lease` that finds nothing says that the lease is over; nothing more.
+        """
+        over = of_lease and error.code() is grpc.StatusCode.NOT_FOUND
+        if error.code() in _GONE and not over:
             self.lost(attachment, error.details() or error.code().name)
         return self.fault(f"the store failed: {error.details()}")
 
@@ -225,20 +240,27 @@ class Link:
                 await self._attempted.wait()
 
     async def stay_attached(self) -> None:
-        """Attaches, and attaches again whenever the attachment ends, with growing pauses, until cancelled."""
-        pause = _FIRST_PAUSE_S
-        while self._stub is not None:
-            reason, attached = await self._one_attachment()
-            if not attached and reason != self.reason:
-                self.log.info("store not connected", reason=reason)
-            self.reason = reason
+        """Attaches, and attaches again whenever the attachment ends, until cancelled."""
+        if self._stub is None:
             self._attempted.set()
-            pause = _FIRST_PAUSE_S if attached else min(_LONGEST_PAUSE_S, pause * 2)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        self._attempted.set()
+            return
+        await stay(self._connect, peer="store", log=self.log, pauses=_PAUSES)
 
-    async def _one_attachment(self) -> tuple[str, bool]:
-        """Returns why the attachment ended, and whether there was one."""
+    async def _connect(self, connection: Connection) -> None:
+        """One attachment, from its beginning to its end; says in `reason` why it ended."""
+        self.reason = "the store ended the attachment"
+        try:
+            await self._attach(connection)
+        except TimeoutError:
+            self.reason = "the store does not answer"
+            raise
+        except grpc.aio.AioRpcError as error:
+            self.reason = error.details() or error.code().name
+            raise
+        finally:
+            self._attempted.set()
+
+    async def _attach(self, connection: Connection) -> None:
         device = self._device.info.uuid if self._device is not None else ""
         request = kvstore_pb2.AttachRequest(client=self._client, spec=spec_to_message(self.spec), device=device)
         call = self.rpc.Attach(request)
@@ -246,22 +268,18 @@ class Link:
         try:
             async with asyncio.timeout(self._timeout_s):
                 first = await call.read()
-            if first is grpc.aio.EOF:
-                return "the store ended the attachment", False
+            if not isinstance(first, kvstore_pb2.AttachResponse):
+                return
             attachment = self.attachment = self._begin(first, call)
+            connection.established = True
             self.reason = ""
             self._attempted.set()
             await call.read()
-            return "the store ended the attachment", True
-        except TimeoutError:
-            return "the store does not answer", False
-        except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name, attachment is not None
+            self.reason = "the store ended the attachment"
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if attachment is None or not attachment.over or (task is not None and task.cancelling()):
+            if being_cancelled() or attachment is None or not attachment.over:
                 raise
-            return self.reason, True  # the call was cancelled, not this task: see `lost`
+            # the call was cancelled, not this task: see `lost`
         finally:
             call.cancel()
             if attachment is not None:

@@ -5,41 +5,59 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
-from penstock.kv.client.link import AttachStream, Link, StoreFault
+from penstock.kv.client.link import AttachStream, Link, Method, RequestT, ResponseT, StoreFault
+from penstock.runtime.tasks import Failed, end, start
 from penstock.v1 import kvstore_pb2
 
 
 class Loans:
     """Leases and reservations of one client. Run `tidy` beside its users; `close` at the end."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, failed: Failed) -> None:
         self._link = link
+        self._failed = failed
         self._leases: list[tuple[AttachStream, int]] = []
         self._device_leases: list[tuple[AttachStream, int]] = []
         self._unwritten: list[tuple[AttachStream, kvstore_pb2.CommitBlock]] = []
         self._wake = asyncio.Event()
-        self._strays: set[asyncio.Task[Any]] = set()
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def gain(
-        self, attachment: AttachStream, method: Any, request: Any, give_back: Callable[[AttachStream, Any], None]
-    ) -> Any:
+        self,
+        attachment: AttachStream,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        give_back: Callable[[AttachStream, ResponseT], None],
+    ) -> ResponseT:
         """A call that brings a loan. When its caller is cancelled it goes on alone, to give back what it brings."""
-        calling = asyncio.ensure_future(self._link.call(attachment, method, request))
+        answer: asyncio.Future[ResponseT] = asyncio.get_running_loop().create_future()
+
+        async def ask() -> None:
+            try:
+                response = await self._link.call(attachment, method, request)
+            except StoreFault as fault:
+                if not answer.cancelled():
+                    answer.set_exception(fault)
+                return
+            if answer.cancelled():
+                give_back(attachment, response)
+            else:
+                answer.set_result(response)
+
+        asking = start(ask, name="loan", on_failure="log", failed=self._failed)
+        self._asking.add(asking)
+        asking.add_done_callback(lambda _: self._asked(asking, answer))
         try:
-            return await asyncio.shield(calling)
+            return await answer
         except asyncio.CancelledError:
-            self._strays.add(calling)
-            calling.add_done_callback(lambda done: self._came_too_late(attachment, done, give_back))
+            if answer.done() and not answer.cancelled() and answer.exception() is None:  # both in one turn of the loop
+                give_back(attachment, answer.result())
             raise
 
-    def _came_too_late(
-        self, attachment: AttachStream, done: asyncio.Task[Any], give_back: Callable[[AttachStream, Any], None]
-    ) -> None:
-        self._strays.discard(done)
-        if not done.cancelled() and done.exception() is None:
-            give_back(attachment, done.result())
+    def _asked(self, asking: asyncio.Task[None], answer: asyncio.Future[ResponseT]) -> None:
+        self._asking.discard(asking)
+        answer.cancel()  # without an answer: nothing will come
 
     def end_lease(self, attachment: AttachStream, response: kvstore_pb2.LeaseResponse) -> None:
         """Soon gives the pins back."""
@@ -91,7 +109,6 @@ class Loans:
             commit = kvstore_pb2.CommitRequest(attachment_id=attachment.attachment_id, blocks=blocks)
             await link.call(attachment, link.rpc.Commit, commit)
 
-    def close(self) -> None:
-        """Waits for nothing more."""
-        for stray in list(self._strays):
-            stray.cancel()
+    async def close(self) -> None:
+        """Waits for no answer any more: the store takes everything back with the attachment."""
+        await end(*self._asking)

@@ -265,7 +265,7 @@ class Reading:
             raise self._link.fault(f"the store's answer does not fit the question: {error}") from error
         except grpc.aio.AioRpcError as error:
             if not good:
-                raise self._link.failed(attachment, error) from error
+                raise self._link.failed(attachment, error, of_lease=True) from error
         finally:
             call.cancel()
         return assembly.whole

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.kv.bytes.arena import ArenaMap
 from penstock.kv.bytes.checksum import checksum
@@ -70,37 +69,47 @@ class Writing:
             return await self._put(attachment, batches, origin) if batches else 0
 
     async def _put(self, attachment: AttachStream, batches: list[Sequence[BlockPut]], origin: Origin) -> int:
-        """While one batch is written, the next is reserved and the one before is committed."""
         unfinished: list[_Batch] = []
-        rest = iter(batches)
-        reserving = asyncio.ensure_future(self._reserve(attachment, next(rest), origin, unfinished))
-        committing: asyncio.Future[int] | None = None
-        stored = 0
         try:
-            more = True
-            while more:
-                async with self._link.limit(attachment):
-                    batch = await reserving
-                    upcoming = None if batch.full else next(rest, None)
-                    more = upcoming is not None
-                    if upcoming is not None:
-                        reserving = asyncio.ensure_future(self._reserve(attachment, upcoming, origin, unfinished))
-                    commit = await self._fill(attachment, batch.mine)
-                    stored += await committing if committing is not None else 0
-                    committing = asyncio.ensure_future(self._commit(attachment, batch, commit, unfinished))
-            async with self._link.limit(attachment):
-                stored += await committing if committing is not None else 0
-            return stored
+            async with asyncio.TaskGroup() as tasks:
+                return await self._pipeline(attachment, batches, origin, tasks=tasks, unfinished=unfinished)
+        except BaseExceptionGroup as group:
+            self._give_back(attachment, unfinished)
+            raise group.exceptions[0] from None
         except BaseException:
-            calls: list[asyncio.Future[Any]] = [reserving]
-            if committing is not None:
-                calls.append(committing)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-            for batch in unfinished:
-                self._loans.end_reservations(attachment, batch.keys, batch.rooms)
+            self._give_back(attachment, unfinished)
             raise
+
+    def _give_back(self, attachment: AttachStream, unfinished: list[_Batch]) -> None:
+        for batch in unfinished:
+            self._loans.end_reservations(attachment, batch.keys, batch.rooms)
+
+    async def _pipeline(
+        self,
+        attachment: AttachStream,
+        batches: list[Sequence[BlockPut]],
+        origin: Origin,
+        *,
+        tasks: asyncio.TaskGroup,
+        unfinished: list[_Batch],
+    ) -> int:
+        """While one batch is written, the next is reserved and the one before is committed."""
+        rest = iter(batches)
+        reserving = tasks.create_task(self._reserve(attachment, next(rest), origin, unfinished))
+        committing: asyncio.Task[int] | None = None
+        stored, more = 0, True
+        while more:
+            async with self._link.limit(attachment):
+                batch = await reserving
+                upcoming = None if batch.full else next(rest, None)
+                more = upcoming is not None
+                if upcoming is not None:
+                    reserving = tasks.create_task(self._reserve(attachment, upcoming, origin, unfinished))
+                commit = await self._fill(attachment, batch.mine)
+                stored += await committing if committing is not None else 0
+                committing = tasks.create_task(self._commit(attachment, batch, commit, unfinished))
+        async with self._link.limit(attachment):
+            return stored + (await committing if committing is not None else 0)
 
     async def _reserve(
         self, attachment: AttachStream, blocks: Sequence[BlockPut], origin: Origin, unfinished: list[_Batch]

@@ -1,6 +1,6 @@
 """Which block goes when room is needed: a protocol, our policy, and the references beside it.
 
-Pure Python, no dependency, no I/O: usable with any table whose blocks have the attributes of `Candidate`.
+Pure Python, no dependency, no I/O: usable with any table whose blocks have the attributes of `Evictable`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kvstore.eviction.base import SEVERAL, Candidate, EvictionPolicy
+from penstock.kvstore.eviction.base import SEVERAL, Evictable, EvictionPolicy
 from penstock.kvstore.eviction.lru import Lru
 from penstock.kvstore.eviction.s3fifo import S3Fifo
 from penstock.kvstore.eviction.worth import Worth
 
 POLICIES = ("worth", "s3-fifo", "lru")
 
-__all__ = ["POLICIES", "SEVERAL", "Candidate", "EvictionPolicy", "Lru", "S3Fifo", "Worth", "make_policy"]
+__all__ = ["POLICIES", "SEVERAL", "Evictable", "EvictionPolicy", "Lru", "S3Fifo", "Worth", "make_policy"]
 
 
 def make_policy(name: str, clock: Callable[[], float]) -> EvictionPolicy[Any]:

@@ -10,7 +10,7 @@ SEVERAL = "*"
 """Stands for the sessions of a block that more than one session uses."""
 
 
-class Candidate(Protocol):
+class Evictable(Protocol):
     """A block, as far as policies read it. All blocks of one table have the same number of bytes and tokens."""
 
     key: bytes
@@ -32,14 +32,14 @@ class Candidate(Protocol):
     """The policy's own mark; nobody else touches it."""
 
 
-class Keepable(Candidate, Protocol):
+class Keepable(Evictable, Protocol):
     """A block that may have been promised to somebody."""
 
     retained_until: float
     """The end of the promise, in seconds of the clock; 0: there is none."""
 
 
-BlockT = TypeVar("BlockT", bound=Candidate)
+BlockT = TypeVar("BlockT", bound=Evictable)
 KeepableT = TypeVar("KeepableT", bound=Keepable)
 
 
@@ -51,7 +51,7 @@ class EvictionPolicy(Protocol[BlockT]):
     """
 
     def block_stored(self, block: BlockT) -> None:
-        """`block` is new in the table. It may have been there before: see `Candidate.uses`."""
+        """`block` is new in the table. It may have been there before: see `Evictable.uses`."""
 
     def block_removed(self, block: BlockT) -> None:
         """`block` left the table, as a victim or otherwise; it is not on offer any more."""

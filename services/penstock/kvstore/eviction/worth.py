@@ -24,7 +24,7 @@ from typing import Generic
 
 from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.base import SEVERAL, BlockT, Candidate
+from penstock.kvstore.eviction.base import SEVERAL, BlockT, Evictable
 from penstock.kvstore.eviction.reuse import BUCKETS, EDGES, ReuseTimes, bucket
 
 _MOST_USES = 5
@@ -263,6 +263,6 @@ class Worth(Generic[BlockT]):
                 self._list(shelf)
 
 
-def _group(block: Candidate) -> int:
+def _group(block: Evictable) -> int:
     """The class of a block: by uses; those not used again yet by turns of their session."""
     return _MOST_TURNS + min(block.uses, _MOST_USES) if block.uses else min(block.turn, _MOST_TURNS)

@@ -16,6 +16,7 @@ from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.kvstore.elsewhere.transport.base import Reason, TransportFault
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
+from penstock.runtime.tasks import Failed, start
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 _REFUSALS = (
@@ -54,7 +55,7 @@ class Peer:
 class Peers:
     """At most one attachment per address."""
 
-    def __init__(self, name: str, stall_s: float, idle_s: float) -> None:
+    def __init__(self, name: str, stall_s: float, idle_s: float, failed: Failed) -> None:
         """`name` is for the peers' logs; nobody waits longer than `stall_s` for a sign of life.
 
         An attachment ends `idle_s` after its last use: it would keep the peer from changing its spec.
@@ -62,6 +63,7 @@ class Peers:
         self._name = name
         self._stall_s = stall_s
         self._idle_s = idle_s
+        self._failed = failed
         self._open: dict[str, Peer] = {}
         self._attaching: dict[str, asyncio.Lock] = {}
         self._strays: set[Any] = set()
@@ -146,7 +148,7 @@ class Peers:
             self._close(peer.channels)
 
     def _close(self, channels: Channels) -> None:
-        task = asyncio.get_running_loop().create_task(channels.close())  # awaited in `close`
+        task = start(channels.close, name="closing a connection", on_failure="log", failed=self._failed)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

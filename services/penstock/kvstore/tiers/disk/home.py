@@ -29,7 +29,7 @@ import aiofiles.os
 
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.tiers.disk.format import VERSION, fingerprint
-from penstock.kvstore.tiers.disk.slabs import Shape
+from penstock.kvstore.tiers.disk.slabs import SlabShape
 from penstock.runtime.config import ConfigError
 
 SLAB_BYTES = 256 << 20
@@ -41,15 +41,15 @@ _SLAB = re.compile(r"slab-\d{6}\.blocks")
 _OURS = re.compile(r"manifest\.json(\.new)?|slab-\d{6}\.blocks")
 
 
-def cut(block_bytes: int, total: int) -> Shape:
+def cut(block_bytes: int, total: int) -> SlabShape:
     """Slabs of one size that fill `total` bytes nearly: some 256 MiB each, and not more files than may be open."""
-    one = Shape(block_bytes, 1).slot_bytes
+    one = SlabShape(block_bytes, 1).slot_bytes
     several = min(_LEAST_SLABS, total >> 20)  # so that one spec does not take all of a small disk at once
     slabs = max(1, several, min(_MOST_SLABS, -(-total // SLAB_BYTES)))
-    return Shape(block_bytes, max(1, total // one // slabs))
+    return SlabShape(block_bytes, max(1, total // one // slabs))
 
 
-def _fits(shape: Shape, total: int) -> bool:
+def _fits(shape: SlabShape, total: int) -> bool:
     """Whether slabs cut for another total do for this one: at least one, and not more files than may be open."""
     return 1 <= total // shape.slab_bytes <= 2 * _MOST_SLABS
 
@@ -125,12 +125,12 @@ class Home:
             return None
         return spec if spec is not None and self.space(spec).name == name else None
 
-    async def prepare(self, spec: KvSpec, total: int) -> Shape:
+    async def prepare(self, spec: KvSpec, total: int) -> SlabShape:
         """Makes the subdirectory of a spec, or finds it and says how it is cut. Raises OSError."""
         path, shape = self.space(spec), cut(spec.block_bytes, total)
         found = (await load(path / _MANIFEST)).get("slab_slots")
-        if isinstance(found, int) and found >= 1 and _fits(Shape(spec.block_bytes, found), total):
-            shape = Shape(spec.block_bytes, found)
+        if isinstance(found, int) and found >= 1 and _fits(SlabShape(spec.block_bytes, found), total):
+            shape = SlabShape(spec.block_bytes, found)
         elif path.exists():
             await asyncio.to_thread(_remove, path)
         path.mkdir(mode=0o700, exist_ok=True)

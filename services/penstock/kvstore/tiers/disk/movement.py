@@ -24,7 +24,7 @@ _PRIOR = 64, 32
 _MOST_SESSIONS = 100_000
 
 
-class Worth(IntEnum):
+class Merit(IntEnum):
     """How much a block earns the disk, the most first."""
 
     PROMISED = 0
@@ -55,15 +55,15 @@ class Reuse:
             self.again /= 2
 
 
-def worth(block: Block, known: KnownSession | None, share: float, now: float) -> Worth:
+def worth(block: Block, known: KnownSession | None, share: float, now: float) -> Merit:
     """What a block of the host tier earns. `known` is what is known of its session."""
     if block.retained_until > now:
-        return Worth.PROMISED
+        return Merit.PROMISED
     if known is not None and known.state is not SessionPhase.ENDED:
-        return Worth.EXPECTED
+        return Merit.EXPECTED
     if block.uses > 0:
-        return Worth.PROVEN
-    return Worth.LIKELY if share >= THRESHOLD else Worth.NONE
+        return Merit.PROVEN
+    return Merit.LIKELY if share >= THRESHOLD else Merit.NONE
 
 
 class Candidates:
@@ -72,19 +72,19 @@ class Candidates:
     Bounded by the host tier: who owns it says of every block when it comes, is used, and goes.
     """
 
-    def __init__(self, judge: Callable[[Block], Worth]) -> None:
+    def __init__(self, judge: Callable[[Block], Merit]) -> None:
         self._judge = judge
-        self._lines: list[OrderedDict[bytes, Block]] = [OrderedDict() for _ in Worth]
-        self._place: dict[bytes, Worth] = {}
+        self._lines: list[OrderedDict[bytes, Block]] = [OrderedDict() for _ in Merit]
+        self._place: dict[bytes, Merit] = {}
 
     def __len__(self) -> int:
         """Blocks that are to be written."""
-        return len(self._place) - len(self._lines[Worth.NONE])
+        return len(self._place) - len(self._lines[Merit.NONE])
 
     @property
     def waiting(self) -> int:
         """Blocks that have not earned it yet."""
-        return len(self._lines[Worth.NONE])
+        return len(self._lines[Merit.NONE])
 
     def add(self, block: Block) -> None:
         """It came, or something new is known of it. Of equal worth, the one that came first goes first."""
@@ -108,7 +108,7 @@ class Candidates:
     def take(self, count: int) -> list[Block]:
         """Up to `count` blocks to write next, the worthiest first; they leave the line."""
         taken: list[Block] = []
-        for line in self._lines[: Worth.NONE]:
+        for line in self._lines[: Merit.NONE]:
             while line and len(taken) < count:
                 key, block = line.popitem(last=False)
                 del self._place[key]

@@ -17,7 +17,7 @@ import structlog
 
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.table.blocks import Block, Lease
-from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Reuse, Worth, worth
+from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Merit, Reuse, worth
 from penstock.kvstore.tiers.disk.space import Damaged
 from penstock.kvstore.tiers.disk.tier import NvmeTier
 from penstock.kvstore.tiers.host import HostTier
@@ -106,10 +106,10 @@ class DiskMover:
                 self._candidates.again(block)
         self._wake.set()
 
-    def _judge(self, block: Block) -> Worth:
+    def _judge(self, block: Block) -> Merit:
         known = self._sessions.known(block.session) if block.session else None
         if self._tier.promised(block.key):
-            return Worth.PROMISED
+            return Merit.PROMISED
         return worth(block, known, self._reuse.share, self._now())
 
     # -- what it does

@@ -128,10 +128,14 @@ async def open_disk(
         with tiers.joined(disk), host.watched_by(mover), sessions.heard_by(lambda _: ready.set()):
             try:
                 async with (
-                    beside(files.run, name="disk", on_failure="restart", failed=rules.failed),
+                    beside(files.run, name="disk", on_failure="restart", failed=rules.failed) as following,
                     beside(mover.run, name="disk mover", on_failure="restart", failed=rules.failed),
                 ):
-                    yield disk
+                    try:
+                        yield disk
+                    finally:
+                        files.stop()
+                        await following.ended()
             finally:
                 await files.follow()
                 await mover.flush(config.nvme_flush_s)

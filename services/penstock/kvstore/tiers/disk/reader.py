@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.kvstore.table.blocks import Block, ReserveState, Wanted
 from penstock.kvstore.table.table import BlockTable
@@ -15,7 +16,7 @@ from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.format import Drop, Header
 from penstock.kvstore.tiers.disk.slabs import Slabs
 from penstock.kvstore.tiers.disk.stats import Traffic
-from penstock.kvstore.tiers.disk.threads import finished
+from penstock.runtime.threads import to_its_end
 
 _AT_ONCE = 4
 """Runs that are read at the same time, one per thread."""
@@ -34,7 +35,11 @@ class _Move:
     view: memoryview
 
 
-class Reader:
+_Flying = deque[tuple[asyncio.Task[list[Result]], list[_Move]]]
+"""Runs that are being read, in order."""
+
+
+class DiskReader:
     """Reads blocks of one table and its slabs. Closed by its owner when nothing is under way."""
 
     def __init__(
@@ -50,25 +55,35 @@ class Reader:
 
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier. What can't be read is counted in the traffic."""
-        flying: deque[tuple[Future[list[Result]], list[_Move]]] = deque()
-        at = done = 0
+        flying: _Flying = deque()
         try:
-            while True:
-                while at < len(keys) and len(flying) < _AT_ONCE and self._now() < until:
-                    moves, passed, more = self._take(keys[at : at + self._slabs.shape.run_slots], room)
-                    at = at + passed if more else len(keys)
-                    done += passed - len(moves)
-                    if moves:
-                        flying.append((self._threads.submit(self._read, moves), moves))
-                if not flying:
-                    return done
-                results = await asyncio.shield(asyncio.wrap_future(flying[0][0]))
-                landed = self._land(results, flying.popleft()[1], room)
-                done += landed
-                if landed < len(results):
-                    return done
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    return await self._bring(keys, room, until, tasks=tasks, flying=flying)
+                finally:
+                    for reading, _ in flying:
+                        reading.cancel()  # the group waits until no thread writes into memory any more
         finally:
-            await self._end(flying, room)
+            self._give_back(flying, room)
+
+    async def _bring(
+        self, keys: Sequence[bytes], room: Room, until: float, *, tasks: asyncio.TaskGroup, flying: _Flying
+    ) -> int:
+        at = done = 0
+        while True:
+            while at < len(keys) and len(flying) < _AT_ONCE and self._now() < until:
+                moves, passed, more = self._take(keys[at : at + self._slabs.shape.run_slots], room)
+                at = at + passed if more else len(keys)
+                done += passed - len(moves)
+                if moves:
+                    flying.append((tasks.create_task(to_its_end(self._threads, partial(self._read, moves))), moves))
+            if not flying:
+                return done
+            results = await asyncio.shield(flying[0][0])
+            landed = self._land(results, flying.popleft()[1], room)
+            done += landed
+            if landed < len(results):
+                return done
 
     def _take(self, keys: Sequence[bytes], room: Room) -> tuple[list[_Move], int, bool]:
         """Moves for the leading keys, how many keys that is with those that need none, and whether to go on."""
@@ -143,16 +158,13 @@ class Reader:
         with suppress(OSError):
             self._slabs.erase(slot)
 
-    async def _end(self, flying: deque[tuple[Future[list[Result]], list[_Move]]], room: Room) -> None:
-        """Waits until no thread writes into memory any more, whatever happens, and gives everything back."""
-        interrupted = [await finished(future) for future, _ in flying]
+    def _give_back(self, flying: _Flying, room: Room) -> None:
+        """What was not landed."""
         for _, moves in flying:
             for move in moves:
                 move.view.release()
                 room.give_back(move.target)
                 self._table.drop(move.source, self._now())
-        if any(interrupted):
-            raise asyncio.CancelledError
 
     async def close(self) -> None:
         """Waits for the threads."""

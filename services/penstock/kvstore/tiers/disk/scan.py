@@ -29,7 +29,7 @@ class Advance(Protocol):
 
 
 @dataclass(slots=True)
-class Found:
+class ScanResult:
     """What a directory held: the blocks in the order in which they were written, and what was dropped, by reason."""
 
     blocks: list[Block] = field(default_factory=list)
@@ -46,12 +46,12 @@ class _Slab:
     dropped: Counter[Drop] = field(default_factory=Counter)
 
 
-def scan(slabs: Slabs, slots: int, advance: Advance) -> Found:
+def scan(slabs: Slabs, slots: int, advance: Advance) -> ScanResult:
     """Reads the header of every slot below `slots`; blocks are verified when they are read. Opens the slabs.
 
     A slab that can't be opened or is not of the declared size loses what is not there. Blocking.
     """
-    found, newest = Found(), dict[bytes, Block]()
+    found, newest = ScanResult(), dict[bytes, Block]()
     numbers = [number for number in slabs.existing() if number * slabs.shape.slab_slots < slots]
     with ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-scan") as threads:
         for done, slab in enumerate(threads.map(lambda number: _scan_slab(slabs, number, slots), numbers)):
@@ -86,7 +86,7 @@ def _scan_slab(slabs: Slabs, number: int, slots: int) -> _Slab:
     return found
 
 
-def _take(slot: int, header: Header, newest: dict[bytes, Block], found: Found) -> None:
+def _take(slot: int, header: Header, newest: dict[bytes, Block], found: ScanResult) -> None:
     found.sequence = max(found.sequence, header.sequence)
     other = newest.get(header.key)
     if other is not None:

@@ -23,7 +23,7 @@ _NAME = re.compile(r"slab-(\d{6})\.blocks")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SlabShape:
     """How a directory's slabs are cut. Written down in its manifest."""
 
     block_bytes: int
@@ -61,7 +61,7 @@ class Shape:
 class Slabs:
     """All calls block, and may come from several threads as long as no two of them write into one slot."""
 
-    def __init__(self, directory: Path, shape: Shape, mark: bytes, files: Files, *, direct: bool) -> None:
+    def __init__(self, directory: Path, shape: SlabShape, mark: bytes, files: Files, *, direct: bool) -> None:
         """`mark` is the fingerprint of the spec; `direct`: leave the page cache out where the file system can."""
         self.shape = shape
         self.direct = direct

@@ -13,17 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.table.blocks import Block, BlockPolicy, Wanted, Written
 from penstock.kvstore.table.promises import Promises
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.disk.format import Header
-from penstock.kvstore.tiers.disk.reader import Reader
-from penstock.kvstore.tiers.disk.scan import Found
+from penstock.kvstore.tiers.disk.reader import DiskReader
+from penstock.kvstore.tiers.disk.scan import ScanResult
 from penstock.kvstore.tiers.disk.slabs import Slabs
 from penstock.kvstore.tiers.disk.stats import Traffic
-from penstock.kvstore.tiers.disk.threads import finished
+from penstock.runtime.threads import to_its_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Space:
         self,
         slabs: Slabs,
         slots: int,
-        found: Found,
+        found: ScanResult,
         policy: Callable[[], BlockPolicy],
         promises: Promises,
         moved: Callable[[bytes], None],
@@ -84,7 +85,7 @@ class Space:
         )
         self._restore(found.blocks)
         self._writer = ThreadPoolExecutor(1, "penstock-nvme-write")
-        self.reader = Reader(self.table, slabs, self._writer, now, traffic)
+        self.reader = DiskReader(self.table, slabs, self._writer, now, traffic)
 
     def _restore(self, blocks: Sequence[Block]) -> None:
         """What was stored before a restart; what was promised of it, for the seconds that are left."""
@@ -117,19 +118,19 @@ class Space:
         try:
             for run in self.slabs.shape.runs(slots):
                 part = [pairs[index] for index in run]
-                writing = self._writer.submit(self._write, part)
-                interrupted = await finished(writing)
-                if not writing.cancelled() and writing.exception() is None:
-                    self._commit(part)
-                    left = left[len(part) :]
-                if interrupted:
-                    raise asyncio.CancelledError
-                writing.result()
+                written: list[bool] = []  # also when the caller was cancelled meanwhile
+                try:
+                    await to_its_end(self._writer, partial(self._write, part, written))
+                finally:
+                    if written:
+                        self._commit(part)
+                        left = left[len(part) :]
         finally:
             for _, slot, _ in left:
                 self.table.puts.commit_own(Written(slot.key, slot.epoch, b""), self._now())
 
-    def _write(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
+    def _write(self, part: Sequence[tuple[Block, Block, memoryview]], written: list[bool]) -> None:
+        """In a thread. Says in `written` that it has ended well."""
         bad = [block for block, _, view in part if checksum(view) != block.checksum]
         if bad:
             raise Damaged(bad)
@@ -152,6 +153,7 @@ class Space:
             for block, slot, _ in part
         ]
         self.slabs.write([slot.slot for _, slot, _ in part], headers, [view for _, _, view in part])
+        written.append(True)
 
     def _commit(self, part: Sequence[tuple[Block, Block, memoryview]]) -> None:
         for block, slot, _ in part:
@@ -161,7 +163,7 @@ class Space:
 
     async def in_writer(self, job: Callable[[], object]) -> None:
         """Runs a job of the files behind all writes. Raises what it raises."""
-        await asyncio.wrap_future(self._writer.submit(job))
+        await to_its_end(self._writer, job)
 
     async def close(self) -> None:
         """Waits for the threads, and closes the files."""

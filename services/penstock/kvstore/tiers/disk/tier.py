@@ -24,11 +24,10 @@ from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import Drop, fingerprint
 from penstock.kvstore.tiers.disk.health import Health
 from penstock.kvstore.tiers.disk.home import Home
-from penstock.kvstore.tiers.disk.scan import Found, progress_bar, scan
-from penstock.kvstore.tiers.disk.slabs import Shape, Slabs
+from penstock.kvstore.tiers.disk.scan import ScanResult, progress_bar, scan
+from penstock.kvstore.tiers.disk.slabs import Slabs, SlabShape
 from penstock.kvstore.tiers.disk.space import Space
 from penstock.kvstore.tiers.disk.stats import NvmeStats, Traffic
-from penstock.kvstore.tiers.disk.threads import whole
 from penstock.runtime.config import ConfigError
 
 _SLOW_S = 5.0
@@ -82,6 +81,7 @@ class NvmeTier:
         self._old: Space | None = None
         self._spec: KvSpec | None = None
         self._wanted: KvSpec | None = None
+        self._stopping = False
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
@@ -229,14 +229,22 @@ class NvmeTier:
                 await self._settled.wait()
 
     async def run(self) -> None:
-        """Changes to another spec's space when it is wanted, and keeps the manifest, until cancelled."""
-        while True:
+        """Changes to another spec's space when it is wanted, and keeps the manifest, until `stop`.
+
+        It is not to be cancelled: half done, either would leave files open.
+        """
+        while not self._stopping:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SAVE_S if self._wanted == self._spec else _RETRY_S):
                     await self._wake.wait()
             self._wake.clear()
-            await whole(self.follow())
-            await whole(self._save())
+            await self.follow()
+            await self._save()
+
+    def stop(self) -> None:
+        """Ends `run`, soon."""
+        self._stopping = True
+        self._wake.set()
 
     async def follow(self) -> None:
         """Changes to the wanted space, when that is another one."""
@@ -288,7 +296,7 @@ class NvmeTier:
             grow=lambda slab: self._grow(slabs, slab),
         )
 
-    def _look(self, slabs: Slabs, shape: Shape, slots: int) -> Found:
+    def _look(self, slabs: Slabs, shape: SlabShape, slots: int) -> ScanResult:
         for slab in slabs.existing():
             if slab * shape.slab_slots >= slots:
                 slabs.path(slab).unlink()
