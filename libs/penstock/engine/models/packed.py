@@ -24,7 +24,7 @@ from penstock.engine.models.loading import all_stacks
 from penstock.runtime.caches import cache_directory
 
 CACHE_BYTES = 16 << 30
-"""Of packed files on disk, unless somebody says otherwise."""
+"""Of packed files on disk, by default."""
 SMALL_BYTES = 32 << 20
 """Models of fewer bytes are packed at every start: that takes no longer than finding and checking a file."""
 _log = logging.getLogger(__name__)

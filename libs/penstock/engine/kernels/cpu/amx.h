@@ -1,6 +1,6 @@
 // The processor's tiles (AMX): eight registers of 16 rows of 64 bytes, and products of bfloat16 with sums in float32.
 //
-// What a tile's row becomes does not depend on the other rows, nor a column on the other columns, and inputs are added
+// A row of a product does not depend on the other rows, nor a column on the other columns, and inputs are added
 // in the same order whatever else is in the tile. So results keep their bits however many rows are computed together.
 #pragma once
 #include "lanes.h"

@@ -69,7 +69,7 @@ template <int P> struct Staying {
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
-// The same of panels that are no tiles as they are: restored one tile ahead of the products, so that the processor
+// The same of panels that have to be made into tiles: one tile ahead of the products, so that the processor
 // does both at once.
 template <Kind kind, int P> class Restored {
  public:

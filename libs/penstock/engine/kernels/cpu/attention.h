@@ -13,7 +13,7 @@ constexpr int kPiece = 512;  // positions of a piece of a context
 // One step's attention, in chunks that threads take: a key head of a sequence each, or some pieces of a long context.
 //
 // A context is cut into pieces by position. Each piece has a maximum, a sum and a mix of its own, and they are joined
-// in the order of position (FlashDecoding, Dao et al. 2023), by whoever finishes last where several threads share
+// in the order of position (FlashDecoding, Dao et al. 2023), by the thread that finishes last where several share
 // them. A sum's order follows from positions alone: not from the batch, the run's rows, or threads.
 class Attention {
  public:

@@ -44,7 +44,7 @@ _LIMIT_S = 300
 
 
 class NotBuilt(Exception):
-    """There is no compiler, or it failed; says why."""
+    """There are no kernels; the message says why."""
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def _target(isa: str) -> list[str]:
 
 
 def _compile(compiler: str, target: list[str], path: Path) -> None:
-    """Under another name first, so that nobody loads half a library."""
+    """Under another name first, so that no process loads half a library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as room:
         part = Path(room) / path.name
         compile_to(part, compiler, target, layout.header())

@@ -13,7 +13,7 @@ constexpr int kTile = 4 * kQueries;  // of a chunk of a run with many rows; in t
 
 typedef float Eight __attribute__((vector_size(32)));
 
-// A query, or the row's key, as it looks and is looked at: normalised where the model asks for it, and rotated.
+// A query or a key as scores are computed with it: normalised where the model asks for it, and rotated.
 inline void turn(const Model &model, const Layer &layer, int position, int head, const float *x, float *out) {
   const int dim = model.head_dim, half = dim / 2;
   if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
@@ -32,7 +32,8 @@ inline void turn(const Model &model, const Layer &layer, int position, int head,
   }
 }
 
-// What a query has seen: the highest score, the sum of the weights e^(score - most), and the values' mix by these.
+// The result of a query's look: its highest score, the sum of the weights e^(score - most), and the values' mix by
+// these weights.
 struct Seen {
   float *at;
   float &most() const { return at[0]; }

@@ -102,7 +102,7 @@ struct Floats {
   inline void add(const Floats &a, float b) { EACH part[i] += a.part[i] * b; }
   inline void add(const Floats &a, const Floats &b) { EACH part[i] += a.part[i] * b.part[i]; }
 
-  // Makes the compiler keep it in registers instead of loading it for each use: loads are what is scarce.
+  // Makes the compiler keep it in registers instead of loading it for each use: the loop is bound by loads.
   inline void hold() {
 #if defined(__x86_64__)
     EACH asm("" : "+x"(part[i]));

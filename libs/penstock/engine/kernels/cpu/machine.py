@@ -116,7 +116,7 @@ def linear_args(packed: Packed, bias: Tensor | None) -> LinearArgs:
 
 
 def _floats_at(address: int, count: int) -> Tensor:
-    """A view of floats that somebody else keeps alive."""
+    """A view of floats that the caller keeps alive."""
     return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
 
 

@@ -20,7 +20,7 @@ _POPULATE_READ = 22
 
 
 def anonymous(nbytes: int) -> Tensor:
-    """uint8 [nbytes]: zeros that cost memory once they are written, in huge pages where the system gives some."""
+    """uint8 [nbytes]: zeros that cost memory only when they are written, in huge pages where the system has some."""
     memory = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= _HUGE:
         _advise(memory, mmap.MADV_HUGEPAGE)
@@ -30,8 +30,8 @@ def anonymous(nbytes: int) -> Tensor:
 def populated(file: int, nbytes: int) -> Tensor:
     """uint8 [nbytes]: the file's bytes, shared with all who map it. Writing to it ends the process.
 
-    All pages are there: a first pass meets no page faults. They are huge ones where the file system can, which also
-    makes it read in large pieces.
+    All pages are brought in, so a first pass meets no page faults. Pages are huge where the file system supports
+    it, which also makes it read in large pieces.
     """
     memory = mmap.mmap(file, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
     _advise(memory, mmap.MADV_HUGEPAGE)
@@ -45,7 +45,7 @@ def populated(file: int, nbytes: int) -> Tensor:
 
 
 def _populate(address: int, nbytes: int) -> bool:
-    """Whether the system could; the interpreter lock is free meanwhile, unlike in mmap's own method."""
+    """Whether the system can do it. Unlike mmap's own method, this lets go of the interpreter lock meanwhile."""
     failed: int = _LIBC.madvise(c_void_p(address), c_size_t(nbytes), _POPULATE_READ)
     return not failed
 

@@ -1,7 +1,7 @@
 """Packed files by name in a directory that several processes use: one makes a file, all map it.
 
-The cache can be removed at any time. Making is done under a lock, under another name, and ends with a rename; what
-somebody left half-made has no lock and is removed by the next one who makes something.
+The cache can be removed at any time. A file is made under a lock and under another name, and then renamed. A process
+that dies in between leaves a part behind, which the next one to make a file removes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PackedCache:
         for _, size, path in kept:
             if total + nbytes <= self._limit:
                 break
-            path.unlink()  # who has mapped it keeps it
+            path.unlink()  # processes that have mapped it keep it
             total -= size
         disk = os.statvfs(self._directory)
         if disk.f_bavail * disk.f_frsize < nbytes + _SPARE_BYTES:

@@ -41,7 +41,7 @@ Checksums = Callable[[Tensor], bytes]
 
 
 class Unusable(Exception):
-    """The file is torn, damaged or of another make; says which."""
+    """The file is torn, damaged or of another format; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def finish(file: int, records: Mapping[str, Record], end: int, checksums: Checks
 
 
 def checked(file: int) -> None:
-    """Notes in the file, open for writing, that its data are sound; true until the machine starts again."""
+    """Notes in the file, open for writing, that its data are sound, which holds until the machine starts again."""
     os.pwrite(file, _boot(), _BOOT_AT)
 
 
@@ -157,7 +157,7 @@ def read(file: int, checksums: Checksums) -> tuple[dict[str, Packed], int, bool]
 
 
 def _boot() -> bytes:
-    """This run of the machine; of a machine that doesn't tell, one that never comes again."""
+    """Names this boot of the machine; where the system does not, a name that never comes again."""
     try:
         name = _BOOT.read_bytes().strip()
     except OSError:

@@ -1,5 +1,5 @@
 // Stored matrices into packed ones, and checksums of packed files. One thread each; callers cut the work into pieces.
-// What a packed matrix looks like is said in pack.py, whose `pack` is the twin of this one.
+// The format of packed matrices is described in pack.py, whose `pack` does the same in torch.
 #include "kernels.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-"""Stored matrices [out, in] packed a slice at a time, by packing.cpp; `pack` is its twin and oracle."""
+"""Stored matrices [out, in], packed a slice at a time by packing.cpp; `pack.pack` is its oracle."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def naive_checksums(data: Tensor) -> bytes:
 
 
 def sliced(stack: Stack, kind: str) -> bool:
-    """Whether `pack_slices` packs such a matrix: the others are packed whole, by `pack`."""
+    """Whether `pack_slices` can pack such a matrix; others are packed whole, by `pack.pack`."""
     return kind in _SLICED and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
 
 

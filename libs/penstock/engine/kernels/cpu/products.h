@@ -20,7 +20,7 @@ constexpr int kSlab = kTiles ? 128 : 120;  // most rows of one call
 // bfloat16. The weights are exact in it, and sums are float32 as everywhere.
 constexpr bool rounds(int kind) { return kProducts && kind != FLOAT32; }
 
-// Rows in the order in which `multiply` reads them: in blocks of as many as are added at once.
+// How rows are cut into blocks, each of as many rows as are multiplied at once.
 struct Blocks {
   Blocks(int rows, int kind) : Blocks(rows, rounds(kind) && kTiles ? kTileRows : kRows, nullptr) {}
   int first(int block) const { return int(int64_t(rows) * block / count); }

@@ -8,7 +8,7 @@ namespace penstock {
 
 namespace {
 
-constexpr int kSpins = 2000;  // some 50 us: the next phase, and in a busy engine the next step, are as near as that
+constexpr int kSpins = 2000;  // some 50 us: the next phase, or in a busy engine the next step, begins within that time
 
 void pause() {
 #if defined(__x86_64__)
@@ -80,7 +80,7 @@ struct Team {
     }
   }
 
-  // Until the next call. Who opens a phase either sees the sleeper or is seen by it.
+  // Waits for the next call. A member that opens a phase either sees the sleeper, or the sleeper sees the phase.
   void sleep(uint32_t heard) {
     asleep.fetch_add(1);
     if (!Ticket{ticket.load()}.open()) calls.wait(heard);

@@ -1,1 +1,1 @@
-"""What a CUDA device computes otherwise than plain torch. Nothing here is imported for a CPU."""
+"""Steps on a CUDA device, where it does better than plain torch. No module here is imported for a CPU."""

@@ -1,4 +1,4 @@
-"""What a device has to be able to do for a way of keeping weights. Pure."""
+"""The compute capability that each kind of weights needs. Pure."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class PageCopies:
         return copy
 
     def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
-        """See PageMemory.write. A block that `check` refuses does not reach its page."""
+        """Copies each block to its page, up to one that `check` refuses, which does not reach its page. Returns how
+        many are good."""
         with self._on(self._up):
             for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
                 if not isinstance(block, memoryview):

@@ -49,7 +49,7 @@ class CudaCapture:
         self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See Capture."""
+        """Captures the body, which has run before, and returns its replay. Raises when it can't be captured."""
         graph = torch.cuda.CUDAGraph()
         # other threads copy pages meanwhile, which a capture of the whole process would forbid
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
@@ -145,7 +145,7 @@ class _Captured:
         return len(runs) * self._input.shape.rows
 
     def _bring(self, runs: Sequence[Run]) -> None:
-        """Whoever reads a step's logits has waited for it, so the host's copy is free again."""
+        """The reader of the last step's logits has waited for that step, so the host's copy is free again."""
         self._input.fill(runs)
         self._device.copy_(self._host, non_blocking=True)
         if self._attend is None:

@@ -48,7 +48,7 @@ def flat(host: HostPaged, block_size: int) -> tuple[Int32s, Int32s, Int32s]:
 
 
 class FlashInferPaged:
-    """See PagedAttention."""
+    """PagedAttention by flashinfer's wrappers."""
 
     name = "flashinfer"
     most_rows: int | None = None
@@ -62,7 +62,7 @@ class FlashInferPaged:
         self._space: Tensor | None = None
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """See PagedAttention."""
+        """The attention of one step over pages; `fixed`: of a step that will be captured."""
         windows = dict.fromkeys(self.heads.windows)
         step: _Step
         if fixed:
@@ -115,14 +115,14 @@ class _Step:
         self._wrappers = wrappers
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """See Attend."""
+        """[rows, heads, head_dim] of one layer -> [rows, heads * head_dim]."""
         pool = self._owner.pool
         wrapper = self._wrappers[self._owner.heads.windows[layer]]
         mixed: Tensor = wrapper.run(query.contiguous(), (keys_of(pool, layer), values_of(pool, layer)))
         return mixed.flatten(1)
 
     def again(self, host: HostPaged) -> None:
-        """See Attend: plans the step, from host memory."""
+        """Plans the step anew, from host memory."""
         heads, size = self._owner.heads, self._owner.pool.block_size
         tables = [torch.from_numpy(each) for each in flat(host, size)]
         for window, wrapper in self._wrappers.items():

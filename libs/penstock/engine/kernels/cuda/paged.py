@@ -27,7 +27,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What attention of one model looks like."""
+    """The heads of a model's attention."""
 
     heads: int
     kv_heads: int
@@ -111,7 +111,7 @@ def keys_of(pool: PageMemory, layer: int) -> Tensor:
 
 
 def values_of(pool: PageMemory, layer: int) -> Tensor:
-    """As `keys_of`."""
+    """[pages, block, kv_heads, head_dim], a view."""
     return pool.data[:, layer, 1]
 
 

@@ -101,7 +101,7 @@ def steps_for(
     most_sequences: int,
     max_positions: int,
 ) -> DeviceSteps:
-    """See DeviceSteps."""
+    """How the model's steps are computed: captured where that is possible. `attention` None: torch gathers pages."""
     return DeviceSteps(
         decoder,
         pool,

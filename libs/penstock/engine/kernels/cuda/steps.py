@@ -45,7 +45,8 @@ class DeviceSteps:
             )
 
     def logits(self, order: Sequence[Run]) -> Tensor:
-        """See Runner.logits; valid until the next call."""
+        """float32 [samples, vocab] of runs in the order of `arrange`, valid until the next call; leaves their keys and
+        values in the pool."""
         with streams.current(self._pool.data.device):
             if self._graphs is not None:
                 logits = self._graphs.logits(order)

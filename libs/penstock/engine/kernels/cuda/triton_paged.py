@@ -27,7 +27,7 @@ _WORKSPACE = 64 << 20
 
 
 class TritonPaged:
-    """See PagedAttention."""
+    """PagedAttention by the kernels of triton_kernels.py."""
 
     name = "triton"
     most_rows: int | None = MOST_ROWS
@@ -38,7 +38,7 @@ class TritonPaged:
         self._pool = pool
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """See PagedAttention."""
+        """The attention of one step over pages; `fixed`: of a step that will be captured."""
         return _Step(self._heads, self._pool, paged, host)
 
 
@@ -72,7 +72,7 @@ class _Step:
         return slices
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """See Attend."""
+        """[rows, heads, head_dim] of one layer -> [rows, heads * head_dim]."""
         heads, paged, pool = self._heads, self._paged, self._pool
         query = query.contiguous()
         out = torch.empty_like(query)
@@ -121,7 +121,7 @@ class _Step:
         return out.flatten(1)
 
     def again(self, host: HostPaged) -> None:
-        """See Attend: nothing to do."""
+        """Nothing to do: the kernels read the changed tensors."""
 
 
 def _shape(heads: Heads, pool: PageMemory) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Weights on their way to a device: files -> pinned memory -> device, on several lanes at a time.
 
 Each lane is a thread with a stream and two pinned buffers: while one buffer is copied to the device, the other is
-filled from the file. Lanes run ahead of whoever takes the tensors by a bounded number of bytes, beginning when the
+filled from the file. Lanes run ahead of the reader of the tensors by a bounded number of bytes, beginning when the
 upload is opened, so that the device is busy while kernels are compiled and tried.
 """
 
@@ -51,7 +51,7 @@ class Upload:
         self._arriving: dict[int, _Arriving] = {}
         self._again = {_EMBEDDING} if checkpoint.config.tied else set()
         self._wanted = 0
-        """Bytes up to which somebody has asked for tensors: lanes go no further than `ahead_bytes` beyond."""
+        """Bytes up to the last tensor that was asked for: lanes go at most `ahead_bytes` beyond."""
         self._news = threading.Condition()
         self._error: Exception | None = None
         self._closed = False
@@ -114,7 +114,7 @@ class Upload:
                         self._news.notify_all()
             finally:
                 lane.close()
-        except Exception as error:  # goes to whoever takes the next tensor
+        except Exception as error:  # is raised by the next `take`
             with self._news:
                 self._error = error
                 self._news.notify_all()

@@ -71,7 +71,7 @@ def deactivate() -> None:
 
 
 class VarlenPaged:
-    """See PagedAttention."""
+    """PagedAttention by torch's `varlen_attn`."""
 
     name = "varlen"
     most_rows: int | None = None
@@ -83,7 +83,7 @@ class VarlenPaged:
         self.attn = varlen_attn
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """See PagedAttention."""
+        """The attention of one step over pages; `fixed`: of a step that will be captured."""
         return _Step(self, paged)
 
 
@@ -93,7 +93,8 @@ class _Step:
         self._paged = paged
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """See Attend. Causality is aligned to the end: a sequence's last row sees all of its tokens."""
+        """[rows, heads, head_dim] -> [rows, heads * head_dim]. Causality is aligned to the end: a sequence's last row
+        sees all of its tokens."""
         owner, paged = self._owner, self._paged
         window = owner.heads.windows[layer]
         mixed: Tensor = owner.attn(
@@ -114,4 +115,4 @@ class _Step:
         return mixed.flatten(1)
 
     def again(self, host: HostPaged) -> None:
-        """See Attend: nothing to do."""
+        """Nothing to do: the kernels read the changed tensors."""
