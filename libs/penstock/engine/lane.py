@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, TypeVarTuple
 
 _T = TypeVar("_T")
+_Arguments = TypeVarTuple("_Arguments")
 _Call = tuple["asyncio.Future[Any]", Callable[[], object] | None, Callable[..., Any], tuple[Any, ...]]
 
 
@@ -25,7 +26,7 @@ class Lane:
         self._thread.start()
 
     def call(
-        self, function: Callable[..., _T], *arguments: Any, begun: Callable[[], object] | None = None
+        self, function: Callable[[*_Arguments], _T], *arguments: *_Arguments, begun: Callable[[], object] | None = None
     ) -> asyncio.Future[_T]:
         """The function's result or exception. Cancelling the future does not stop a call that has begun.
 

@@ -80,7 +80,7 @@ def test_running_streams_keep_their_pace(target_s, decode_s, token_s):
     free, _ = simulate(None, decode_s, token_s)
     assert max(free) > max(times)
     assert sorted(times)[len(times) // 2] <= 1.15 * target_s
-    assert max(times) <= 1.5 * target_s, "also while the rate is being learnt anew"
+    assert max(times) <= 1.5 * target_s, "also while the rate is learnt again"
     busy = sum(times[:-1]) / (len(times) - 1) if len(times) > 1 else target_s
     assert busy >= 0.8 * target_s, "and no time is given away"
 
@@ -131,5 +131,5 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
         tasks.create_task(read(engine, request("alone", 128, 200), begun))
         await begun.wait()
         await read(engine, request("late", 100, 2))
-    assert made[0].steps[0] == [128], "nobody waits: the whole batch"
+    assert made[0].steps[0] == [128], "no stream waits: the whole batch"
     assert [rows for rows in made[0].steps if len(rows) == 2][:5] == [[1, 30], [1, 30], [1, 30], [1, 10], [1, 1]]

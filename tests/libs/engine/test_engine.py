@@ -619,7 +619,7 @@ async def test_a_step_fails_only_those_that_make_it_fail(config, kit, alone, mon
             kit.assert_same(expected, again)
 
 
-async def test_a_step_that_fails_once_costs_nobody_a_request(config, kit, monkeypatch):
+async def test_a_step_that_fails_once_costs_no_request(config, kit, monkeypatch):
     async with Engine.open(config) as engine:
         requests = [kit.request(id, 20, kit.seeded(1)) for id in "ab"]
         expected = await kit.read_all(engine, requests)
@@ -733,7 +733,7 @@ async def test_the_loop_turns_while_a_step_runs(config, kit):
 
         def held(runs):
             inside.set()
-            assert go.wait(30), "nobody could say go: the step holds the loop"
+            assert go.wait(30), "the step holds the loop"
             return step(runs)
 
         engine._runner.step = held

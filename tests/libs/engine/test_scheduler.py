@@ -56,7 +56,7 @@ def test_chunks_fill_the_budget_in_order_of_arrival():
     assert made.admit == [2, 3]
 
 
-def test_nobody_overtakes_a_head_that_does_not_fit():
+def test_none_overtakes_a_head_that_does_not_fit():
     made = plan(LIMITS, 3, [running(1, 4)], [One(2, 40, 40), One(3, 2, 2)], {})
     assert made.admit == [] and rows_of(made) == [(1, 1, 0, 0)]
 
@@ -80,7 +80,7 @@ def test_pages_of_loads_go_before_running_sequences():
     assert rows_of(made) == [(1, 1, 0, 1)]
 
 
-def test_sits_out_when_nobody_younger_can_help():
+def test_sits_out_when_none_younger_can_help():
     assert plan(LIMITS, 0, [running(1, 9)], [], {}) == plan(LIMITS, 0, [], [], {})
     made = plan(LIMITS, 1, [running(1, 9), running(2, 17)], [], {})
     assert made.preempt == [] and rows_of(made) == [(1, 1, 0, 1)]

@@ -200,7 +200,7 @@ def test_three_processes_hold_one_copy(tmp_path, cache):
             print(file=process.stdin, flush=True)
     assert [rss for rss, _ in shares] == pytest.approx([weights] * 3, rel=0.02), "all of it is there"
     assert sum(pss for _, pss in shares) == pytest.approx(weights, rel=0.02), "once"
-    assert max(private[1:]) < 30_000, "nobody has a copy of its own"
+    assert max(private[1:]) < 30_000, "no process has a copy of its own"
     assert private[0] < 60_000, "nor did the one who packed, but for the slices"
 
 

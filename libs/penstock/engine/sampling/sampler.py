@@ -8,10 +8,10 @@ renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,9 +42,8 @@ class Sampler:
         second time when some row's top-p takes more than its best _NUCLEUS tokens. Raises NotFinite.
         """
         if all(choice.plain for choice in choices):
-            best = _argmax(logits)
-            tokens, peaks = on_host(best, _peaks(logits, best))
-            check_finite(peaks.numpy())
+            tokens, peaks = on_host(*_best(logits))
+            _check_finite(peaks.tolist())
             return [Chosen(token) for token in tokens.tolist()]
         chosen = self._sample(logits, choices, _NUCLEUS)
         if chosen is None:
@@ -54,8 +53,7 @@ class Sampler:
 
     def _sample(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> list[Chosen] | None:
         """None when `nucleus` tokens do not hold some row's top-p."""
-        tokens, missed = _argmax(logits), None
-        peaks = _peaks(logits, tokens)
+        (tokens, peaks), missed = _best(logits), None
         changed = [row for row, choice in enumerate(choices) if not (choice.greedy and choice.bare)]
         if changed:
             index = self._tensor(changed, torch.int64)
@@ -65,7 +63,7 @@ class Sampler:
         wanted = [row for row, choice in enumerate(choices) if choice.params.logprobs is not None]
         described = self._describe(logits, tokens, choices, wanted) if wanted else ()
         values, short, peaks, *facts = on_host(tokens, tokens[:0] if missed is None else missed, peaks, *described)
-        check_finite(peaks.numpy())
+        _check_finite(peaks.tolist())
         if missed is not None and bool(short.any()):
             return None
         chosen = [Chosen(token) for token in values.tolist()]
@@ -244,14 +242,18 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def _peaks(logits: Tensor, tokens: Tensor) -> Tensor:
-    """[rows, 1]: the logits of `tokens`, the most probable ones. One NaN anywhere in a row makes it the largest."""
-    return logits.gather(1, tokens.unsqueeze(1))
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(the most probable tokens [rows], their logits [rows]): a NaN anywhere in a row counts as its largest."""
+    tokens = _argmax(logits)
+    if logits.device.type != "cpu":
+        return tokens, logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    values = logits.numpy()
+    return tokens, torch.from_numpy(values[np.arange(len(values)), tokens.numpy()])
 
 
-def check_finite(peaks: npt.NDArray[np.float32]) -> None:
-    """Raises NotFinite when some row's largest logit is none: nothing could be sampled from it."""
-    if not np.isfinite(peaks).all():
+def _check_finite(peaks: Sequence[float]) -> None:
+    """Raises NotFinite when some row's largest logit is not a finite number: nothing can be sampled from it."""
+    if not all(map(math.isfinite, peaks)):
         raise NotFinite
 
 
