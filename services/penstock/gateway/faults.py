@@ -35,8 +35,3 @@ def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError
     if isinstance(found, Internal):
         return Internal("internal error")
     return found
-
-
-def workers_failed() -> Unavailable:
-    """For the client, when the workers of its request failed and no others could be had."""
-    return Unavailable("the workers of the request failed; try again", code="unavailable", retry_after=1)

@@ -1,8 +1,8 @@
 """The life of one choice in the mesh: plan, prefill and decode side by side, fail-over.
 
-Tokens are merged by index: the first comes from prefill, the others from decode, and whichever worker computes a
-token again (a hand-off that failed, a worker that took over) sends what is already there. Sampling is a function of
-(seed, position), so that what comes again is the same, and is dropped.
+Tokens are merged by index: the first comes from prefill, the others from decode. After a failed hand-off, or when
+another worker takes over, tokens may arrive a second time. Sampling is a function of (seed, position), so they are the
+same tokens, and are dropped.
 
 A request that lost its workers, or finds none, waits for others, for at most `failover_s` until a decode worker gives a
 token again: a worker or the router that is started again costs a pause. Only a refusal for overload is passed on at
@@ -21,7 +21,6 @@ from typing import Protocol
 import structlog
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
-from penstock.gateway.faults import workers_failed
 from penstock.gateway.work import (
     Assignment,
     ChoiceRequest,
@@ -32,12 +31,15 @@ from penstock.gateway.work import (
     PromptUse,
     Report,
     SampledToken,
+    workers_failed,
 )
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.tasks import merged
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_MOST_AVOIDED = 32
+"""Members that failed one request; the latest count."""
 
 
 class Plans(Protocol):
@@ -269,3 +271,4 @@ class Flow:
     def _avoid_member(self, member: str) -> None:
         if member and member not in self._avoid:
             self._avoid.append(member)
+            del self._avoid[:-_MOST_AVOIDED]

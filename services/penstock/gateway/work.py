@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 from penstock.gateway.ask import Sampling
 
 Stage = Literal["prefill", "decode"]
@@ -132,3 +132,8 @@ class Lost:
 
 
 Report = Gain | Lost
+
+
+def workers_failed() -> Unavailable:
+    """For the client, when the workers of its request failed and no others could be had."""
+    return Unavailable("the workers of the request failed; try again", code="unavailable", retry_after=1)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from penstock import gateway
 from penstock.errors import InvalidRequest, Overloaded, Unavailable
 from penstock.gateway.ask import Sampling
 from penstock.gateway.flow import Flow
@@ -358,3 +362,14 @@ async def test_what_decode_sent_before_it_was_lost_is_kept() -> None:
     asyncio.get_running_loop().call_later(0.01, late.set)
     assert await bench.flow.run() == "stop"
     assert bench.accepted == [0, 1, 2, 3]
+
+
+def test_the_flow_knows_neither_messages_nor_grpc() -> None:
+    code = "import sys, penstock.gateway.flow; assert not {'grpc', 'google.protobuf', 'penstock.v1'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("core", ["answer", "ask", "completer", "completion", "prompts", "usage"])
+def test_the_core_around_it_speaks_no_messages(core: str) -> None:
+    text = (Path(gateway.__path__[0]) / f"{core}.py").read_text()
+    assert "penstock.v1" not in text and "import grpc" not in text
