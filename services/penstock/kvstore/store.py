@@ -119,7 +119,7 @@ class Store:
 
     def promise(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """Has every tier promise what it can; the answer is that of the one which promised most."""
-        self.host.table.check_attached(attachment_id)
+        self.host.table.attachments.of(attachment_id)
         grants = [tier.promise_blocks(keys, seconds, namespace) for tier in self.tiers]
         return max(grants, key=lambda grant: grant.blocks)
 

@@ -266,7 +266,7 @@ async def test_a_promise_of_the_disk_outlives_the_process(tmp_path: Path) -> Non
     async with open_kvstore(config) as store, client_of(store.address) as client:
         await eventually(lambda: store.disk.files.stats().slots)
         tier, now = store.disk.files, store.store.now()
-        assert [tier.promised(one.key) for one in kept] == [True] * 5 + [False] * 3
+        assert [tier.table.promised_until(one.key) > now for one in kept] == [True] * 5 + [False] * 3
         table = tier._space.table
         assert all(now + 500 < table.find(one.key).retained_until <= now + 600 for one in kept[:5])
 

@@ -21,6 +21,7 @@ from tests.services.kvstore.helpers import (
 
 from penstock.kv.bytes.checksum import checksum
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.tiers import host as host_module
 from penstock.kvstore.tiers.host import HostTier
 from penstock.rpc.errors import from_rpc
 from penstock.runtime.config import ConfigError
@@ -298,7 +299,7 @@ async def test_a_part_that_fails_is_told_at_once_and_the_others_go_on(monkeypatc
     async def fail(host: HostTier) -> None:
         raise OSError("boom")
 
-    monkeypatch.setattr(HostTier, "provide_pages", fail)
+    monkeypatch.setattr(host_module, "provide_pages", fail)
     with capture_logs() as logs:
         async with open_kvstore(settings()) as store, raw(store.address) as one:
             await one.attach()

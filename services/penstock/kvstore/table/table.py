@@ -56,31 +56,23 @@ class BlockTable:
         self.block_bytes = block_bytes
         self.slots = Slots(slots, epochs, wake)
         self._promises = Promises(0, 0, 0.0) if promises is None else promises
-        self._attachments = Attachments()
+        self.attachments = Attachments()
         self._shelf = Shelf(self.slots, watcher, policy=policy(), promises=self._promises, cooling_s=cooling_s)
-        self.leases = Leases(self._shelf, self._attachments, expire=self.expire, wake=wake)
-        self.puts = Puts(self._shelf, self._attachments, reserve_s=reserve_s, expire=self.expire, wake=wake)
+        self.leases = Leases(self._shelf, self.attachments, expire=self.expire, wake=wake)
+        self.puts = Puts(self._shelf, self.attachments, reserve_s=reserve_s, expire=self.expire, wake=wake)
         self.victims = Victims(self._shelf, expire=self.expire)
 
     # -- attachments
 
     def attach(self, attachment_id: str, client: str) -> None:
         """A client has attached; ids are never used twice."""
-        self._attachments.add(attachment_id, client)
+        self.attachments.add(attachment_id, client)
 
     def detach(self, attachment_id: str, now: float) -> None:
         """Ends an attachment and takes back all that it owns."""
-        attachment = self._attachments.pop(attachment_id)
+        attachment = self.attachments.pop(attachment_id)
         self.leases.release_all(attachment, now)
         self.puts.take_back_all(attachment, now)
-
-    def attached(self, attachment_id: str) -> bool:
-        """Whether there is such an attachment."""
-        return attachment_id in self._attachments
-
-    def check_attached(self, attachment_id: str) -> None:
-        """Raises NotFound when there is no such attachment."""
-        self._attachments.of(attachment_id)
 
     # -- finding
 
@@ -165,7 +157,7 @@ class BlockTable:
 
     def quarantine(self, attachment_id: str, key: bytes, epoch: int, now: float) -> bool:
         """Takes a block out of service that a client found wrong. False: it is not, or no longer, that block."""
-        self._attachments.of(attachment_id)
+        self.attachments.of(attachment_id)
         return self.condemn(key, epoch, now)
 
     def condemn(self, key: bytes, epoch: int, now: float) -> bool:
@@ -195,7 +187,7 @@ class BlockTable:
     @property
     def idle(self) -> bool:
         """Nobody reads or writes, nor might still write."""
-        return not (len(self._attachments) or self.slots.resting or self._shelf.held or self.puts.own)
+        return not (len(self.attachments) or self.slots.resting or self._shelf.held or self.puts.own)
 
     def stats(self) -> TableStats:
         """A consistent snapshot."""
@@ -207,7 +199,7 @@ class BlockTable:
             cooling=self.slots.resting,
             used_bytes=self.slots.held * self.block_bytes,
             leases=len(self.leases),
-            attachments=len(self._attachments),
+            attachments=len(self.attachments),
             hits=self.leases.hits,
             misses=self.leases.misses,
             puts=self.puts.stored,

@@ -40,6 +40,33 @@ class HostForm:
     bringer: Bringer
 
 
+@dataclass(frozen=True, slots=True)
+class _HostWatcher:
+    """Passes the table's changes on: to those who map the arena, to those who listen, and to other tiers."""
+
+    arena: Arena
+    tiers: Tiers
+    watchers: list[Watcher]
+    handed_out: asyncio.Event
+
+    def block_stored(self, block: Block) -> None:
+        self.tiers.moved(TierKind.HOST, block.key)
+        for watcher in self.watchers:
+            watcher.block_stored(block)
+
+    def block_removed(self, block: Block) -> None:
+        self.tiers.moved(TierKind.HOST, block.key)
+        for watcher in self.watchers:
+            watcher.block_removed(block)
+
+    def slot_held(self, slot: int, epoch: int) -> None:
+        self.arena.set_epoch(slot, epoch)
+        if epoch:
+            self.handed_out.set()
+        for watcher in self.watchers:
+            watcher.slot_held(slot, epoch)
+
+
 class HostTier:
     """Tier. Made by `open_host`; used from its event loop."""
 
@@ -50,10 +77,10 @@ class HostTier:
         self._config = config
         self._tiers = tiers
         self._rules = rules
+        self.handed_out = asyncio.Event()
+        """Set whenever a slot gets a holder."""
         self._watchers: list[Watcher] = []
         self._alarm = Alarm(rules.now, lambda: self.table)
-        self._provided = 0
-        self._handed_out = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore")
         self._form = self._formed(None, Layout(0, 0, 1), 0)
 
@@ -61,7 +88,7 @@ class HostTier:
         table = BlockTable(
             layout.slots,
             block_bytes,
-            self,
+            _HostWatcher(self.arena, self._tiers, self._watchers, self.handed_out),
             policy=self._rules.policy,
             promises=self._rules.promises(layout.slots),
             epochs=self._rules.epochs,
@@ -100,26 +127,6 @@ class HostTier:
         finally:
             self._watchers.remove(watcher)
 
-    def block_stored(self, block: Block) -> None:
-        """See Watcher."""
-        self._tiers.moved(self.kind, block.key)
-        for watcher in self._watchers:
-            watcher.block_stored(block)
-
-    def block_removed(self, block: Block) -> None:
-        """See Watcher."""
-        self._tiers.moved(self.kind, block.key)
-        for watcher in self._watchers:
-            watcher.block_removed(block)
-
-    def slot_held(self, slot: int, epoch: int) -> None:
-        """See Watcher. Clients that map the arena see it there."""
-        self.arena.set_epoch(slot, epoch)
-        if epoch:
-            self._handed_out.set()
-        for watcher in self._watchers:
-            watcher.slot_held(slot, epoch)
-
     # -- as a tier
 
     @property
@@ -138,7 +145,7 @@ class HostTier:
         layout = Layout.fit(self.arena.size, spec.block_bytes)
         self.arena.format(layout)
         self._form = self._formed(spec, layout, spec.block_bytes)
-        self._handed_out.set()
+        self.handed_out.set()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
 
     def fits(self, spec: KvSpec) -> bool:
@@ -183,22 +190,8 @@ class HostTier:
         """See Tier: those of the table."""
         return asdict(self.table.stats())
 
-    # -- memory
-
-    async def provide_pages(self) -> None:
-        """Provides pages ahead of need, until cancelled; returns when this kernel can't."""
-        with ThreadPoolExecutor(1, "penstock-pages") as thread:
-            while True:
-                await self._handed_out.wait()
-                self._handed_out.clear()
-                while self._provided < self._wanted():
-                    step = min(_STEP_BYTES, self.arena.size - self._provided)
-                    if not await to_its_end(thread, partial(self.arena.populate, self._provided, step)):
-                        self._log.info("pages can't be provided ahead on this kernel")
-                        return
-                    self._provided += step
-
-    def _wanted(self) -> int:
+    def pages(self) -> int:
+        """Bytes of the arena that are worth having pages: those of all slots ever used, and some ahead."""
         if not self.table.slots.count:
             return 0
         return min(self.arena.size, self.arena.layout.offset(self.table.slots.frontier) + _AHEAD_BYTES)
@@ -216,9 +209,26 @@ async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncI
         host = HostTier(config, arena, tiers, rules)
         try:
             with tiers.joined(host):
-                async with beside(host.provide_pages, name="kvstore pages", on_failure="log", failed=rules.failed):
+                async with beside(
+                    partial(provide_pages, host), name="kvstore pages", on_failure="log", failed=rules.failed
+                ):
                     yield host
         finally:
             host.close()
     finally:
         arena.close()
+
+
+async def provide_pages(host: HostTier) -> None:
+    """Has the kernel provide pages ahead of need, until cancelled; returns when this kernel can't."""
+    provided = 0
+    with ThreadPoolExecutor(1, "penstock-pages") as thread:
+        while True:
+            await host.handed_out.wait()
+            host.handed_out.clear()
+            while provided < host.pages():
+                step = min(_STEP_BYTES, host.arena.size - provided)
+                if not await to_its_end(thread, partial(host.arena.populate, provided, step)):
+                    structlog.get_logger("penstock.kvstore").info("pages can't be provided ahead on this kernel")
+                    return
+                provided += step

@@ -40,7 +40,7 @@ async def test_blocks_come_back_after_a_restart(tmp_path: Path, block_bytes: int
         assert await bed.bring(keys(9)) == [bytes(put.data) for put in blocks]
     async with bench(tmp_path, block_spec=size, direct=direct, slots=24) as bed:
         assert bed.tier.has_blocks(keys(12)) == 9
-        assert set(bed.tier.stored_keys()) == set(keys(9))
+        assert set(bed.tier.table.keys()) == set(keys(9))
         assert await bed.bring(keys(12)) == [bytes(put.data) for put in blocks]
         stats = bed.tier.stats()
         assert (stats.blocks, stats.read_blocks, stats.written_blocks) == (9, 9, 0)

@@ -87,7 +87,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @property
     def disk(self) -> set[bytes]:
-        return set(self.bed.tier.stored_keys())
+        return set(self.bed.tier.table.keys())
 
     def write(self, block: Block, data: bytes) -> None:
         view = self.bed.arena.block(block.slot, BLOCK_BYTES)
@@ -197,7 +197,7 @@ class TiersMachine(RuleBasedStateMachine):
         """A byte of a block rots on the disk."""
         stored = sorted(self.disk)
         if stored:
-            block = self.bed.tier.find_block(data.draw(st.sampled_from(stored)))
+            block = self.bed.tier.table.find(data.draw(st.sampled_from(stored)))
             assert block is not None
             with slabs(self.path)[0].open("r+b") as file:
                 at = block.slot * SLOT + PAGE + data.draw(st.integers(0, BLOCK_BYTES - 1))
@@ -218,7 +218,7 @@ class TiersMachine(RuleBasedStateMachine):
         """What was on the disk is on it; besides perhaps evicted blocks whose slots were not written to since."""
         assert before <= self.disk
         for name in self.disk:
-            block = self.bed.tier.find_block(name)
+            block = self.bed.tier.table.find(name)
             assert block is not None
             self.inspect(block)
         assert not self.host
@@ -257,7 +257,7 @@ class TiersMachine(RuleBasedStateMachine):
         assert disk.used_bytes == disk.blocks * SLOT, "nothing is half written when nothing is being written"
         for find, names, slots in (
             (self.bed.host.find, self.host, HOST_SLOTS),
-            (self.bed.tier.find_block, self.disk, DISK_SLOTS),
+            (self.bed.tier.table.find, self.disk, DISK_SLOTS),
         ):
             taken = [block.slot for block in map(find, names) if block is not None]
             assert len(set(taken)) == len(names) <= slots, "one slot, one block"

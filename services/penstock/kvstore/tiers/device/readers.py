@@ -25,13 +25,13 @@ class DeviceReaders:
 
     def detach(self, attachment_id: str) -> None:
         """Takes back all that the attachment has leased here, if it reads here at all."""
-        if self._blocks.form.table.attached(attachment_id):
+        if attachment_id in self._blocks.form.table.attachments:
             self._blocks.form.table.detach(attachment_id, self._now())
 
     def lease(self, attachment_id: str, keys: Sequence[bytes], seconds: float, session: str) -> Lease | None:
         """Pins the leading blocks that are on the device, for an attachment that reads there."""
         table = self._blocks.form.table
-        if self._blocks.off or not table.attached(attachment_id):
+        if self._blocks.off or attachment_id not in table.attachments:
             return None
         return table.leases.take(attachment_id, keys, seconds, self._now(), session)
 
@@ -42,14 +42,14 @@ class DeviceReaders:
     def release(self, attachment_id: str, lease_ids: Sequence[int]) -> list[bool]:
         """Gives leases back. False: it had expired."""
         table = self._blocks.form.table
-        if not table.attached(attachment_id):
+        if attachment_id not in table.attachments:
             return [False] * len(lease_ids)
         return table.leases.release(attachment_id, lease_ids, self._now())
 
     def quarantine(self, attachment_id: str, key: bytes, epoch: int) -> bool:
         """Takes a block out of service that a client found wrong on the device."""
         table = self._blocks.form.table
-        return table.attached(attachment_id) and table.quarantine(attachment_id, key, epoch, self._now())
+        return attachment_id in table.attachments and table.quarantine(attachment_id, key, epoch, self._now())
 
     def offset(self, block: Block) -> int:
         """Where a block of a lease begins."""

@@ -108,7 +108,7 @@ class DiskMover:
 
     def _judge(self, block: Block) -> Merit:
         known = self._sessions.known(block.session) if block.session else None
-        if self._tier.promised(block.key):
+        if self._tier.table.promised_until(block.key) > self._now():
             return Merit.PROMISED
         return worth(block, known, self._reuse.share, self._now())
 
@@ -179,7 +179,7 @@ class DiskMover:
                     self._candidates.add(block)
 
     def _find(self, key: bytes) -> Block | None:
-        return self._host.table.find(key) or self._tier.find_block(key)
+        return self._host.table.find(key) or self._tier.table.find(key)
 
     async def _prefetch(self, keys: Sequence[bytes]) -> None:
         table = self._host.table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -27,9 +27,10 @@ class DiskTier:
 
     kind = TierKind.NVME
 
-    def __init__(self, files: NvmeTier, mover: DiskMover) -> None:
+    def __init__(self, files: NvmeTier, mover: DiskMover, now: Callable[[], float]) -> None:
         self.files = files
         self.mover = mover
+        self._now = now
 
     @property
     def spec(self) -> KvSpec | None:
@@ -60,25 +61,25 @@ class DiskTier:
 
     def find_block(self, key: bytes) -> Block | None:
         """See Tier."""
-        return self.files.find_block(key)
+        return self.files.table.find(key)
 
     def stored_keys(self) -> Iterable[bytes]:
         """See Tier."""
-        return self.files.stored_keys()
+        return self.files.table.keys()
 
     def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """See Tier: those in memory are written first."""
-        grant = self.files.promise_blocks(keys, seconds, namespace)
+        grant = self.files.table.promise(keys, seconds, namespace, self._now())
         self.mover.promised(keys[: grant.blocks])
         return grant
 
     def renew_promises(self, keys: Sequence[bytes]) -> None:
         """See Tier."""
-        self.files.renew_promises(keys)
+        self.files.table.renew(keys, self._now())
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """See Tier."""
-        self.files.expect_session(session, hint)
+        self.files.table.expect_session(session, hint)
 
     def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """See Tier."""
@@ -122,7 +123,7 @@ async def open_disk(
         promises=rules.promises,
     )
     mover = DiskMover(files, host, sessions, rules.now, wake=ready)
-    disk = DiskTier(files, mover)
+    disk = DiskTier(files, mover, rules.now)
     try:
         await files.open()
         with tiers.joined(disk), host.watched_by(mover), sessions.heard_by(lambda _: ready.set()):

@@ -28,7 +28,9 @@ from penstock.runtime.threads import to_its_end
 
 
 @dataclass(frozen=True, slots=True)
-class _Watcher:
+class SpaceWatcher:
+    """Says of every key that it came or went."""
+
     moved: Callable[[bytes], None]
 
     def block_stored(self, block: Block) -> None:
@@ -57,12 +59,12 @@ class Space:
         slabs: Slabs,
         slots: int,
         found: ScanResult,
+        *,
         policy: Callable[[], BlockPolicy],
         promises: Promises,
         moved: Callable[[bytes], None],
         now: Callable[[], float],
         traffic: Traffic,
-        *,
         tokens: int,
         grow: Callable[[int], object],
     ) -> None:
@@ -77,7 +79,9 @@ class Space:
         self._traffic = traffic
         sequences = itertools.count(found.sequence + 1)
         self.table = BlockTable(
-            *(slots, slabs.shape.slot_bytes, _Watcher(moved)),
+            slots,
+            slabs.shape.slot_bytes,
+            SpaceWatcher(moved),
             policy=policy,
             epochs=sequences,
             cooling_s=0.0,
@@ -100,7 +104,14 @@ class Space:
 
     def room(self, block: Block) -> Block | None:
         """A slot of the disk for a block of the host tier; None: it is there already, or nothing may go for it."""
-        wanted = Wanted(*(block.key, block.parent, block.first_token, block.seconds, block.session, block.namespace))
+        wanted = Wanted(
+            block.key,
+            block.parent,
+            block.first_token,
+            seconds=block.seconds,
+            session=block.session,
+            namespace=block.namespace,
+        )
         slot = self.table.puts.reserve_own(wanted, self._now()).block
         if slot is not None:
             slot.uses, slot.turn = block.uses, block.turn

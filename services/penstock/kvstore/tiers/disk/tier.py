@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
 
-from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.eviction.lru import Lru
 from penstock.kvstore.table.blocks import Block, BlockPolicy, TierKind
-from penstock.kvstore.table.promises import Grant, Promises
+from penstock.kvstore.table.promises import Promises
+from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.budget import WriteBudget
 from penstock.kvstore.tiers.disk.files import Files
@@ -26,7 +27,7 @@ from penstock.kvstore.tiers.disk.health import Health
 from penstock.kvstore.tiers.disk.home import Home
 from penstock.kvstore.tiers.disk.scan import ScanResult, progress_bar, scan
 from penstock.kvstore.tiers.disk.slabs import Slabs, SlabShape
-from penstock.kvstore.tiers.disk.space import Space
+from penstock.kvstore.tiers.disk.space import Space, SpaceWatcher
 from penstock.kvstore.tiers.disk.stats import NvmeStats, Traffic
 from penstock.runtime.config import ConfigError
 
@@ -78,6 +79,7 @@ class NvmeTier:
         self._files = files or Files()
         self._home = Home(options.directory)
         self._space: Space | None = None
+        self._nothing = BlockTable(0, 0, SpaceWatcher(self._moved))
         self._old: Space | None = None
         self._spec: KvSpec | None = None
         self._wanted: KvSpec | None = None
@@ -94,13 +96,7 @@ class NvmeTier:
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         """See Supplier."""
-        if self._space is None or not self._reads.usable(self._now()):
-            return 0
-        return self._space.table.lookup(keys)
-
-    def stored_keys(self) -> Iterable[bytes]:
-        """See Supplier."""
-        return self._space.table.keys() if self._space is not None else ()
+        return self.table.lookup(keys) if self._reads.usable(self._now()) else 0
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """See Supplier."""
@@ -117,6 +113,11 @@ class NvmeTier:
                 self._worked("reading", self._reads)
             elif self._now() >= min(until, begin + _SILENCE_S):
                 self._failed("reading", self._reads, "too slow")
+
+    @property
+    def table(self) -> BlockTable:
+        """What is on the disk of the spec in use; nothing before that is known."""
+        return self._space.table if self._space is not None else self._nothing
 
     # -- writing
 
@@ -137,7 +138,7 @@ class NvmeTier:
 
     def holds(self, key: bytes) -> bool:
         """Whether a block is on the disk."""
-        return self._space is not None and key in self._space.table
+        return key in self.table
 
     def writes_wait_s(self, size: int) -> float:
         """0: `size` bytes may be written now. Else for how long not."""
@@ -171,35 +172,10 @@ class NvmeTier:
             self.budget.spend(self._traffic.bytes_written - before, self._wall())
         return (self._traffic.bytes_written - before) // space.slabs.shape.slot_bytes
 
-    def find_block(self, key: bytes) -> Block | None:
-        """A block that is on the disk; to be read, not changed."""
-        return self._space.table.find(key) if self._space is not None else None
-
     def touch(self, keys: Iterable[bytes], session: str) -> None:
         """These blocks were used, in whatever tier."""
-        if self._space is not None:
-            for key in keys:
-                self._space.table.touch(key, session, self._now())
-
-    # -- promises
-
-    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """Promises to keep blocks that are on the disk, or will be."""
-        return self._space.table.promise(keys, seconds, namespace, self._now()) if self._space is not None else Grant()
-
-    def promised(self, key: bytes) -> bool:
-        """Whether a block is to be kept on the disk, if it is there or not."""
-        return self._space is not None and self._space.table.promised_until(key) > self._now()
-
-    def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """These blocks were used, in whatever tier."""
-        if self._space is not None:
-            self._space.table.renew(keys, self._now())
-
-    def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """What is known of a session's return; for the eviction policy."""
-        if self._space is not None:
-            self._space.table.expect_session(session, hint)
+        for key in keys:
+            self.table.touch(key, session, self._now())
 
     # -- life
 
@@ -290,10 +266,19 @@ class NvmeTier:
             **{drop.value: count for drop, count in found.dropped.items() if count},
         )
         return await asyncio.to_thread(  # nobody else knows it yet, and a table of a million blocks takes seconds
-            Space,
-            *(slabs, slots, found, self._policy, self._promises(slots), self._moved, self._now, self._traffic),
-            tokens=spec.block_size,
-            grow=lambda slab: self._grow(slabs, slab),
+            partial(
+                Space,
+                slabs,
+                slots,
+                found,
+                policy=self._policy,
+                promises=self._promises(slots),
+                moved=self._moved,
+                now=self._now,
+                traffic=self._traffic,
+                tokens=spec.block_size,
+                grow=lambda slab: self._grow(slabs, slab),
+            )
         )
 
     def _look(self, slabs: Slabs, shape: SlabShape, slots: int) -> ScanResult:
@@ -343,16 +328,16 @@ class NvmeTier:
     def stats(self) -> NvmeStats:
         """A consistent snapshot."""
         space, traffic, now = self._space, self._traffic, self._now()
-        table = space.table.stats() if space is not None else None
+        table = self.table.stats()
         return NvmeStats(
-            slots=table.slots if table else 0,
-            blocks=table.blocks if table else 0,
-            used_bytes=table.used_bytes if table else 0,
+            slots=table.slots,
+            blocks=table.blocks,
+            used_bytes=table.used_bytes,
             read_blocks=traffic.blocks_read,
             read_bytes=traffic.bytes_read,
             written_blocks=traffic.blocks_written,
             written_bytes=traffic.bytes_written,
-            evictions=table.evictions if table else 0,
+            evictions=table.evictions,
             **{drop.value: traffic.dropped[drop] for drop in Drop},
             read_failures=self._reads.failures,
             write_failures=self._writes.failures,
