@@ -279,9 +279,9 @@ class Engine:
                 failed += 1
                 self._fail(outlet, answer)
             elif answer:
-                outlet.add(answer, now)
                 if drafted and (drafts := outlet.live.run.choice.drafts):
                     self._speculation.learn(outlet.live, len(drafts), len(answer) - 1)
+                outlet.add(answer, now)
         self._counters.failed_steps += failed
         if not failed:
             self._counters.step(now - started, prefill, rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engine.delivery.sinks import SinkFeed
@@ -52,7 +51,7 @@ class Outlet:
         self.timeline = Timeline(time.monotonic())
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
-        self._chosen: Sequence[Chosen] = ()
+        self._chosen: list[Chosen] = []
         self._index = 0
         """Of the first of `_chosen` among the generated tokens."""
         self._appetite = appetite
@@ -63,9 +62,12 @@ class Outlet:
         self._index = self.live.generated
         self.timeline.load_over(time.monotonic())
 
-    def add(self, answer: Sequence[Chosen], now: float) -> None:
-        """Tokens that a step gave at `now`; the reader hears of them by `tell`. The outlet keeps `answer`."""
-        self._chosen = [*self._chosen, *answer] if self._chosen else answer
+    def add(self, answer: list[Chosen], now: float) -> None:
+        """Tokens that a step gave at `now`; the reader hears of them by `tell`. The outlet owns the list now."""
+        if self._chosen:
+            self._chosen += answer
+        else:
+            self._chosen = answer
         times = self.timeline
         if times.first_token is None:
             times.first(now)
@@ -123,7 +125,7 @@ class Outlet:
 
     def _tokens(self) -> tuple[TokenOut, ...]:
         chosen, first = self._chosen, self._index
-        self._chosen, self._index = (), first + len(chosen)
+        self._chosen, self._index = [], first + len(chosen)
         if len(chosen) == 1:  # nearly always
             [one] = chosen
             return (TokenOut(first, one.token, one.logprob, one.top),)
