@@ -191,7 +191,7 @@ async def _membership(
         others=neighbours.set_joined,
         heard=partial(_hear, store),
     )
-    async with beside(member.run, name="join", on_failure="restart", failed=failed):
+    async with beside(member.run, name="membership", on_failure="restart", failed=failed):
         yield
 
 
