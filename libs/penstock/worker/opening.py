@@ -70,7 +70,13 @@ async def open_worker(
         waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
         async with (
             open_store(
-                store_channel, name, engine.spec, config.host, timeout_s=config.store_timeout_s, device=device
+                store_channel,
+                name,
+                engine.spec,
+                config.host,
+                timeout_s=config.store_timeout_s,
+                device=device,
+                failed=metrics.task_failed,
             ) as store,
             open_publisher(store, metrics, waiting_pages) as publisher,
         ):
