@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+
+from penstock.chat.events import CallArguments, CallStart, Content, Event, Reasoning, merged_events
+from penstock.chat.expected import SPACE, Expected
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 MARKERS = (CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE)
 """Added tokens whose text the parser wants to see even where the tokenizer calls them special."""
 
-_SPACE = " \t\r\n"
 _MAX_HEAD = 256
 _MAX_SPACE = 64
 _HEAD = ("{", '"name"', ":", None, ",", '"arguments"', ":")
@@ -37,39 +36,6 @@ _HEAD = ("{", '"name"', ":", None, ",", '"arguments"', ":")
 _TAIL = ("}", CALL_CLOSE)
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """Text of a think block."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """A call begins; `index` counts the calls of this text from 0."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """The next piece of a call's arguments."""
-
-    index: int
-    text: str
-
-
-Event = Content | Reasoning | CallStart | CallArguments
 
 
 class AssistantParser:
@@ -87,10 +53,7 @@ class AssistantParser:
         self._space = ""
         self._index = -1
         self._bare = True  # nothing but white space since the beginning or the last call
-        self._pieces: tuple[str | None, ...] = ()
-        self._piece = 0
-        self._offset = 0
-        self._string = ""
+        self._expected = Expected(())
         self._depth = 0
         self._quoted = False
         self._escaped = False
@@ -135,14 +98,14 @@ class AssistantParser:
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
-        return events if len(events) < 2 else _merged(events)
+        return events if len(events) < 2 else merged_events(events)
 
     # Think blocks: only at the very beginning.
 
     def _start(self, text: str, at: int) -> int:
         letter = text[at]
-        matched = self._held.lstrip(_SPACE)
-        if (not matched and letter in _SPACE and len(self._held) < _MAX_SPACE) or letter == THINK_OPEN[len(matched)]:
+        matched = self._held.lstrip(SPACE)
+        if (not matched and letter in SPACE and len(self._held) < _MAX_SPACE) or letter == THINK_OPEN[len(matched)]:
             self._held += letter
             if matched + letter == THINK_OPEN:
                 self._held, self._state = "", self._think_begin
@@ -198,7 +161,7 @@ class AssistantParser:
         return end + 1
 
     def _plain(self, text: str) -> None:
-        self._release(text, _SPACE, Content)
+        self._release(text, SPACE, Content)
 
     def _release(self, text: str, hold: str, kind: type[Content] | type[Reasoning]) -> None:
         """Emits `text` but for the white space at its end, of which at most the last `_MAX_SPACE` are kept."""
@@ -215,17 +178,17 @@ class AssistantParser:
             return at
         self._held += text[at]
         if self._held == CALL_OPEN:
-            self._expect(_HEAD)
+            self._expected = Expected(_HEAD)
             self._state = self._head
         return at + 1
 
     def _head(self, text: str, at: int) -> int:
         letter = text[at]
-        if self._piece == len(_HEAD) and letter == "{":
+        if self._expected.complete and letter == "{":
             if self._begin_call():
                 return at
             self._give_back()
-        elif len(self._held) < _MAX_HEAD and self._next(letter):
+        elif len(self._held) < _MAX_HEAD and self._expected.take(letter):
             self._held += letter
             return at + 1
         else:
@@ -234,7 +197,7 @@ class AssistantParser:
 
     def _begin_call(self) -> bool:
         try:
-            name = json.loads(self._string)
+            name = json.loads(self._expected.string)
         except ValueError:
             return False
         if not name:
@@ -272,7 +235,7 @@ class AssistantParser:
                 self._depth += 1 if letter in "{[" else -1
                 if self._depth == 0:
                     self._emit(CallArguments(self._index, text[begin:at]))
-                    self._expect(_TAIL)
+                    self._expected = Expected(_TAIL)
                     self._state = self._tail
                     return at
         self._emit(CallArguments(self._index, text[begin:]))
@@ -280,64 +243,15 @@ class AssistantParser:
 
     def _tail(self, text: str, at: int) -> int:
         letter = text[at]
-        if len(self._held) < _MAX_SPACE and self._next(letter):
+        if len(self._held) < _MAX_SPACE and self._expected.take(letter):
             self._held += letter
             at += 1
-            if self._piece < len(_TAIL):
+            if not self._expected.complete:
                 return at
             self._held = ""
         held, self._held, self._state, self._bare = self._held, "", self._content, True
         self._run(held)
         return at
-
-    def _expect(self, pieces: tuple[str | None, ...]) -> None:
-        self._pieces, self._piece, self._offset = pieces, 0, 0
-        self._string, self._escaped = "", False
-
-    def _next(self, letter: str) -> bool:
-        """Whether `letter` continues the expected pieces; then it counts as seen."""
-        if self._offset == 0 and letter in _SPACE:
-            return True
-        if self._piece == len(self._pieces):
-            return False
-        expected = self._pieces[self._piece]
-        if expected is None:
-            return self._next_in_string(letter)
-        if letter != expected[self._offset]:
-            return False
-        self._offset += 1
-        if self._offset == len(expected):
-            self._piece, self._offset = self._piece + 1, 0
-        return True
-
-    def _next_in_string(self, letter: str) -> bool:
-        if self._offset == 0 and letter != '"':
-            return False
-        self._string += letter
-        self._offset += 1
-        if self._escaped:
-            self._escaped = False
-        elif letter == "\\":
-            self._escaped = True
-        elif letter == '"' and self._offset > 1:
-            self._piece, self._offset = self._piece + 1, 0
-        return True
-
-
-def _merged(events: list[Event]) -> list[Event]:
-    merged: list[Event] = []
-    for (kind, index), run in groupby(events, key=_kind):
-        first, *rest = run
-        if not rest or isinstance(first, CallStart):
-            merged += [first, *rest]
-            continue
-        text = "".join(event.text for event in (first, *rest) if not isinstance(event, CallStart))
-        merged.append(CallArguments(index, text) if kind is CallArguments else kind(text))
-    return merged
-
-
-def _kind(event: Event) -> tuple[Any, int]:
-    return type(event), event.index if isinstance(event, CallStart | CallArguments) else 0
 
 
 def _find(text: str, what: str, at: int) -> int:

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Collection
 
 from penstock.chat.detokenize import TokenBytes
+from penstock.chat.events import CallArguments, CallStart, Content, Event
 from penstock.chat.model import ChatModel
-from penstock.chat.parser import AssistantParser, CallArguments, CallStart, Content, Event
+from penstock.chat.parser import AssistantParser
 from penstock.chat.stops import StopAutomaton, StopMatcher
 from penstock.gateway.delta import CallDelta, Delta, TokenLogprob
 from penstock.gateway.work import SampledToken

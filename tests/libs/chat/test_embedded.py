@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.chat.events import CallArguments, CallStart
 from penstock.chat.messages import Call, Message, Tool
 from penstock.chat.model import load_chat_model
-from penstock.chat.parser import CallArguments, CallStart
 
 MODEL = Path(__file__).parents[3] / "libs/penstock/models/penstock-mini"
 pytestmark = pytest.mark.skipif(not (MODEL / "tokenizer.json").is_file(), reason="the embedded model is not built yet")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.chat.parser import AssistantParser, CallArguments, CallStart, Content, Event, Reasoning
+from penstock.chat.events import CallArguments, CallStart, Content, Event, Reasoning
+from penstock.chat.parser import AssistantParser
 
 
 @dataclass
