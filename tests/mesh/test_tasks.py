@@ -56,7 +56,7 @@ class Injected(Exception):
 
 @asynccontextmanager
 async def whole_mesh(model: Path, disk: Path) -> AsyncIterator[Mesh]:
-    """With all that starts tasks: drafts, a disk tier, an event publisher, two hosts."""
+    """With most of what starts tasks: drafts, a disk tier, published events."""
     store = {
         "nvme_dir": disk,
         "nvme_bytes": 64 << 20,
