@@ -188,7 +188,8 @@ async def test_a_defect_of_the_draft_client_costs_drafts_and_is_mended_by_starti
             raise ZeroDivisionError("a defect of the draft client")
         came(client, proposal)
 
-    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True)) as mesh:
+    patient = {"draft_timeout_s": 10.0}  # else a busy machine has no drafts at all
+    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True, engine=patient)) as mesh:
         await drafting(http, mesh)
         monkeypatch.setattr(DraftClient, "_came", defect)
         assert (await ask(http, mesh, tokens, LONG)).ids == (await oracle(tokens, LONG)).ids
