@@ -9,18 +9,28 @@ from penstock.kv.host import host_id
 from penstock.kvstore.events.wire.format import STYLES
 from penstock.kvstore.eviction import POLICIES
 from penstock.runtime.capacity import check_host_bytes, check_nvme
-from penstock.runtime.config import ConfigError, Size, format_size
+from penstock.runtime.config import (
+    LOG_LEVELS,
+    Address,
+    ConfigError,
+    HostPort,
+    OptionalAddress,
+    Size,
+    addresses,
+    format_size,
+    one_of,
+    optional_addresses,
+)
 
 _LEAST_GPU_BYTES = 1 << 16
 _LEAST_WRITES = 1 << 20
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KvStoreConfig:
     """The KV store: blocks in memory that the workers of this host share."""
 
-    address: str = "127.0.0.1:0"
+    address: Address = HostPort("127.0.0.1:0")
     """Where to listen; port 0 picks a free one."""
     host_bytes: Size = 1 << 30
     """Size of the shared memory, as 512MiB or 2GiB. It fills as blocks arrive."""
@@ -29,7 +39,7 @@ class KvStoreConfig:
     `host_bytes` with it: copies need that memory pinned. Needs penstock[cuda12] or penstock[cuda13]."""
     gpu_device: int = 0
     """Which CUDA device, as this process counts them."""
-    router: str | None = None
+    router: OptionalAddress = None
     """The router to join, as host:port; none: clients find the store by themselves."""
     host_id: str = field(default_factory=host_id)
     """Clients with the same id map the memory, others stream."""
@@ -61,13 +71,13 @@ class KvStoreConfig:
     """How long a store that is told to stop may write."""
     nvme_direct: bool = True
     """Leave the page cache out where the file system allows."""
-    advertise: str = ""
+    advertise: OptionalAddress = None
     """By which address others reach this store, host:port; empty: as `address` says."""
     peers: tuple[str, ...] = ()
     """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
     stall_s: float = 1.0
     """Another store that sends nothing for this long is asked anew over a fresh connection."""
-    mooncake_master: str = ""
+    mooncake_master: OptionalAddress = None
     """The master of a Mooncake pool that the stores of several hosts share, host:port; empty: none."""
     mooncake_host: str = "127.0.0.1"
     """The address by which the others of the pool reach this host."""
@@ -87,16 +97,15 @@ class KvStoreConfig:
     """The first part of each published message."""
     events_style: str = "map"
     """map, as vLLM publishes now, or array, as it did until 2026."""
-    metrics_address: str = ""
+    metrics_address: OptionalAddress = None
     """Where Prometheus may read, host:port; empty: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError on a setting that can't work."""
-        _check_address("address", self.address)
-        if self.router is not None:
-            _check_address("router", self.router)
+        addresses(self, "address")
+        optional_addresses(self, "router", "advertise", "mooncake_master", "metrics_address")
         check_host_bytes("host_bytes", self.host_bytes)
         if self.gpu_bytes and self.gpu_bytes < _LEAST_GPU_BYTES:
             raise ConfigError(
@@ -107,18 +116,12 @@ class KvStoreConfig:
         for name in ("lease_s", "reserve_s", "bring_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise ConfigError(name, getattr(self, name), "more than 0 and at most 3600 seconds")
-        if self.mooncake_master:
-            _check_address("mooncake_master", self.mooncake_master)
-        if self.advertise:
-            _check_address("advertise", self.advertise)
-        for peer in self.peers:
-            _check_address("peers", peer)
+        _check_peers(self.peers)
         if self.home_keys < 1:
             raise ConfigError("home_keys", self.home_keys, "at least 1")
         if not 0 <= self.cooling_s <= 3600:
             raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
-        if self.eviction not in POLICIES:
-            raise ConfigError("eviction", self.eviction, f"one of {', '.join(POLICIES)}")
+        one_of(self, POLICIES, "eviction")
         for name in ("retain_share", "retain_tenant_share"):
             if not 0 <= getattr(self, name) <= 0.9:
                 raise ConfigError(name, getattr(self, name), "0 to 0.9: something must be left for others")
@@ -129,12 +132,10 @@ class KvStoreConfig:
         self._check_nvme()
         _check_tcp("events_address", self.events_address)
         _check_tcp("events_replay_address", self.events_replay_address)
-        if self.events_style not in STYLES:
-            raise ConfigError("events_style", self.events_style, f"one of {', '.join(STYLES)}")
+        one_of(self, STYLES, "events_style")
         if not self.host_id:
             raise ConfigError("host_id", self.host_id, "a name for this host")
-        if self.log_level not in _LOG_LEVELS:
-            raise ConfigError("log_level", self.log_level, f"one of {', '.join(_LOG_LEVELS)}")
+        one_of(self, LOG_LEVELS, "log_level")
 
     def _check_nvme(self) -> None:
         for name in ("nvme_write_bytes_per_s", "nvme_write_bytes_per_day"):
@@ -145,10 +146,12 @@ class KvStoreConfig:
         check_nvme("nvme_dir", self.nvme_dir, "nvme_bytes", self.nvme_bytes)
 
 
-def _check_address(name: str, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(name, address, "write host:port, for example 127.0.0.1:7401")
+def _check_peers(peers: tuple[str, ...]) -> None:
+    for peer in peers:
+        try:
+            HostPort(peer)
+        except ValueError as error:
+            raise ConfigError("peers", peer, str(error)) from None
 
 
 def _check_tcp(name: str, address: str) -> None:

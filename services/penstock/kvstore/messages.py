@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from penstock.kv.bounds import check_key, check_namespace
 from penstock.kv.bytes.arena import Layout
 from penstock.kv.spec import spec_to_message
-from penstock.kvstore.checks import check_checksum, check_key, check_namespace, check_seconds, check_session
+from penstock.kvstore.checks import check_checksum
 from penstock.kvstore.elsewhere.pulling import Puller
 from penstock.kvstore.events.messages import tier_message
 from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
+from penstock.rpc.bounds import check_seconds, check_session
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
 def wanted_from_message(request: kvstore_pb2.ReserveRequest) -> list[Wanted]:
     """The checked blocks of a request."""
-    check_session(request.session)
-    check_namespace(request.namespace)
+    check_session("session", request.session)
+    check_namespace("namespace", request.namespace)
     return [_wanted(f"blocks[{at}]", block, request) for at, block in enumerate(request.blocks)]
 
 
@@ -70,7 +72,7 @@ _STATES = {
 
 def hear(sessions: SessionTable, hint: common_pb2.SessionHint, now: float) -> None:
     """A session hint, into the table; one of an unknown state is ignored. Raises InvalidRequest."""
-    check_session(hint.session)
+    check_session("session", hint.session)
     returns_in = None
     if hint.HasField("returns_in_s"):
         check_seconds("returns_in_s", hint.returns_in_s)

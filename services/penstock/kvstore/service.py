@@ -119,7 +119,7 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
     ):
         register = partial(_register, store, puller, _face(places, rules), config)
         async with serve(config.address, register, [_NAME], grace=_GRACE_S) as server:
-            address = f"{config.address.rpartition(':')[0]}:{server.port}"
+            address = config.address.at(server.port)
             neighbours, hub = puller.neighbours, places.tiers.hub
             neighbours.own = config.advertise or address
             announce = partial(neighbours.announce, hub, places.tiers.keys, rules.failed)

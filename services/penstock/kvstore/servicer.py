@@ -8,18 +8,14 @@ from typing import Any
 import grpc
 
 from penstock.errors import InvalidRequest
+from penstock.kv.bounds import check_key, check_keys, check_namespace
 from penstock.kv.bytes import bulk
 from penstock.kv.bytes.pieces import packed
+from penstock.kv.identity import MAX_KEYS
 from penstock.kv.spec import spec_from_message
 from penstock.kvstore.checks import (
-    check_count,
-    check_key,
-    check_keys,
-    check_length,
-    check_name,
-    check_namespace,
-    check_seconds,
-    check_session,
+    check_block_length,
+    check_short_name,
     check_sources,
     check_spec,
     lease_seconds,
@@ -33,6 +29,7 @@ from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Reserved, ReserveState
 from penstock.kvstore.tiers.base import Supplier
 from penstock.kvstore.tiers.device.messages import NoDeviceFace
+from penstock.rpc.bounds import check_count, check_seconds, check_session
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
 _DISK_PATIENCE_S = 0.5
@@ -61,8 +58,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     async def Attach(
         self, request: kvstore_pb2.AttachRequest, context: Context
     ) -> AsyncIterator[kvstore_pb2.AttachResponse]:
-        check_name("client", request.client)
-        check_name("device", request.device)
+        check_short_name("client", request.client)
+        check_short_name("device", request.device)
         spec = spec_from_message(request.spec)
         check_spec(spec)
         attachment_id = self._store.attach(request.client, spec, peer=request.peer)
@@ -91,11 +88,11 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         )
 
     async def Lookup(self, request: kvstore_pb2.LookupRequest, context: Context) -> kvstore_pb2.LookupResponse:
-        return kvstore_pb2.LookupResponse(found=self._store.lookup(check_keys(request.keys)))
+        return kvstore_pb2.LookupResponse(found=self._store.lookup(check_keys("keys", request.keys)))
 
     async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
-        keys = check_keys(request.keys)
-        check_session(request.session)
+        keys = check_keys("keys", request.keys)
+        check_session("session", request.session)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
@@ -131,14 +128,14 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return [self._puller.supplier(spec, request.sources, request.session)]
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
-        check_count("lease_ids", request.lease_ids)
+        check_count("lease_ids", request.lease_ids, MAX_KEYS)
         released = self._store.host.table.leases.release(request.attachment_id, request.lease_ids, self._store.now())
         return kvstore_pb2.ReleaseResponse(released=released, device_released=self._device.release(request))
 
     async def Reserve(self, request: kvstore_pb2.ReserveRequest, context: Context) -> kvstore_pb2.ReserveResponse:
-        check_count("blocks", request.blocks)
+        check_count("blocks", request.blocks, MAX_KEYS)
         table = self._store.host.table
-        check_length(request.length, table.block_bytes)
+        check_block_length(request.length, table.block_bytes)
         wanted = wanted_from_message(request)
         reserved = table.puts.reserve(request.attachment_id, wanted, self._store.now())
         return kvstore_pb2.ReserveResponse(
@@ -152,7 +149,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.Reservation(state=_STATE[reserved.state], offset=offset, epoch=reserved.block.epoch)
 
     async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
-        check_count("blocks", request.blocks)
+        check_count("blocks", request.blocks, MAX_KEYS)
         written = [written_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
         committed = self._store.host.table.puts.commit(request.attachment_id, written, self._store.now())
         return kvstore_pb2.CommitResponse(committed=committed)
@@ -166,8 +163,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.QuarantineResponse(removed=removed or self._device.quarantine(request))
 
     async def Retain(self, request: kvstore_pb2.RetainRequest, context: Context) -> kvstore_pb2.RetainResponse:
-        check_keys(request.keys)
-        check_namespace(request.namespace)
+        check_keys("keys", request.keys)
+        check_namespace("namespace", request.namespace)
         check_seconds("ttl_s", request.ttl_s)
         if not request.namespace:
             raise InvalidRequest("namespace is empty; a promise is made to a tenant", field="namespace")
@@ -175,7 +172,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.RetainResponse(granted_s=grant.seconds, blocks=grant.blocks)
 
     async def Hint(self, request: common_pb2.HintRequest, context: Context) -> common_pb2.HintResponse:
-        check_count("hints", request.hints)
+        check_count("hints", request.hints, MAX_KEYS)
         for hint in request.hints:
             hear(self._store.sessions, hint, self._store.now())
         return common_pb2.HintResponse()
@@ -183,7 +180,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     async def Read(  # type: ignore[override]  # yields messages that are encoded already
         self, request: kvstore_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        check_count("indices", request.indices)
+        check_count("indices", request.indices, MAX_KEYS)
         table, arena = self._store.host.table, self._store.host.arena
         if request.at >= table.block_bytes:
             raise InvalidRequest(f"at is {request.at}, a block has {table.block_bytes} bytes", field="at")
@@ -219,9 +216,9 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
                 yield events_message(change)
 
     async def Announce(self, request: kvstore_pb2.AnnounceRequest, context: Context) -> kvstore_pb2.AnnounceResponse:
-        check_name("address", request.address)
-        check_keys(request.stored, "stored")
-        check_keys(request.removed, "removed")
+        check_short_name("address", request.address)
+        check_keys("stored", request.stored)
+        check_keys("removed", request.removed)
         self._puller.neighbours.heard(request.address, request.stored, request.removed)
         return kvstore_pb2.AnnounceResponse()
 

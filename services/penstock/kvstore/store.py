@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from penstock.errors import Overloaded, Refused, Unavailable
+from penstock.kv.bytes.arena import Layout
 from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
@@ -160,7 +161,7 @@ class Store:
         self._log.info("client detached", client=client)
 
     def _change_spec(self, spec: KvSpec) -> None:
-        if not self.host.fits(spec):
+        if not Layout.fit(self.host.arena.size, spec.block_bytes).slots:
             size = format_size(self.host.arena.size)
             raise Refused(f"a block of {format_size(spec.block_bytes)} does not fit into a store of {size}")
         if self.spec is not None and self.stats().attachments:

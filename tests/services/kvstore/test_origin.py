@@ -65,7 +65,7 @@ async def test_the_client_sends_it() -> None:
 @pytest.mark.parametrize(
     ("field", "wrong", "right"),
     [
-        ("namespace", {"namespace": b"short"}, "must have 16"),
+        ("namespace", {"namespace": b"short"}, "must have 0 or 16"),
         ("session", {"session": "x" * 65}, "at most 64"),
     ],
 )
@@ -105,5 +105,5 @@ async def test_the_eviction_policy_is_a_setting() -> None:
         async with open_kvstore(settings(eviction=name)) as store, client_of(store.address) as client:
             assert await client.put(puts(3)) == 3
             assert store.stats().blocks == 3
-    with pytest.raises(ConfigError, match="eviction = 'fifo': one of worth, s3-fifo, lru"):
+    with pytest.raises(ConfigError, match="eviction = 'fifo': must be worth, s3-fifo or lru"):
         settings(eviction="fifo")

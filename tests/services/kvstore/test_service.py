@@ -333,7 +333,7 @@ async def test_two_stores_in_one_process() -> None:
         ("lease_s", 0, "seconds"),
         ("cooling_s", -1, "seconds"),
         ("max_clients", 0, "1 to"),
-        ("log_level", "loud", "one of debug"),
+        ("log_level", "loud", "must be debug"),
         ("host_id", "", "a name"),
     ],
 )

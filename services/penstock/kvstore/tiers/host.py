@@ -141,16 +141,12 @@ class HostTier:
         return not self.table.idle or self.bringer.flights > 0
 
     def format_for(self, spec: KvSpec) -> None:
-        """See Tier. `fits` must be true of it."""
+        """See Tier. The arena has room for one block at least."""
         layout = Layout.fit(self.arena.size, spec.block_bytes)
         self.arena.format(layout)
         self._form = self._formed(spec, layout, spec.block_bytes)
         self.handed_out.set()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
-
-    def fits(self, spec: KvSpec) -> bool:
-        """Whether there is room for one block at least."""
-        return Layout.fit(self.arena.size, spec.block_bytes).slots > 0
 
     async def settled(self, limit_s: float) -> None:
         """See Tier: it always knows."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from penstock.kvstore.checks import check_count
+from penstock.kv.identity import MAX_KEYS
 from penstock.kvstore.tiers.device.readers import DeviceReaders
+from penstock.rpc.bounds import check_count
 from penstock.v1 import kvstore_pb2
 
 
@@ -29,7 +30,7 @@ class NoDeviceFace:
 
     def release(self, request: kvstore_pb2.ReleaseRequest) -> list[bool]:
         """One answer per lease."""
-        check_count("device_lease_ids", request.device_lease_ids)
+        check_count("device_lease_ids", request.device_lease_ids, MAX_KEYS)
         return [False] * len(request.device_lease_ids)
 
     def quarantine(self, request: kvstore_pb2.QuarantineRequest) -> bool:
@@ -87,7 +88,7 @@ class DeviceFace(NoDeviceFace):
 
     def release(self, request: kvstore_pb2.ReleaseRequest) -> list[bool]:
         """See NoDeviceFace."""
-        check_count("device_lease_ids", request.device_lease_ids)
+        check_count("device_lease_ids", request.device_lease_ids, MAX_KEYS)
         return self._readers.release(request.attachment_id, request.device_lease_ids)
 
     def quarantine(self, request: kvstore_pb2.QuarantineRequest) -> bool:
