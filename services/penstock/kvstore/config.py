@@ -76,7 +76,7 @@ class KvStoreConfig:
     peers: tuple[str, ...] = ()
     """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
     stall_s: float = 1.0
-    """Another store that sends nothing for this long is asked anew over a fresh connection."""
+    """Another store that sends nothing for this long is asked again over a new connection."""
     mooncake_master: OptionalAddress = None
     """The master of a Mooncake pool that the stores of several hosts share, host:port; empty: none."""
     mooncake_host: str = "127.0.0.1"

@@ -120,7 +120,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return message
 
     def _elsewhere(self, request: kvstore_pb2.LeaseRequest) -> list[Supplier]:
-        """Other stores, unless one of them asks: nobody is sent round in a circle."""
+        """Other stores, unless one of them asks: a request never goes in a circle."""
         check_sources(request.sources)
         spec = self._store.spec
         if request.peer or spec is None or not self._puller.anywhere:

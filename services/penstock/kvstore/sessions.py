@@ -49,7 +49,7 @@ class KnownSession:
     since: float
     """When it was last said to be in this state, in seconds of the caller's clock."""
     expected_at: float
-    """When it is likely to be back; infinity: nobody knows, or it has ended. It may be in the past."""
+    """When it is likely to be back; infinity: unknown, or it has ended. It may be in the past."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class SessionTable:
         self._change(session, entry, SessionPhase.ACTIVE, now, math.inf)
 
     def hint(self, session: str, state: SessionPhase | None, now: float, returns_in: float | None = None) -> None:
-        """Somebody says what it does, and perhaps in how many seconds it comes back.
+        """A hint: what the session does, and perhaps in how many seconds it comes back.
 
         Without a state it stays in the one it has; if it had ended, it waits for its user now.
         """
@@ -140,7 +140,7 @@ class SessionTable:
         return found
 
     def next_due(self) -> float:
-        """When somebody is expected who was not named yet, at the earliest; infinity: nobody is."""
+        """When the next session is expected that `due` has not returned yet; infinity: none."""
         return self._expected[0][0] if self._expected else math.inf
 
     def _entry(self, session: str, now: float) -> _Entry:

@@ -3,7 +3,7 @@
 The first client fixes the spec; a client with another one is refused
 with the difference named, for as long as anybody is attached. Two specs could share slots of equal size, since
 their keys differ, but then a worker with the wrong weights would look healthy and never hit; a refusal is seen.
-When nobody is attached, a new spec empties the store: those who could read the old blocks are gone. Two models on
+When no client is attached, a new spec empties the store: those who could read the old blocks are gone. Two models on
 one host are two stores.
 """
 
@@ -107,12 +107,12 @@ class Store:
             raise
 
     def blocks_used(self, keys: Sequence[bytes]) -> None:
-        """Somebody asked for these blocks: what was promised of them is promised anew, in every tier."""
+        """A client asked for these blocks: renews what was promised of them, in every tier."""
         for tier in self.tiers:
             tier.renew_promises(keys)
 
     def _suspect(self) -> None:
-        """Says once that much is stored and nothing is ever found, as when clients name the same tokens differently."""
+        """Logs once that much is stored and nothing is ever found, as when clients name the same tokens differently."""
         stats = self.stats()
         if not self._suspected and not stats.hits and min(stats.puts, stats.misses) >= _FRUITLESS:
             self._suspected = True

@@ -69,7 +69,7 @@ async def two_stores(path: Path) -> AsyncIterator[tuple[KvStore, KvStore]]:
         ("device mover", DeviceMover, "run", True),
         ("announcing", Neighbours, "announce", True),
         ("rehoming", Neighbours, "_rehome", True),
-        ("join", StoreMembership, "run", True),
+        ("membership", StoreMembership, "run", True),
         ("block events", Publisher, "follow", True),
         ("event replay", Publisher, "answer", True),
     ],

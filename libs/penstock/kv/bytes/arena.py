@@ -2,10 +2,10 @@
 
 The arena is a memfd. It has no name in the file system, so nothing is left when every process is killed; clients
 open it as /proc/<store's pid>/fd/<n>, and the kernel frees it with the last mapping. It is sealed against
-changes of size, so that no mapping can ever fault because somebody truncated the file::
+changes of size, so that no mapping can fault because the file was truncated::
 
     0         magic, arena id (16 random bytes)
-    64        epoch table: one native u64 per slot, the epoch of the slot's holder, 0 while it is nobody's
+    64        epoch table: one native u64 per slot, the epoch of the slot's holder, 0 while it has none
     slots_at  slots, `stride` bytes apart
 
 The epoch table lets a client find out, without asking, whether a slot changed hands while it read or before it
@@ -79,7 +79,7 @@ class _Mapped:
         return self._view[layout.epochs_at : layout.epochs_at + layout.slots * _EPOCH_BYTES].cast("Q")
 
     def _unmap(self) -> None:
-        """Unmaps now, or with the last view that somebody still holds."""
+        """Unmaps now, or when the last view is dropped."""
         self._view.release()
         with suppress(BufferError):
             self._memory.close()
@@ -114,14 +114,14 @@ class Arena(_Mapped):
         return self._layout
 
     def format(self, layout: Layout) -> None:
-        """Lays the slots out anew; every slot is nobody's."""
+        """Changes the layout of the slots; no slot has a holder then."""
         self._epochs.release()
         self._layout = layout
         self._epochs = self._table(layout)
         self._view[layout.epochs_at : layout.slots_at] = bytes(layout.slots_at - layout.epochs_at)
 
     def set_epoch(self, slot: int, epoch: int) -> None:
-        """Tells clients who holds the slot; 0 is nobody."""
+        """Tells clients the epoch of the slot's holder; 0: none."""
         self._epochs[slot] = epoch
 
     def block(self, slot: int, length: int) -> memoryview:

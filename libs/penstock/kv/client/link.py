@@ -103,7 +103,7 @@ class AttachStream:
     """The store's memory on the client's device."""
 
     def end(self) -> None:
-        """Cancels the stream. The memory is unmapped when nobody uses it any more."""
+        """Cancels the stream. The memory is unmapped after its last use."""
         if not self.over:
             self.over = True
             self.call.cancel()

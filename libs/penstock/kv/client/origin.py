@@ -1,4 +1,4 @@
-"""For whom a block is."""
+"""The owner of a block, as far as a store is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """For whom blocks are stored or fetched. The store learns from it what is worth keeping."""
+    """Session and tenant of blocks that are stored or fetched. The store learns from them which blocks to keep."""
 
     session: str = ""
     """Digest of the session; empty: unknown."""

@@ -128,7 +128,7 @@ class Reading:
                 self._link.stats.on_device += len(leased.on_device.views)
                 leased.on_device.views.clear()
                 for view in leased.blocks:
-                    with suppress(BufferError):  # somebody kept a view of it
+                    with suppress(BufferError):  # the caller kept a view of it
                         view.release()
                 self._loans.end_lease(attachment, response)
 

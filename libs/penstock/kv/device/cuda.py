@@ -99,7 +99,7 @@ class CudaDevice:
 
 
 class _Mapping:
-    """Memory at an address of the device, given back when nobody refers to it any more."""
+    """Memory at an address of the device, freed with the last reference to it."""
 
     def __init__(self, device: CudaDevice, pointer: int, size: int, give_back: Callable[[int], object]) -> None:
         self.device = device

@@ -49,7 +49,7 @@ class EpochTable(_Table):
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def set(self, slot: int, epoch: int) -> None:
-        """Tells clients who holds the slot; 0 is nobody."""
+        """Tells clients the epoch of the slot's holder; 0: none."""
         self._entries[slot] = epoch
 
     def close(self) -> None:

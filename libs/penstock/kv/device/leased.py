@@ -21,7 +21,7 @@ class PoolLease:
     arena_bytes: int
     page_bytes: int
     pages: int
-    """The first one included, which belongs to nobody."""
+    """Including the first page, which has no owner."""
 
 
 class LeasedPool:

@@ -1,6 +1,6 @@
 """The home of a key: the one store of many that is told who holds it.
 
-Data stays where it was made. The home knows only the address, and is asked when nobody else does: when the router has
+Data stays where it was made. The home knows only the address, and is asked when no one else does: when the router has
 forgotten, restarts, or there is none. Everybody who knows the same stores finds the same home (rendezvous hashing), and
 when a store joins or leaves only the keys that it gains or had change theirs.
 """

@@ -28,7 +28,7 @@ class PullStats:
     """Addresses in a request that are no stores of this mesh."""
     homes_asked: int = 0
     homes_knew: int = 0
-    """Times that a home named somebody."""
+    """Answers of homes that named a store."""
 
 
 class Puller:
@@ -74,7 +74,7 @@ class Puller:
 
 @dataclass(eq=False)
 class RemoteBlocks:
-    """Supplier: what other stores hold. Asks each source once, and the home of a key when nobody was named."""
+    """Supplier: what other stores hold. Asks each source once, and a key's home when the request names no source."""
 
     puller: Puller
     spec: KvSpec
@@ -83,7 +83,7 @@ class RemoteBlocks:
     session: str
     kind: TierKind = TierKind.REMOTE
     _dry: set[bytes] = field(default_factory=set)
-    """Nobody has brought these."""
+    """Keys that no store could bring."""
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         """See Supplier; a guess."""

@@ -29,11 +29,11 @@ class Evictable(Protocol):
     session: str
     """Whose it is; empty: unknown; or SEVERAL."""
     note: Any
-    """The policy's own mark; nobody else touches it."""
+    """The policy's own mark; no other code touches it."""
 
 
 class Keepable(Evictable, Protocol):
-    """A block that may have been promised to somebody."""
+    """A block that a tenant may have been promised."""
 
     retained_until: float
     """The end of the promise, in seconds of the clock; 0: there is none."""

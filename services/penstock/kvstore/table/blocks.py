@@ -21,7 +21,7 @@ class TierKind(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A slot in somebody's hands. It is reserved until it has a checksum, stored from then on."""
+    """A slot with a holder. It is reserved until it has a checksum, stored from then on."""
 
     key: bytes
     parent: bytes
@@ -51,7 +51,7 @@ class Block:
     turn: int = 0
     """Blocks among its ancestors that had been used again when the next one was stored: turns before its own."""
     retained_until: float = 0.0
-    """Somebody was promised that it stays until then, in seconds of the table's clock; 0: nobody."""
+    """A tenant was promised that it stays until then, in seconds of the table's clock; 0: none was."""
     note: Any = None
     """The eviction policy's own mark."""
 

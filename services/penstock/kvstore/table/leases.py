@@ -85,7 +85,7 @@ class Leases:
         return lease
 
     def abandon(self, lease: Lease, now: float) -> None:
-        """Gives a lease back that nobody will hear of; it may be over."""
+        """Gives a lease back that no client will be told of; it may be over."""
         if lease.lease_id in self._leases:
             self._release(self._attachments.of(lease.attachment), lease.lease_id, now)
 

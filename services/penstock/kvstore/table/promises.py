@@ -84,7 +84,7 @@ class Promises:
         return True
 
     def refresh(self, keys: Iterable[bytes], now: float) -> None:
-        """These blocks were used: what is promised of them is promised anew."""
+        """These blocks were used: renews their promises."""
         self.expire(now)
         for key in keys:
             promise = self._promises.get(key)

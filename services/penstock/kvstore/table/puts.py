@@ -90,7 +90,7 @@ class Puts:
         return self._reserve(self._house, want, now)
 
     def commit_own(self, written: Written, now: float) -> bool:
-        """As `commit`, of a block from `reserve_own`. A slot given back is reused at once: nobody may write to it."""
+        """As `commit`, of a block from `reserve_own`. A slot given back is reused at once: its writer has ended."""
         self._expire_all(now)
         self._shelf.tick += 1
         return self._commit(self._house, written, now)
@@ -98,7 +98,8 @@ class Puts:
     # -- both
 
     def _circle(self, wanted: Sequence[Wanted]) -> int | None:
-        tree, leaving = self._shelf.tree, bool(self._shelf.leaving)  # a leaving block is no child, and may stay
+        tree = self._shelf.tree
+        leaving = bool(self._shelf.leaving)  # those are not counted as children, and may stay
         return circle(((want.key, want.parent) for want in wanted), self._parent_of, lambda key: leaving or key in tree)
 
     def _parent_of(self, key: bytes) -> bytes | None:

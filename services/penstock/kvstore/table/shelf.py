@@ -26,11 +26,11 @@ class Watcher(Protocol):
         """The block can't be found any more."""
 
     def slot_held(self, slot: int, epoch: int) -> None:
-        """The slot is in the hands of `epoch` from now on; 0 is nobody. Called before anybody else gets it."""
+        """The slot is held by `epoch` from now on; 0: by none. Called before it gets another holder."""
 
 
 class Shelf:
-    """Part of a BlockTable, whose other parts change it. Everything else goes through the table."""
+    """Part of a BlockTable, whose other parts change it. All other code goes through the table."""
 
     def __init__(
         self, slots: Slots, watcher: Watcher, *, policy: BlockPolicy, promises: Promises, cooling_s: float
@@ -140,7 +140,7 @@ class Shelf:
         self._watcher.block_stored(block)
 
     def restore(self, blocks: Sequence[Block], now: float) -> None:
-        """Fills an empty shelf with blocks that were stored before, the longest unused first. Nobody is told."""
+        """Fills an empty shelf with blocks that were stored before, the longest unused first. No watcher is told."""
         self._slots.restore(block.slot for block in blocks)
         for block in blocks:
             self.tick += 1
@@ -159,7 +159,7 @@ class Shelf:
         self.free(block)
 
     def condemn(self, block: Block, now: float) -> None:
-        """Takes a block out of service; its slot is free when nobody reads it any more, and has rested."""
+        """Takes a block out of service; its slot is free when the last reader is gone and it has rested."""
         self.quarantined += 1
         self.policy.withdraw_block(block)
         self._unlist(block)
@@ -178,12 +178,12 @@ class Shelf:
         self._watcher.block_removed(block)
 
     def free(self, block: Block) -> None:
-        """The block's slot is nobody's, and may be used at once."""
+        """The block's slot has no holder, and may be used at once."""
         self._watcher.slot_held(block.slot, 0)
         self._slots.give(block.slot)
 
     def rest(self, block: Block, now: float) -> None:
-        """The block's slot is nobody's, but somebody may still write to it."""
+        """The block's slot has no holder, but its writer may still be writing."""
         self._watcher.slot_held(block.slot, 0)
         self._slots.rest(block.slot, now + self._cooling_s)
 

@@ -25,7 +25,7 @@ class Slots:
 
     @property
     def held(self) -> int:
-        """Slots in somebody's hands."""
+        """Slots that have a holder."""
         return self.frontier - len(self._free) - self.resting
 
     @property

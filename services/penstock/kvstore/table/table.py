@@ -9,7 +9,7 @@ arrives late names a holding that is over, and is refused.
 
 The hard case is a client that still *writes* when its reservation is over: it maps the memory, nothing can stop
 its pen. Three things together make that harmless. A slot whose writer did not say "done" (its reservation ran
-out, or its attachment ended) rests for `cooling_s` before somebody else gets it. The client looks at the slot's
+out, or its attachment ended) rests for `cooling_s` before it gets another holder. The client looks at the slot's
 epoch before each block it writes, so a late writer has at most one memcpy under way. And workers verify the
 checksum of the copy that they made, not of the slot, so what slips through both, even a writer that stalled for longer
 than `cooling_s`, is a quarantined block and a recompute, never a wrong token.
@@ -117,7 +117,7 @@ class BlockTable:
         self._shelf.unpin(block, now)
 
     def restore(self, blocks: Sequence[Block], now: float) -> None:
-        """Fills an empty table with blocks that were stored before, the longest unused first. Nobody is told.
+        """Fills an empty table with blocks that were stored before, the longest unused first. No watcher hears of it.
 
         Those that are their own ancestors are left out: they could never leave.
         """
@@ -141,7 +141,7 @@ class BlockTable:
         return self._promises.until(key)
 
     def renew(self, keys: Sequence[bytes], now: float) -> None:
-        """These blocks were used, if not here: what was promised of them is promised anew."""
+        """These blocks were used, if not here: renews their promises."""
         if len(self._promises):
             self._promises.refresh(keys, now)
             self._keep(keys)
@@ -186,7 +186,7 @@ class BlockTable:
 
     @property
     def idle(self) -> bool:
-        """Nobody reads or writes, nor might still write."""
+        """Whether no client reads or writes, or might still write."""
         return not (len(self.attachments) or self.slots.resting or self._shelf.held or self.puts.own)
 
     def stats(self) -> TableStats:

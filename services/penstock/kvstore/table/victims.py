@@ -39,7 +39,7 @@ class Victims:
         self._shelf.unpin(victim, now)
 
     def discard(self, victim: Block, now: float) -> bool:
-        """Evicts the victim. False: somebody needs it by now, it was spared."""
+        """Evicts the victim. False: it is needed by now, and was spared."""
         if victim.pins > 1 or victim.key in self._shelf.tree or victim.epoch not in self._shelf.leaving:
             self.spare(victim, now)
             return False

@@ -39,7 +39,7 @@ class Alarm:
             self.ring_at(end)
 
     def cancel(self) -> None:
-        """Never again."""
+        """Stops it for good."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -31,7 +31,7 @@ class Supplier(Protocol):
         """Fills slots of `room` with the blocks named, in order, verified; returns how many leading ones are stored.
 
         Stops early at a block that is damaged or gone, when the room is full, and at `until` of the monotonic clock;
-        it does not raise for any of these. Also when cancelled it returns only when nobody writes into a slot that
+        it does not raise for any of these. Also when cancelled it returns only when nothing writes into a slot that
         it has not committed: such slots are handed out again at once.
         """
         ...
@@ -46,12 +46,12 @@ class Tier(Supplier, Protocol):
 
     @property
     def spec(self) -> KvSpec | None:
-        """Whose blocks it holds; None: nobody's yet."""
+        """The spec of its blocks; None: it has none yet."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether somebody reads or writes, or might still write, so that it can't be formatted now."""
+        """Whether a client reads or writes, or might still write, so that it can't be formatted now."""
         ...
 
     def format_for(self, spec: KvSpec) -> None:
@@ -73,13 +73,13 @@ class Tier(Supplier, Protocol):
         ...
 
     def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """These blocks were used, in whatever tier: what was promised of them is promised anew."""
+        """These blocks were used, in whatever tier: renews what was promised of them."""
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """What is known of a session's return; for the eviction policy."""
 
     def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Blocks of host memory were leased for somebody who asked for `keys`."""
+        """Blocks of host memory were leased to a client that asked for `keys`."""
 
     def figures(self) -> Mapping[str, int]:
         """Numbers for metrics and the wire, by their names there."""

@@ -2,7 +2,7 @@
 
 A flight brings the missing blocks of one lease; another lease that misses one of them waits for the same flight.
 A block is pinned, for every lease that waits for it, in the same step in which it becomes findable, so that nothing
-can evict it in between. A flight ends when nobody waits for it any more: because their clients hung up, or, a moment
+can evict it in between. A flight ends when no lease waits for it any more: because their clients hung up, or, a moment
 after the waiters' time limit, because none of them has come back for the rest. What has landed by then stays.
 """
 
@@ -35,7 +35,7 @@ class _Flight:
     kind: TierKind = TierKind.HOST
     waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
     kept: bool = False
-    """Goes on when nobody waits."""
+    """Goes on when no lease waits."""
     useful: bool = False
     """Something has landed."""
     task: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class Bringer:
             lease.more = begin < len(lease.blocks) < len(keys)
 
     async def prefetch(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
-        """Brings blocks that nobody waits for yet. Cancelling it ends that, but for those who wait by then."""
+        """Brings blocks that no lease waits for yet. Cancelling it ends that, unless a lease waits by then."""
         flight = self._start(keys, suppliers, until)
         if flight is None or flight.task is None:
             return
@@ -113,7 +113,7 @@ class Bringer:
                 self._leave(flight)
 
     def _leave(self, flight: _Flight) -> None:
-        """Ends a flight that nobody waits for."""
+        """Ends a flight that no lease waits for."""
         if not flight.waiting and not flight.kept and flight.task is not None:
             self._forget(flight)
             flight.task.cancel()

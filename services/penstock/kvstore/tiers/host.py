@@ -199,7 +199,7 @@ class HostTier:
 
 @asynccontextmanager
 async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncIterator[HostTier]:
-    """Host memory as one of `tiers`. Leave it when nobody reads or writes there any more."""
+    """Host memory as one of `tiers`. Leave it when there are no more readers and writers."""
     arena = Arena(config.host_bytes)
     try:
         host = HostTier(config, arena, tiers, rules)

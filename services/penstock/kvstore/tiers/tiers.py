@@ -32,7 +32,10 @@ class Tiers:
 
     def nearest(self, key: bytes) -> TierKind | None:
         """The nearest tier that has a block."""
-        return next((tier.kind for tier in self._open if tier.find_block(key) is not None), None)
+        for tier in self._open:  # asked for every block that comes or goes
+            if tier.find_block(key) is not None:
+                return tier.kind
+        return None
 
     def find(self, key: bytes) -> tuple[TierKind, Block] | None:
         """Where a block is, and what is known of it there."""

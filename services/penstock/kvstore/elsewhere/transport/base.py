@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from penstock.kv.spec import KvSpec
 
 Reason = Literal["unreachable", "refused", "broken", "stalled", "late", "corrupt", "nonsense"]
-"""Why a fetch ended early. unreachable: no connection; refused: the peer has another spec or takes nobody more;
+"""Why a fetch ended early. unreachable: no connection; refused: the peer has another spec or accepts no more clients;
 broken: the stream ended; stalled: nothing arrived for a while; late: the time was over; corrupt: a block did not match
 its checksum; nonsense: an answer that does not fit the question."""
 

@@ -59,7 +59,7 @@ class GrpcTransport:
     """Made by `open_grpc_transport`; used from its event loop."""
 
     def __init__(self, name: str, failed: Failed, *, stall_s: float = _STALL_S, idle_s: float = _IDLE_S) -> None:
-        """`name` is for the peers' logs; nobody waits longer than `stall_s` for a sign of life."""
+        """`name` is for the peers' logs; `stall_s` is the longest wait for a sign of life."""
         self.stats = TransportStats()
         self.peers = Peers(name, stall_s, idle_s, failed)
         self._log = structlog.get_logger("penstock.kv").bind(transport="grpc")
@@ -173,7 +173,7 @@ class _Fetch:
                 place.let_go()
             del self.places[self.next + len(offered) :]
         for place, one in zip(self.places[self.next :], offered, strict=False):
-            if place.offered.checksum != one.checksum:  # computed anew, and not the same bit for bit
+            if place.offered.checksum != one.checksum:  # computed again, and not the same bit for bit
                 place.at = 0
                 place.digest.reset()
             place.offered = one

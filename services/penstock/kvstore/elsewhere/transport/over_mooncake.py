@@ -120,7 +120,7 @@ class MooncakeTransport:
                 raise TransportFault("nonsense", f"a value of {value.nbytes} bytes for a block of {block_bytes}")
             magic, digest, parent, namespace, first, seconds, length = _HEAD.unpack_from(value)
             if magic != _MAGIC or length != block_bytes:
-                raise TransportFault("nonsense", "a value that is no block")
+                raise TransportFault("nonsense", "a value that is not a block")
             offered = Offered(key, parent, first, digest, seconds, namespace if any(namespace) else b"")
             found.append((offered, value[_HEAD.size :]))
         return found

@@ -47,7 +47,7 @@ class Peer:
     attached: Any
     """The call that keeps the attachment open."""
     channels: Channels
-    """Its connection, shared with nobody: closing it disturbs no other attachment."""
+    """A connection of its own: closing it disturbs no other attachment."""
     users: int = 0
     idle: asyncio.TimerHandle | None = None
 
@@ -56,7 +56,7 @@ class Peers:
     """At most one attachment per address."""
 
     def __init__(self, name: str, stall_s: float, idle_s: float, failed: Failed) -> None:
-        """`name` is for the peers' logs; nobody waits longer than `stall_s` for a sign of life.
+        """`name` is for the peers' logs; `stall_s` is the longest wait for a sign of life.
 
         An attachment ends `idle_s` after its last use: it would keep the peer from changing its spec.
         """
@@ -114,7 +114,7 @@ class Peers:
             self.failed(peer, error)
 
     def tell(self, peer: Peer, method: Any, request: Any) -> None:
-        """A call whose answer nobody waits for."""
+        """Makes a call without waiting for its answer."""
         if self._open.get(peer.address) is peer:
             call = method(request, timeout=self._stall_s)
             self._strays.add(call)  # it would be cancelled when it is garbage

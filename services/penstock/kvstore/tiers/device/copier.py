@@ -47,7 +47,7 @@ class Copier:
         self._read_back = arena.pinned(batch * block_bytes)
 
     def up(self, moves: Sequence[Move]) -> list[Outcome]:
-        """Raises DeviceFault when nothing is known of any of them; nobody writes to their slots any more then."""
+        """Raises DeviceFault when nothing is known of any of them; nothing writes to their slots any more then."""
         self._arena.upload([(move.offset, move.host) for move in moves]).wait()
         copies = [self._read_back[at * self._block_bytes :][: self._block_bytes] for at in range(len(moves))]
         self._arena.download([(move.offset, copy) for move, copy in zip(moves, copies, strict=True)]).wait()

@@ -26,7 +26,7 @@ from penstock.runtime.threads import to_its_end
 _ALIGN = 512
 """Of slots, so that a view of any type can begin at one."""
 _BATCH_BYTES = 16 << 20
-"""Copied together: large enough for full speed, small enough that nobody waits long behind it."""
+"""Copied together: large enough for full speed, small enough that no copy waits long behind it."""
 _PATIENCE = 8
 """Failed copies in a row that turn the tier off."""
 _THREADS = 3
@@ -154,7 +154,7 @@ class DeviceBlocks:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Something is copied, or about to be: the arena can't be cut up anew."""
+        """Something is copied, or about to be: the arena can't be divided again."""
         self.at_work += 1
         try:
             yield

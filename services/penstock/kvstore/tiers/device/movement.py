@@ -1,10 +1,10 @@
 """Which blocks go to the device, and which come back when they have to leave it. Pure.
 
-A device slot is dear, and a copy up costs bandwidth that engines use too. So a block that was leased has to show that
-it will be asked for again: it came back after a while before, several sessions use it, or its session is
-active or expected soon. Blocks go up in the order of their prefix, since a child without its parent helps nobody who
-reads on the device. A block that leaves the device while host memory still has it is just dropped; the only copy of
-one that is worth anything goes down first.
+A device slot is scarce, and a copy up costs bandwidth that engines use too. So a block that was leased has to show that
+it will be asked for again: it came back after a while before, several sessions use it, or its session is active or
+expected soon. Blocks go up in the order of their prefix, since a child without its parent is useless to those who read
+on the device. A block that leaves the device while host memory still has it is just dropped; the only copy of one that
+is worth anything goes down first.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class DeviceReaders:
         return table.leases.take(attachment_id, keys, seconds, self._now(), session)
 
     def abandon(self, lease: Lease) -> None:
-        """Gives a lease back that nobody will hear of."""
+        """Gives a lease back that no client will be told of."""
         self._blocks.form.table.leases.abandon(lease, self._now())
 
     def release(self, attachment_id: str, lease_ids: Sequence[int]) -> list[bool]:

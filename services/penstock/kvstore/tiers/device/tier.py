@@ -75,7 +75,7 @@ class DeviceTier:
 
     @property
     def busy(self) -> bool:
-        """See Tier: somebody reads, or a copy is under way."""
+        """See Tier: a client reads, or a copy is under way."""
         return self.blocks.at_work > 0 or self.blocks.form.table.stats().attachments > 0
 
     @property

@@ -12,7 +12,7 @@ DAY_S = 86_400
 class WriteBudget:
     """A bucket that fills at `per_s` bytes per second, and an allowance of `per_day` for each day of 24 hours UTC.
 
-    Both protect the drive. The second is written down by the owner, so that restarts don't grant it anew.
+    Both protect the drive. The second is written down by the owner, so that a restart does not grant it again.
     """
 
     per_s: int

@@ -70,7 +70,7 @@ class Header:
     uses: int
     """How often it had been used when it was written."""
     retained_until: float = 0.0
-    """Somebody was promised, when it was written, that it stays until then: seconds since 1970; 0: nobody."""
+    """When it was written it was promised to stay until then: seconds since 1970; 0: it was not."""
 
 
 def round_up(size: int) -> int:

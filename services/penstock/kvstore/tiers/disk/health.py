@@ -33,7 +33,7 @@ class Health:
         return self._until
 
     def failed(self, reason: str, now: float) -> bool:
-        """It did not work. True: that is news, tell somebody."""
+        """An attempt failed. True: for a reason that has not been logged yet."""
         news = reason != self.reason
         self.failures += 1
         self.reason = reason

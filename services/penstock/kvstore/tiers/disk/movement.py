@@ -1,7 +1,7 @@
 """Which blocks should move between tiers. Pure: blocks in, a choice out.
 
 Writing wears a disk out, and most blocks are never asked for again, so a block earns the disk by what is known of
-it: somebody was promised that it stays, its session is expected back, it has been used again already, or blocks
+it: a tenant was promised that it stays, its session is expected back, it has been used again already, or blocks
 of which no more is known have turned out to be used again often enough.
 """
 
@@ -20,7 +20,7 @@ THRESHOLD = 0.05
 """Share of fresh blocks that get used again, from which on fresh blocks are written."""
 _MEMORY = 4096
 _PRIOR = 64, 32
-"""Before anything is known: as if of 64 fresh blocks 32 had been used again."""
+"""Before anything is known: as if 32 of 64 fresh blocks had been used again."""
 _MOST_SESSIONS = 100_000
 
 

@@ -85,7 +85,7 @@ class DiskMover:
             self._ends.gone(block)
 
     def slot_held(self, slot: int, epoch: int) -> None:
-        """What changes hands is pinned when it matters here."""
+        """Does nothing: blocks that are being copied are pinned."""
 
     def leased(self, lease: Lease) -> None:
         """Blocks of host memory were used."""
@@ -100,7 +100,7 @@ class DiskMover:
         self._wake.set()
 
     def promised(self, keys: Sequence[bytes]) -> None:
-        """Somebody was promised that blocks are kept: those in memory go to the disk first."""
+        """A tenant was promised these blocks: those in memory go to the disk first."""
         for block in map(self._host.table.find, keys):
             if block is not None:
                 self._candidates.again(block)

@@ -118,7 +118,7 @@ def block_of(header: Header, slot: int) -> Block:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Advance]:
-    """A bar on stderr for work that takes long, when somebody may look at it."""
+    """A bar on stderr for work that takes long, when a person may look at it."""
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(what, total=None, visible=False)
         begin = time.monotonic()

@@ -198,7 +198,7 @@ class Slabs:
         return self._fds[slab], index * self.shape.slot_bytes
 
     def _scratch(self, size: int) -> memoryview:
-        """A buffer of this thread, used anew by every call."""
+        """A buffer of this thread, used again by every call."""
         buffer: memoryview | None = getattr(self._local, "buffer", None)
         if buffer is None or buffer.nbytes < size:
             buffer = self._local.buffer = pages(size)

@@ -40,7 +40,7 @@ class SpaceWatcher:
         self.moved(block.key)
 
     def slot_held(self, slot: int, epoch: int) -> None:
-        """Nobody maps the disk."""
+        """Does nothing: no client maps the disk."""
 
 
 class Damaged(Exception):

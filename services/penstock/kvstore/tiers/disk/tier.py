@@ -123,7 +123,7 @@ class NvmeTier:
 
     @property
     def spec(self) -> KvSpec | None:
-        """Whose blocks can be written now; None: nobody's."""
+        """The spec of the blocks that can be written now; None: none can."""
         return self._spec if self._space is not None else None
 
     @property
@@ -150,7 +150,7 @@ class NvmeTier:
     async def write(self, blocks: Sequence[tuple[Block, memoryview]]) -> int:
         """Writes blocks of the host tier, pinned by the caller; returns how many were.
 
-        A disk that fails is no error here: `writes_wait_s` says when to try again. Raises Damaged.
+        A disk that fails is not an error here: `writes_wait_s` says when to try again. Raises Damaged.
         """
         space = self._space
         if space is None:
@@ -265,7 +265,7 @@ class NvmeTier:
             direct=slabs.direct,
             **{drop.value: count for drop, count in found.dropped.items() if count},
         )
-        return await asyncio.to_thread(  # nobody else knows it yet, and a table of a million blocks takes seconds
+        return await asyncio.to_thread(  # nothing else uses it yet, and a table of a million blocks takes seconds
             partial(
                 Space,
                 slabs,
