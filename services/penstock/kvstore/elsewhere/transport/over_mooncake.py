@@ -31,6 +31,7 @@ from penstock.kv.bytes.checksum import checksum
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.elsewhere.transport.base import Landing, Offered, TransportFault, TransportStats
 from penstock.runtime.config import ConfigError
+from penstock.runtime.threads import to_its_end
 
 _HEAD = struct.Struct("<8s16s32s16sIdQ")
 """Magic, checksum, parent, namespace, first token, seconds, length of what follows."""
@@ -98,16 +99,12 @@ class MooncakeTransport:
         head = _HEAD.pack(
             _MAGIC, block.checksum, block.parent, block.namespace, block.first_token, block.seconds, data.nbytes
         )
-        putting = self._start(lambda: self._store.put_parts(_name(block.key), head, data))
         try:
             async with asyncio.timeout(max(0.001, until - time.monotonic())):
-                return bool(await asyncio.shield(putting) == 0)
+                failed = await to_its_end(self._threads, partial(self._store.put_parts, _name(block.key), head, data))
         except TimeoutError:
             return False
-        finally:
-            while not putting.done():  # the bytes are read until it returns
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([putting])
+        return bool(failed == 0)
 
     def _get(self, keys: Sequence[bytes], block_bytes: int) -> list[tuple[Offered, memoryview]]:
         """The leading blocks that the pool has. In a thread."""
