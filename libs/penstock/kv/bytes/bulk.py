@@ -78,7 +78,7 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def read_method(channel: grpc.aio.Channel) -> Any:
+def read_method(channel: grpc.aio.Channel) -> grpc.aio.UnaryStreamMultiCallable[kvstore_pb2.ReadRequest, bytes]:
     """The client's side of `Read`: a stream of messages for `decode`."""
     return channel.unary_stream(_READ, request_serializer=kvstore_pb2.ReadRequest.SerializeToString)
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 import structlog
@@ -60,6 +60,10 @@ class Method(Protocol[_RequestT_contra, _ResponseT_co]):
     ) -> Awaitable[_ResponseT_co]: ...
 
 
+AttachCall = grpc.aio.UnaryStreamCall[kvstore_pb2.AttachRequest, kvstore_pb2.AttachResponse]
+ReadCall = grpc.aio.UnaryStreamCall[kvstore_pb2.ReadRequest, bytes]
+
+
 class StoreFault(Unavailable):
     """The store can't help now: compute instead."""
 
@@ -96,7 +100,7 @@ class AttachStream:
 
     attachment_id: str
     memory: ArenaMap | None
-    call: Any
+    call: AttachCall
     over: bool = False
     users: int = 0
     on_device: DeviceMap | None = None
@@ -181,7 +185,9 @@ class Link:
         except grpc.aio.AioRpcError as error:
             raise self.failed(attachment, error) from error
 
-    def read(self, request: kvstore_pb2.ReadRequest, until: float) -> Any:
+    def read(
+        self, request: kvstore_pb2.ReadRequest, until: float
+    ) -> grpc.aio.UnaryStreamCall[kvstore_pb2.ReadRequest, bytes]:
         """A `Read` that ends well before `until`; to be cancelled by the caller."""
         assert self._read is not None
         return self._read(request, timeout=max(0.001, (until - time.monotonic()) * 0.9), metadata=outgoing())
@@ -285,7 +291,7 @@ class Link:
             if attachment is not None:
                 self.lost(attachment, "the store ended the attachment")
 
-    def _begin(self, first: kvstore_pb2.AttachResponse, call: Any) -> AttachStream:
+    def _begin(self, first: kvstore_pb2.AttachResponse, call: AttachCall) -> AttachStream:
         memory = self._map(first)
         self.stats.attached += 1
         self.stats.mapped += memory is not None
