@@ -30,7 +30,7 @@ POLICIES = {
     "health": "restart",
     "http": "stop",
     "join": "stop",
-    "kvstore pages": "log",
+    "kvstore pages": "restart",
     "member reader": "log",
     "membership": "restart",
     "mesh view": "restart",

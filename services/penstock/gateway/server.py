@@ -62,7 +62,12 @@ async def serve_http(app: Starlette, address: HostPort, *, drain_s: float, faile
     server = _Server(settings)
 
     async def run() -> None:
-        await server.serve([listener])
+        try:
+            await server.serve([listener])
+        except Exception:
+            if server.started:  # uvicorn leaves its sockets open then
+                await server.shutdown([listener])
+            raise
         if not server.should_exit:
             raise RuntimeError("the HTTP server ended by itself")
 

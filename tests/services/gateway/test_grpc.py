@@ -143,17 +143,19 @@ async def test_bad_input(setup, stub, fields, field):
     assert setup.mesh.router.asks == []
 
 
-async def test_other_refusals(setup, stub):
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await collect(
-            stub.ChatCompletion(gateway_pb2.ChatCompletionRequest(model="other", messages=request().messages))
-        )
-    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-    setup.script.refuse = Unavailable("127.0.0.1:5 is away")
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await collect(stub.ChatCompletion(request()))
-    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "127.0.0.1" not in failed.value.details()
+async def test_other_refusals(opened):
+    async with opened(failover_s=0.3) as setup, grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await collect(
+                stub.ChatCompletion(gateway_pb2.ChatCompletionRequest(model="other", messages=request().messages))
+            )
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        setup.script.refuse = Unavailable("127.0.0.1:5 is away")
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await collect(stub.ChatCompletion(request()))
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "127.0.0.1" not in failed.value.details()
 
 
 async def test_the_callers_deadline_reaches_the_workers(setup, stub):

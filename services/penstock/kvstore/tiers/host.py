@@ -206,7 +206,7 @@ async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncI
         try:
             with tiers.joined(host):
                 async with beside(
-                    partial(provide_pages, host), name="kvstore pages", on_failure="log", failed=rules.failed
+                    partial(provide_pages, host), name="kvstore pages", on_failure="restart", failed=rules.failed
                 ):
                     yield host
         finally:
