@@ -1,4 +1,4 @@
-"""What can never run here is refused before it begins, by name: a model in these settings, or a request."""
+"""Refuses models, settings and requests that can never run here, before they begin, and names the wrong field."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ SAMPLING_BOUNDS = {
     "logit_bias": SamplingBound(-100, 100),
     "logprobs": SamplingBound(0, 20),
 }
-"""As the gateway's, where a client's top_k -1 has become 0. Beyond them numbers overflow and a step fails."""
+"""The gateway's bounds (it turns a client's top_k of -1 into 0). Values beyond them overflow and fail a step."""
 
 
 def check_model(settings: EngineSettings, model: ModelConfig) -> None:
-    """Raises ConfigError for settings that nothing here computes this model in.
+    """Raises ConfigError when this engine cannot compute the model with these settings.
 
     float32 and bfloat16 always work: where the kernels of a CPU do not fit, torch computes.
     """

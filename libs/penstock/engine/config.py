@@ -58,7 +58,7 @@ class EngineSettings:
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     stall_s: Annotated[float, Parameter(parse=False)] = 1.0
-    """When nothing could run for so long, pages that sources are still filling are taken away from them."""
+    """When no sequence could run for this long, the engine takes pages from loads that are still filling them."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -106,7 +106,7 @@ class EngineSettings:
 
     @property
     def kv(self) -> str:
-        """`kv_dtype` where it is given, else what `dtype` implies."""
+        """`kv_dtype` if it is given, else the KV type that `dtype` implies."""
         return self.kv_dtype or _own_kv(self.dtype)
 
     @property

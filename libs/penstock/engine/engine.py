@@ -43,7 +43,7 @@ _COPIERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Helpers:
-    """Whatever works for an engine beside its own calls; all of it ends when the engine is closed."""
+    """Threads and tasks that work for an engine outside its own calls; they all end when the engine is closed."""
 
     lane: Lane
     """Computes steps."""
@@ -134,7 +134,7 @@ class Engine:
     ) -> AsyncGenerator[Update, None]:
         """Runs a request; yields news until one carries `finish`.
 
-        Nothing happens before the first `anext`, which raises RequestRefused, EngineBusy or EngineClosed. Closing
+        The request starts with the first `anext`, which raises RequestRefused, EngineBusy or EngineClosed. Closing
         or cancelling the generator drops the request and frees its pages, those in use by a step or a sink as
         soon as these let go. Raises EngineError when this request's part of a step failed.
         """
@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def packed(self) -> PackedWeights | None:
-        """The weights as the kernels read them; None where torch has them."""
+        """The weights in the kernels' layout; None when torch holds the weights."""
         return self._runner.packed
 
     def stats(self) -> EngineStats:

@@ -1,14 +1,14 @@
-"""What can go wrong, named for the caller's next move."""
+"""Errors of the engine, one class for each reaction that is open to the caller."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """The request failed inside the engine; the engine goes on. Another worker may try."""
+    """The request failed inside the engine, which keeps running. Another worker may succeed."""
 
 
 class NotFinite(EngineError):
-    """The model's numbers overflow or are spoilt for this request: other requests may be fine."""
+    """The model computed logits that are not finite for this request; other requests may be fine."""
 
     def __init__(self) -> None:
         super().__init__("the model's logits are not finite numbers: its weights, or stored KV, are damaged")
@@ -18,7 +18,7 @@ class RequestRefused(EngineError, ValueError):
     """The request can never run here: do not retry it unchanged."""
 
     def __init__(self, field: str, reason: str) -> None:
-        """`field`: of Request or SamplingParams."""
+        """`field` names the field of Request or SamplingParams that is wrong."""
         super().__init__(reason)
         self.field = field
 

@@ -1,4 +1,4 @@
-"""The seams between the engine and the rest of a worker: where KV comes from, where it goes, who drafts.
+"""The interfaces between the engine and the rest of a worker: sources and sinks of KV, and drafters.
 
 Everything here runs on the engine's event loop. Contents of pages are opaque bytes, one block per page, in the
 layout that `Engine.spec` names.
@@ -34,8 +34,8 @@ class PageWriter(Protocol):
         before the first that it refuses. Blocks on the device come first, and are not checked.
 
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
-        blocks were stored: fewer than given when the pool is short or `check` said no, none when the load has been
-        given up or its pages were needed elsewhere (a late write touches nothing). ValueError for a block of another
+        blocks were stored: fewer than given when the pool is short or `check` refused one, 0 when the load has been
+        given up or its pages were needed elsewhere (a late write changes no page). ValueError for a block of another
         length or one that leaves a gap.
         """
         ...
@@ -48,7 +48,7 @@ class LoadResult:
     output: tuple[TokenOut, ...] = ()
     """Tokens that another worker sampled after `Request.output`. They count, and are not emitted again."""
     cached_tokens: int = 0
-    """What `Update.cached_tokens` reports."""
+    """The number that `Update.cached_tokens` reports."""
 
 
 class KvSource(Protocol):
@@ -56,7 +56,7 @@ class KvSource(Protocol):
         """Fills pages and says how many leading tokens are valid (a bare int is also `cached_tokens`).
 
         Awaited before the sequence is scheduled, while others are computed; cancelled when the request is
-        dropped. Any exception means that nothing was loaded: the engine logs it and computes everything.
+        dropped. The engine logs any exception, ignores what was loaded and computes everything.
         """
         ...
 
@@ -98,7 +98,7 @@ class KvSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
-    """One sequence for which `k` tokens are wanted."""
+    """Asks a drafter for `k` tokens of one sequence."""
 
     id: str
     tokens: Sequence[int]

@@ -56,7 +56,7 @@ class Lane:
             except BaseException as raised:
                 error = raised
             self._loop.call_soon_threadsafe(_answer, future, result, error)
-            del call, future, begun, function, arguments, result, error  # nothing is kept alive while the thread waits
+            del call, future, begun, function, arguments, result, error  # the waiting thread keeps no object alive
 
 
 def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -1,6 +1,6 @@
-"""Who holds which page.
+"""The pool of pages and the holds on them.
 
-The pool hands out page numbers, counts the holds on each and knows their owners. It knows nothing of the contents.
+The pool hands out page numbers, counts the holds on each and knows their owners. It never touches the contents.
 Page 0 is never handed out: it stays all zeros, so that padding can point somewhere harmless.
 """
 
@@ -27,7 +27,8 @@ class PagePool:
     """Allocator of the pages 1..total. Ask with `can_allocate`, then `allocate`.
 
     Every hold is in an owner's name and is given back under that name; a page is free again when its last hold
-    is gone. Giving back what one does not hold is a bug and asserts. Not thread-safe: one thread owns the pool.
+    is gone. Releasing a page that the owner does not hold fails an assertion. Not thread-safe: one thread owns the
+    pool.
     """
 
     def __init__(self, total: int) -> None:
@@ -48,7 +49,7 @@ class PagePool:
         return count <= len(self._free)
 
     def allocate(self, owner: str, count: int) -> list[int]:
-        """`count` pages, each with one hold by `owner`, who must release them."""
+        """Hands out `count` pages with one hold by `owner` on each; the owner must release them."""
         assert 0 <= count <= len(self._free), "ask can_allocate first"
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:

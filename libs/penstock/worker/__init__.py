@@ -1,4 +1,4 @@
-"""What prefill and decode workers share: an engine tied to the KV store and to the router.
+"""The common part of prefill and decode workers: an engine connected to the KV store and to the router.
 
-The engine knows nothing of gRPC; the services know nothing of pages. This package is the joint.
+The engine does not use gRPC, and the services do not see pages. This package connects them.
 """

@@ -95,7 +95,7 @@ def token_from_message(message: common_pb2.Token) -> TokenOut:
 def cache_to_message(computed: int, fetched: Mapping[str, int]) -> common_pb2.CacheUse:
     """Where the KV of the given tokens came from, in tokens: computed by steps, and fetched and used, by tier.
 
-    Two counts of two parts, which nothing here makes agree.
+    The engine counts the first, the worker counts the second; this function does not force their sum to agree.
     """
     return common_pb2.CacheUse(computed=computed, **fetched)
 

@@ -14,7 +14,7 @@ from penstock.runtime.config import ConfigError
 def check_device(settings: EngineConfig) -> None:
     """Raises ConfigError when the engine's device is not there, or can't compute in the engine's dtype."""
     if settings.device != "cpu":
-        from penstock.engine.kernels.cuda.setup import check  # not where there is no CUDA device
+        from penstock.engine.kernels.cuda.setup import check  # imported only for CUDA devices
 
         try:
             check(settings.dtype, torch.device(settings.device))
@@ -23,8 +23,8 @@ def check_device(settings: EngineConfig) -> None:
 
 
 def device_of(name: str) -> Device | None:
-    """The device that torch calls `name`; None for the CPU, and where cupy can't reach it: then blocks come through
-    host memory."""
+    """Opens the device that torch calls `name`. None for the CPU, and when cupy cannot reach the device; blocks
+    then come through host memory."""
     kind, _, index = name.partition(":")
     if kind != "cuda":
         return None

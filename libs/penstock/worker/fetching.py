@@ -1,7 +1,7 @@
 """Blocks from the KV store into the engine's pages.
 
-The store is an optimisation, never an authority: whatever goes wrong here is counted, logged, and becomes a
-recompute.
+The store is an optimisation, never an authority: every failure here is counted and logged, and the engine recomputes
+the blocks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Fetcher:
             check = partial(_check, leased, len(near))
             written = await pages.write(self.blocks, blocks, check) if blocks else 0
             if not leased.on_device.still_valid():
-                written = 0  # what came from the device was not checked: nothing else vouches for it
+                written = 0  # blocks from the device have no other check
             tiers = ["gpu"] * len(near) + leased.tiers
             tiers, size = tiers[:written], sum(view.nbytes for view in blocks[:written])
         self.blocks += written

@@ -1,4 +1,4 @@
-"""Opening a worker: what starts and ends in which order."""
+"""Opening a worker: the order in which its parts start and end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOG = structlog.get_logger("penstock.worker")
 _PUBLISH_SHARE = 4
 """At most a quarter of the page pool, or the pages of two steps, may wait to be published."""
 _LATE_S = 0.2
-"""What is left for calls that came while the worker was leaving, after `drain_s` for those that it was asked to end."""
+"""Seconds for calls that arrived while the worker was leaving, after the `drain_s` for those before them."""
 
 
 @dataclass(frozen=True)

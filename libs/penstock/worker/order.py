@@ -10,8 +10,8 @@ from penstock.kv.client.origin import Origin
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A client's wish to keep a prompt: its first `blocks` blocks, None: all of the prompt and of the answer, for
-    `seconds`."""
+    """A client's wish to keep the first `blocks` blocks of a prompt for `seconds`; None: every block of the prompt and
+    of the answer."""
 
     seconds: float
     blocks: int | None

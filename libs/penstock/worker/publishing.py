@@ -1,7 +1,7 @@
 """Full pages of the engine into the KV store.
 
-A store that is away, slow or wrong costs cached blocks, never a request: whatever goes wrong here is counted and
-logged, and the pages are released.
+A store that is away, slow or wrong costs cached blocks, never a request: every failure here is counted and logged,
+and the pages are released.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BlockPublisher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Stores what is queued until cancelled. An error that leaves it costs the blocks it was storing, no others."""
+        """Stores queued blocks until it is cancelled. When it raises, only the blocks that it was storing are lost."""
         while True:
             while self._batches:
                 await self._store_one(self._batches.popleft())

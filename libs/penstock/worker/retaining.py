@@ -33,7 +33,7 @@ def merge(grants: Sequence[Kept]) -> Kept:
 
 
 class Retainer:
-    """Asks the store for one request. Whatever goes wrong is logged, counted, and means that nothing was promised."""
+    """Asks the store to keep the blocks of one request. A failure is logged and counted, and promises no block."""
 
     def __init__(self, store: StoreClient, metrics: WorkerMetrics, marks: Sequence[Mark], namespace: bytes) -> None:
         self._store = store

@@ -29,13 +29,13 @@ class Answer:
         min_tokens: int,
         keep_ids: bool = False,
     ) -> None:
-        """`ends` are tokens whose text is not shown where they end the choice. `keep_ids`: deltas hold token ids."""
+        """`ends` are tokens whose text is not shown when they end the choice. `keep_ids`: deltas hold token ids."""
         self.choice = choice
         self.tokens = 0
         """Generated and counted."""
         self.reasoning_tokens = 0
         self.ended = False
-        """A stop string was found: nothing after it is counted or shown."""
+        """A stop string was found; later tokens are neither counted nor shown."""
         self._text = model.text_stream()
         self._bytes: TokenBytes = model.token_bytes
         self._parser = parser
@@ -48,8 +48,8 @@ class Answer:
         self._logprobs: deque[TokenLogprob] = deque()
 
     def feed(self, token: SampledToken) -> Delta:
-        """What `token` added. Every token that counts has its logprob, also one without text, but for the tokens of a
-        stop string."""
+        """Takes the next token and returns the text, calls and logprobs that it adds. Every counted token has its
+        logprob, also a token without text; only the tokens of a stop string have none."""
         delta = Delta(self.choice)
         if self.ended:
             return delta

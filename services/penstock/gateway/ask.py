@@ -1,4 +1,4 @@
-"""One typed request, shared by both doors. Nothing of a client's body goes further than this."""
+"""One typed request, shared by HTTP and gRPC. The client's body itself is not used beyond this point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.kv.hint import ReturnHint
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What the client asked for; None where it left the choice to us."""
+    """The client's sampling parameters; None where the client left the choice to the gateway."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -84,7 +84,7 @@ Prompt = Conversation | str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is to be generated, checked as far as it can be without the model."""
+    """A client's request for answers, checked as far as possible without the model."""
 
     model: str
     prompts: Sequence[Prompt]
@@ -99,10 +99,10 @@ class Ask:
     cache_key: str | None = None
     """The client's own session key."""
     retain_s: float = 0.0
-    """How long the whole prompt and the answer are to be kept; 0: no wish."""
+    """Seconds to keep the whole prompt and the answer; 0: the client did not ask for it."""
     outlook: ReturnHint = field(default_factory=ReturnHint)
     max_tokens_field: str = "max_tokens"
-    """What the client's API calls the limit of generated tokens."""
+    """Name of the limit of generated tokens in the client's API, for error messages."""
 
     def check(self, max_choices: int) -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""

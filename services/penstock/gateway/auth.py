@@ -17,7 +17,7 @@ from penstock.runtime.config import ConfigError
 
 DEFAULT_TENANT = "default"
 _LOCAL_KEY = hashlib.sha256(b"penstock: one user, one machine").digest()
-"""Not a secret. It is the same after a restart, so that what is cached stays usable; a single tenant needs no more."""
+"""Not a secret, which a single tenant does not need. It never changes, so cached blocks outlast a restart."""
 _MIN_KEY_BYTES = 16
 _SESSION_HEADERS = ("x-session-affinity", "x-claude-code-session-id", "session-id", "session_id")
 _MAX_SESSION = 512
@@ -72,7 +72,7 @@ def load_auth(config: GatewayConfig) -> Auth:
 
 
 def session_digest(tenant: str, headers: Mapping[str, str], cache_key: str | None) -> str:
-    """The opaque session of a request, or an empty string. A hint only: it selects nothing by itself."""
+    """The opaque session of a request, or an empty string. It is only a hint and gives access to nothing."""
     values: Iterable[str | None] = (*(headers.get(name) for name in _SESSION_HEADERS), cache_key)
     given = next((value for value in values if value), None)
     if given is None:

@@ -1,7 +1,7 @@
 """OpenAI's request bodies, as far as they are served, and how they are decoded.
 
 Unknown fields are ignored. Fields that would change the meaning of an answer and are not served are declared here as
-raw JSON: they are refused by name, and no object is ever made of what they hold.
+raw JSON: they are refused by name, and their contents are never decoded.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Completer:
             self._count(completion)
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
-        """Tells the mesh what a session does. Raises Unavailable when the router can't be told."""
+        """Tells the router when a session returns, or that it has ended. Raises Unavailable when the call fails."""
         await send_hint(self._channels, self._config.router, session, hint)
 
     def _left(self, caller: Caller) -> float:

@@ -1,4 +1,4 @@
-"""A running request: its choices on their way through the mesh, and what they say."""
+"""A running request: its choices on their way through the mesh, and their answers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.runtime.metrics import GatewayMetrics
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and since when."""
+    """The client of a request, and the time at which the request began."""
 
     tenant: str
     session: str
-    """Digest of the client's session key; empty when it named none."""
+    """Digest of the client's session key; empty when the client sent no key."""
     request_id: str
     began: float
     """`time.perf_counter` at the first byte."""
@@ -37,7 +37,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Speaker:
-    """One choice: its way through the mesh and what it says."""
+    """One choice: its prompt, its way through the mesh and its answer."""
 
     prompt: Prepared
     flow: Flow
@@ -65,7 +65,7 @@ class Completion:
         self._last_token = 0.0
 
     def usage(self) -> Usage:
-        """What it has cost so far."""
+        """The cost of the request so far."""
         usage = Usage()
         for number, choice in enumerate(self._choices):
             if number % self.ask.n == 0:

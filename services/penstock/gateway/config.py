@@ -1,4 +1,4 @@
-"""What an operator may set."""
+"""The settings of a gateway."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice gained since its last delta."""
+    """Additions to one choice since its last delta."""
 
     choice: int
     content: str = ""
@@ -74,7 +74,7 @@ class Outbox:
         self._changed = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
-        """Adds what a choice gained."""
+        """Adds a delta to those that the reader has not taken; an empty one is ignored."""
         if not delta:
             return
         waiting = self._pending.get(delta.choice)
@@ -92,7 +92,7 @@ class Outbox:
         self._changed.set()
 
     async def next(self) -> list[Delta]:
-        """Waits for deltas and returns them; an empty list when every choice has ended. Raises what failed."""
+        """Waits for deltas and returns them; an empty list when every choice has ended. Raises the error of `fail`."""
         while not self._pending:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""Penstock's extension of OpenAI's API: what to keep, for how long, and when the session comes back.
+"""Penstock's extension of OpenAI's API: which blocks to keep, for how long, and when the session returns.
 
 Times are written as `"30s"`, `"5m"`, `"1h"`, or as a number of seconds.
 """
@@ -21,10 +21,10 @@ from penstock.kv.hint import ReturnHint
 _TIME = re.compile(r"(\d{1,9})([smh])")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 DEFAULT_TTL_S = 300.0
-"""Of a `cache_control` that names none."""
+"""The time for a `cache_control` without `ttl`."""
 
 Time = str | float
-"""As a client writes it."""
+"""A length of time as clients write it."""
 
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,13 +35,13 @@ class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What the client knows of its session."""
+    """The client's knowledge of its session's future."""
 
     ended: bool = False
     returns_in: Time | None = None
 
     def outlook(self, field: str) -> ReturnHint:
-        """Checked; `field` is its place in the body, empty for the whole of it. Raises InvalidRequest."""
+        """The checked hint; `field` is its place in the body, empty for the whole body. Raises InvalidRequest."""
         place = f"{field}.returns_in" if field else "returns_in"
         if self.ended and self.returns_in is not None:
             raise InvalidRequest(f"{place}: must not be sent together with ended", field=place)
@@ -59,7 +59,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     session: SessionBody | None = None
 
     def retain_s(self) -> float:
-        """Seconds; 0: nothing is to be kept."""
+        """Seconds to keep the prompt and the answer; 0: the client did not ask for it. Raises InvalidRequest."""
         return 0.0 if self.retain is None else seconds("penstock.retain", self.retain, "penstock.retain")
 
 
@@ -77,7 +77,7 @@ def seconds(bound: str, given: Time, field: str) -> float:
 
 
 def keep_of(control: CacheControl, field: str, upto: Sequence[Message]) -> Keep:
-    """What a `cache_control` asks for. Raises InvalidRequest."""
+    """The wish that a `cache_control` expresses. Raises InvalidRequest."""
     if control.type != "ephemeral":
         raise InvalidRequest(f'{field}.type: must be "ephemeral", not {control.type[:40]!r}', field=f"{field}.type")
     ttl = DEFAULT_TTL_S if control.ttl is None else seconds("penstock.retain", control.ttl, f"{field}.ttl")
@@ -85,13 +85,13 @@ def keep_of(control: CacheControl, field: str, upto: Sequence[Message]) -> Keep:
 
 
 def keeps_of(messages: Sequence[Message], marks: Sequence[tuple[int, str | None, str, CacheControl]]) -> Iterator[Keep]:
-    """What the marks ask for; each has the number of its message, the text up to it if it stands inside, its place."""
+    """The wishes of the marks; each is (number of its message, text up to it if it is inside, its place, the mark)."""
     if len(marks) > bounds.MAX_MARKS:
         raise InvalidRequest(
             f"messages: at most {bounds.MAX_MARKS} may have cache_control, not {len(marks)}", field="messages"
         )
     for at, text, field, control in marks:
         upto = messages[: at + 1]
-        if text is not None:  # what comes after the content of a message is not before a mark inside it
+        if text is not None:  # a mark inside the content comes before the calls
             upto = [*messages[:at], replace(messages[at], content=text, calls=())]
         yield keep_of(control, field, upto)

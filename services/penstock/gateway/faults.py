@@ -1,4 +1,4 @@
-"""What a failed call of the mesh means: for the client, and for the request's next move."""
+"""The meaning of a failed call in the mesh, for the client and for the request's next step."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Tokens are merged by index: the first comes from prefill, the others from decode
 another worker takes over, tokens may arrive a second time. Sampling is a function of (seed, position), so they are the
 same tokens, and are dropped.
 
-A request that lost its workers, or finds none, waits for others, for at most `failover_s` until a decode worker gives a
-token again: a worker or the router that is started again costs a pause. Only a refusal for overload is passed on at
-once, and only before anything was generated.
+A request that lost its workers, or finds no workers, waits for others, for at most `failover_s` until a decode worker
+gives a token again, so a restart of a worker or of the router costs a pause. Only a refusal for overload is passed on
+at once, and only before the first token.
 """
 
 from __future__ import annotations
@@ -68,29 +68,29 @@ class ChoiceCalls(Protocol):
 
 @dataclass(slots=True)
 class ChoiceAccount:
-    """What a choice cost, in the workers' own counts."""
+    """The cost of a choice, as its workers counted it."""
 
     use: PromptUse | None = None
-    """Of the worker that computed the prompt first; None while none has said so."""
+    """The count of the first worker that computed the prompt; None until one has reported."""
     defects: int = 0
-    """Reports whose tokens are not those that the worker was given."""
+    """Reports whose token count differs from the number of tokens that the worker was given."""
     drafted: int = 0
     accepted: int = 0
     times: dict[str, float] = field(default_factory=dict)
     replans: int = 0
     promised: Promised = field(default_factory=Promised)
-    """What is kept, as last reported."""
+    """The store's promise, as last reported."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One plan being carried out."""
+    """The state of one plan while it is carried out."""
 
     chosen: Assignment
     start: int
-    """Tokens of the answer when it began."""
+    """Number of tokens of the answer when the attempt began."""
     drafted: int
-    """By earlier attempts, like `accepted`."""
+    """Tokens drafted in earlier attempts; `accepted` is counted likewise."""
     accepted: int
     early: dict[int, SampledToken] = field(default_factory=dict)
     """Tokens whose predecessors are missing."""
@@ -100,11 +100,11 @@ class _Attempt:
     told: bool = False
     """The router knows that the prompt is computed."""
     lost: Lost | None = None
-    """What the attempt will end with."""
+    """The loss with which the attempt will end."""
 
 
 class Flow:
-    """One choice on its way. `run` once."""
+    """Takes one choice through the mesh. Call `run` once."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Flow:
         self._tokens: list[int] = []
         self._avoid: list[str] = []
         self._lost_at: float | None = None
-        """Since when there has been no worker; None while all is well."""
+        """When the choice lost its workers; None while it has workers."""
         self._pause = _FIRST_PAUSE_S
         self._log = structlog.get_logger("penstock.gateway")
 
@@ -149,7 +149,7 @@ class Flow:
             self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
 
     async def farewell(self, hint: ReturnHint, *, waits_for_tool: bool) -> None:
-        """Closes the plan in good order: tells the router the answer's length and what the session does next."""
+        """Closes the plan: tells the router the answer's length and the session's next move."""
         await self._plans.farewell(len(self._tokens), hint, waits_for_tool=waits_for_tool)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Flow:
         self._plans.close()
 
     async def _plan(self, lost: Lost | None) -> Assignment:
-        """The next plan: at once after the first loss, later when there is hope. Raises what ends the request."""
+        """The next plan: at once after the first loss, later when workers may be found. Raises the final error."""
         begin = time.perf_counter()
         if lost is not None and self._lost_at is not None:
             await self._wait(lost.error)
@@ -229,7 +229,7 @@ class Flow:
         return None if attempt.early else attempt.lost
 
     def _take(self, attempt: _Attempt, gain: Gain) -> Finish | None:
-        """Counts what was gained and hands tokens on in their order; how the choice ended, if it has."""
+        """Counts the report and hands its tokens on in order; returns how the choice ended, or None."""
         self._count(attempt, gain)
         for token in gain.tokens:
             if token.index >= len(self._tokens):

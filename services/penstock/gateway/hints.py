@@ -1,4 +1,4 @@
-"""Session hints without a request: what a client says of a session between its turns."""
+"""Hints about a session that a client sends between its turns, without a request."""
 
 from __future__ import annotations
 

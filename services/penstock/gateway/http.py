@@ -162,7 +162,7 @@ async def _until_gone(receive: Receive, reply: Reply, work: Coroutine[Any, Any, 
 
 
 async def _gone(receive: Receive, reply: Reply) -> bool:
-    """Returns True when the client has left. After the reply's last byte that means nothing: it never returns then."""
+    """Returns True when the client has left; never returns after the reply's last byte, when leaving is normal."""
     while (await receive())["type"] != "http.disconnect":
         pass
     if reply.ended:

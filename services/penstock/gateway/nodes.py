@@ -22,9 +22,9 @@ class Nodes:
         self._items = 0
 
     def add(self, raw: bytes, field: str | None = None) -> None:
-        """Counts what `raw` holds; `field` is its place in the request, None for all of it. Raises InvalidRequest.
+        """Counts the nodes of `raw`; `field` is its place in the request, None for all of it. Raises InvalidRequest.
 
-        Text that is not JSON is counted too, somehow; telling so is the decoder's business.
+        Text that is not valid JSON gets an arbitrary count; the decoder reports that error.
         """
         quoted = escaped = False
         for at in range(0, len(raw), _SLICE):

@@ -1,4 +1,4 @@
-"""From OpenAI's request bodies to what the gateway is asked for."""
+"""Translates OpenAI's request bodies into the gateway's own requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP endpoints that generate nothing, and the responses to errors outside of those that do."""
+"""The HTTP endpoints that do not generate text, and the responses to errors outside the generating endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HINT_BYTES = 4096
 
 
 class Pages:
-    """The endpoints that generate nothing."""
+    """The endpoints that do not generate text."""
 
     def __init__(self, reception: Reception, uploads: Uploads) -> None:
         self._reception = reception

@@ -35,7 +35,8 @@ class PlanStream:
         self._call: _Call | None = None
 
     async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment:
-        """Workers, which replace those of an earlier plan. Raises Overloaded, Unavailable and what the router refuses.
+        """Asks the router for workers, which replace those of an earlier plan. Raises Overloaded, Unavailable, and the
+        error with which the router refuses the request.
 
         `generated` tokens of the answer exist; the members in `avoid` have failed.
         """
@@ -49,7 +50,7 @@ class PlanStream:
             return wire.assignment(await self._exchange(self._call, message))
         except grpc.aio.AioRpcError as error:
             fault = public_error(error, _NO_PLAN)
-            if isinstance(fault, NotFound):  # its name was checked at the door: its workers have left
+            if isinstance(fault, NotFound):  # the model exists, so its workers have left
                 fault = Unavailable(_NO_PLAN, code="unavailable", retry_after=1)
             raise fault from error
         except asyncio.InvalidStateError:
@@ -63,7 +64,7 @@ class PlanStream:
             await self._call.write(wire.plan_progress(generated))
 
     async def farewell(self, generated: int, hint: ReturnHint, *, waits_for_tool: bool) -> None:
-        """Ends the stream in good order, so that the router learns how long the answer was, and what comes next."""
+        """Ends the stream properly: the router learns the length of the answer and the session's next move."""
         await self.progress(generated)
         if self._call is None or self._call.done():
             return

@@ -33,7 +33,7 @@ class Prepared:
     """The text that the chat template made, if it made one."""
     call_tools: bool = False
     remembered: Remembered | None = None
-    """What to remember for the session's next turn."""
+    """The prompt in the form that the session's next turn can reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ def _values(value: object) -> Iterator[int]:
 
 
 def opening(prompt: Prompt) -> str:
-    """Stands in for the session of a client that names none: its conversation, told by how it begins.
+    """A digest of the conversation's beginning, which stands in for the session of a client that names no session.
 
-    For the memory of prompts only, which is a pure speed-up: two conversations that begin alike cost each other
-    no more than that.
+    Only the memory of prompts uses it, so two conversations with the same beginning merely lose that memory's
+    speed-up.
     """
     digest = hashlib.sha256()
     for message in prompt.messages if isinstance(prompt, Conversation) else ():

@@ -1,4 +1,4 @@
-"""What both doors work with."""
+"""The parts of the gateway that both HTTP and gRPC use."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Reply:
         self.ended = True
 
     async def error(self, error: PenstockError) -> None:
-        """What went wrong, in whatever way is still possible."""
+        """Reports an error to the client: as a response of its own, or as an event when the stream has begun."""
         if self.ended:
             return
         with suppress(OSError):

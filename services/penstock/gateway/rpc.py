@@ -66,7 +66,8 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         request: gateway_pb2.HintSessionRequest,
         context: grpc.aio.ServicerContext[gateway_pb2.HintSessionRequest, gateway_pb2.HintSessionResponse],
     ) -> gateway_pb2.HintSessionResponse:
-        """Says what a session does, without a request of it."""
+        """Passes on a client's hint about its session, without a request of it. Raises InvalidRequest when the hint is
+        empty."""
         headers = metadata(context)
         tenant = self._reception.auth.tenant(headers.get("authorization"))
         outlook = _outlook(request.session)

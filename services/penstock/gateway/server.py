@@ -18,7 +18,7 @@ from penstock.runtime.tasks import Failed, beside
 
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 75
-"""Longer than clients and proxies keep an idle connection, so that it is they who close it."""
+"""Longer than clients and proxies keep an idle connection, so that they close it first."""
 
 
 class _Server(uvicorn.Server):
@@ -43,7 +43,7 @@ class _Server(uvicorn.Server):
 async def serve_http(app: Starlette, address: HostPort, *, drain_s: float, failed: Failed) -> AsyncIterator[HostPort]:
     """Serves `app` for the length of the block; gives the address with its port.
 
-    Raises ConfigError when the process cannot listen there, and whatever ends uvicorn before the block ends. Leaving
+    Raises ConfigError when the process cannot listen there, and any error that ends uvicorn within the block. Leaving
     the block stops accepting, gives running requests `drain_s` seconds, then cancels them.
     """
     listener = _listen(address)

@@ -42,12 +42,12 @@ class Gateway:
 
     @property
     def metrics(self) -> GatewayMetrics:
-        """What GET /metrics tells."""
+        """The counters behind GET /metrics."""
         return self.reception.metrics
 
     @property
     def view(self) -> RouterView:
-        """What it knows of the mesh."""
+        """The gateway's view of the mesh."""
         return self.reception.view
 
     async def ready(self) -> None:
@@ -109,7 +109,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
 @asynccontextmanager
 async def _health(view: RouterView, rpc: RpcServer, failed: Failed) -> AsyncIterator[None]:
-    """gRPC's health answers what /readyz does."""
+    """Keeps the gRPC health service in agreement with /readyz for the length of the block."""
 
     async def follow() -> None:
         ready = view.ready

@@ -70,7 +70,7 @@ class ChatShape:
         return {**self._head, "object": "chat.completion", "choices": found, "usage": usage_json(usage)}
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The chunks for what a choice gained: the role first, the finish reason last and alone."""
+        """The chunks for one delta: the role first, the finish reason last and alone."""
         chunks = []
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
@@ -135,7 +135,7 @@ class CompletionShape:
         return {**self._head, "choices": [self._choice(delta) for delta in choices], "usage": usage_json(usage)}
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """The chunk for what a choice gained."""
+        """The chunk for one delta."""
         chunk = {**self._head, "choices": [self._choice(delta)]}
         return [chunk | {"usage": None} if self._include_usage else chunk]
 

@@ -23,14 +23,14 @@ class Uploads:
         """`most` is the number of bytes that all bodies together may have at one time."""
         self._most = most
         self.bytes = 0
-        """Of all bodies that are held now."""
+        """Bytes of all bodies that are held now."""
 
     @asynccontextmanager
     async def body(self, headers: Headers, receive: Receive, most: int) -> AsyncIterator[bytes]:
         """One body of at most `most` bytes, which counts until the block ends.
 
-        Raises TooLarge as soon as that is clear, at best before any of it was read, Overloaded when there is no room
-        for it beside the others, DeadlineExceeded after `BODY_S` and ClientGone.
+        Raises TooLarge as soon as that is clear, if possible before the first byte is read, Overloaded when the
+        bodies together would be too large, DeadlineExceeded after `BODY_S` and ClientGone.
         """
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > most:

@@ -1,15 +1,15 @@
-"""What a request cost, in the counts of those who did the work.
+"""The cost of a request, as counted by the services that did the work.
 
 The prompt's tokens are counted by the gateway, which made them; where the KV of each came from is counted by the worker
 that computed the prompt: tokens fetched and used by tier, tokens that its steps computed. That both agree,
 
     prompt = computed + worker + gpu + host + nvme + remote,
 
-is a law that `Flow` checks with every report and that nothing here enforces: a client sees the workers' counts.
+is a law that `Flow` checks with every report. This module does not enforce it: a client sees the workers' counts.
 
 A prompt is charged once, by the first report of it: with several choices that of the first choice, whose blocks the
-others fetch; in a disaggregated mesh prefill's, or decode's when the hand-off failed. What a request's fail-over or a
-preemption computes or fetches again is the mesh's cost, not the client's.
+others fetch; in a disaggregated mesh prefill's, or decode's when the hand-off failed. Tokens that a fail-over or
+a preemption computes or fetches again are the mesh's cost, not the client's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Usage:
     retained_tokens: int = 0
     """Leading tokens of the prompts, and of their answers where these are kept too."""
     retained_s: float = 0.0
-    """How long they are kept at least; 0: nothing is kept."""
+    """Shortest time in seconds for which they are kept; 0 when no token is kept."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
 
     @property
@@ -59,7 +59,7 @@ class Usage:
                 self.cached[tier] += account.use.cached.get(tier, 0)
 
     def add_promised(self, promised: Collection[Promised], block_size: int) -> None:
-        """Adds what was promised for one prompt, as each of its choices was told."""
+        """Adds the store's promise for one prompt; `promised` has the promise that each of its choices got."""
         most = max(promised, key=lambda promise: promise.blocks)
         if most.blocks:
             self.retained_tokens += most.blocks * block_size

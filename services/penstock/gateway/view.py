@@ -1,4 +1,4 @@
-"""What the gateway knows of the mesh, as the router tells it: the served model, and workers that have fallen silent."""
+"""The gateway's view of the mesh, as the router reports it: the served model and workers that have fallen silent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RouterView:
         self._connected = False
         self._silent: frozenset[str] = frozenset()
         self._calls: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
-        """What ends the running calls to each member."""
+        """For each member, the functions that cancel the running calls to it."""
         self._log = structlog.get_logger("penstock.gateway")
         self.changed = asyncio.Condition()
 
@@ -51,7 +51,7 @@ class RouterView:
 
     @property
     def known(self) -> ModelView | None:
-        """What was last said of the model; kept while the router is away."""
+        """The router's last description of the model, kept while the router is away; None before the first."""
         return self._model
 
     async def model(self, patience_s: float) -> ModelView:
@@ -66,7 +66,7 @@ class RouterView:
         return self._model
 
     async def until(self, ready: bool) -> None:
-        """Returns when `self.ready` is what was asked."""
+        """Returns when `self.ready` equals `ready`."""
         async with self.changed:
             await self.changed.wait_for(lambda: self.ready is ready)
 

@@ -1,4 +1,4 @@
-"""Messages of the mesh to and from the gateway's plain values. Nothing here decides anything."""
+"""Conversions between messages of the mesh and the gateway's plain values, without any decisions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan_progress(generated: int) -> router_pb2.PlanRequest:
 
 
 def plan_hint(hint: ReturnHint, *, waits_for_tool: bool) -> router_pb2.PlanRequest:
-    """What the session does after the request of this plan."""
+    """The hint about the session's next move after the request of this plan."""
     if hint.ended:
         state = common_pb2.SESSION_STATE_ENDED
     else:
@@ -53,7 +53,7 @@ def plan_hint(hint: ReturnHint, *, waits_for_tool: bool) -> router_pb2.PlanReque
 
 
 def session_hint(session: str, hint: ReturnHint) -> common_pb2.HintRequest:
-    """What a session does, without a request of it."""
+    """A hint about a session, sent without a request of it."""
     state = common_pb2.SESSION_STATE_ENDED if hint.ended else common_pb2.SESSION_STATE_UNSPECIFIED
     said = common_pb2.SessionHint(session=session, state=state, returns_in_s=hint.returns_at)
     return common_pb2.HintRequest(hints=[said])
@@ -84,7 +84,7 @@ def generate_request(request: ChoiceRequest, output: Sequence[int], chosen: Assi
 
 
 def prefill_gain(event: prefill_pb2.PrefillEvent) -> Gain | None:
-    """The first token, and what the prompt took; None for an event without."""
+    """The first token and the cost of the prompt; None for an event without a token."""
     if not event.HasField("token"):
         return None
     return Gain(
@@ -98,7 +98,7 @@ def prefill_gain(event: prefill_pb2.PrefillEvent) -> Gain | None:
 
 
 def decode_gain(event: decode_pb2.GenerateEvent) -> Gain:
-    """More tokens, and in the first event and the last what they took."""
+    """Further tokens; the first event and the last also report costs."""
     return Gain(
         stage="decode",
         tokens=[_token(token) for token in event.tokens],
@@ -112,7 +112,7 @@ def decode_gain(event: decode_pb2.GenerateEvent) -> Gain:
 
 
 def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_pb2.Sampling:
-    """Every field, none left to a worker's default."""
+    """Sets every field, so that no worker's default applies."""
     return common_pb2.Sampling(
         max_tokens=max_tokens,
         min_tokens=min(sampling.min_tokens, max_tokens),

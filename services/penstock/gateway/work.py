@@ -1,4 +1,4 @@
-"""One choice's work for the mesh, in plain values: what is asked of workers and what they report."""
+"""One choice's work for the mesh, in plain values: the request to the workers and their reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class KeepWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRequest:
-    """What is to be generated for one choice."""
+    """A request for one choice: its prompt and how to sample its answer."""
 
     id: str
     """Unique per choice."""
@@ -35,14 +35,14 @@ class ChoiceRequest:
     namespace: bytes
     """Names the tenant to the store."""
     session: str
-    """Digest of the client's session key; empty when it named none."""
+    """Digest of the client's session key; empty when the client sent no key."""
     prompt_ids: Sequence[int]
     root: bytes
-    """Of the block keys."""
+    """The root of the block keys."""
     keys: Sequence[bytes]
-    """Of every full block of the prompt."""
+    """The key of every full block of the prompt."""
     sampling: Sampling
-    """As the client gave it, but for the two below."""
+    """The client's parameters; `max_tokens` and `seed` below take precedence."""
     max_tokens: int
     seed: int
     keep: Sequence[KeepWish] = ()
@@ -55,7 +55,7 @@ class Placement:
     member: str
     address: str
     sources: Sequence[str] = ()
-    """Stores of other hosts that hold what the store of its host lacks."""
+    """Stores of other hosts that hold blocks which the store of this worker's host lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class PromptUse:
 
     @property
     def total(self) -> int:
-        """As many as were given, if the worker counts right."""
+        """All tokens; equals the number of given tokens if the worker counts correctly."""
         return self.computed + sum(self.cached.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """What the store promised to keep."""
+    """The blocks that the store promised to keep, and for how long."""
 
     blocks: int = 0
     """Leading blocks of the sequence."""
@@ -105,7 +105,7 @@ class Promised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a worker reports at once. None: it says nothing of that."""
+    """One report of a worker. A field is None when the report does not mention it."""
 
     stage: Stage
     tokens: Sequence[SampledToken] = ()
@@ -121,14 +121,14 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker failed by a fault of its own or of the way to it: another may do better. Nothing follows."""
+    """A worker, or the connection to it, failed; another may succeed. It is the last report of this worker."""
 
     stage: Stage
     member: str
     error: PenstockError
     """For the client, if no other worker can be had."""
     silent: bool = False
-    """The router hears nothing of it either."""
+    """The router does not hear from the worker either."""
 
 
 Report = Gain | Lost

@@ -1,1 +1,1 @@
-"""What a request gets from the engine: tokens for its reader, pages for its sink."""
+"""Delivery of a request's results: tokens to its reader, pages to its sink."""

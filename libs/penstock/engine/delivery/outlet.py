@@ -15,7 +15,7 @@ from penstock.engine.speculation.appetite import Appetite
 
 @dataclass(slots=True)
 class Timeline:
-    """Moments on the monotonic clock, in seconds, None while they have not come yet, and the times between them."""
+    """Moments of a request, in seconds of the monotonic clock (None until they occur), and the times between them."""
 
     submitted: float
     loaded: float | None = None
@@ -96,7 +96,7 @@ class Outlet:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to take."""
+        """Whether the reader would have to wait: no tokens, no end and no error are pending."""
         return not (self._chosen or self.finish or self.error)
 
     def news(self) -> asyncio.Future[None]:

@@ -69,15 +69,15 @@ class Batch:
     places: Tensor
     """[layers, 2, N]: where each row's keys and values go in PageMemory.vectors."""
     groups: list[Group]
-    """Cover all N rows but the leading ones."""
+    """Cover all N rows except the leading ones."""
     sampled: Tensor | None
     """[S] row numbers; None when all rows are sampled, and then `last_groups` is `groups`."""
     n_sampled: int
     last_groups: list[Group]
-    """Cover the S sampled rows but the leading ones: the last layer computes nothing else."""
+    """Cover the S sampled rows except the leading ones; the last layer computes only these."""
     leading: Leading | None = None
     last_leading: Leading | None = None
-    """Of the sampled rows; as `last_groups`."""
+    """The leading rows that the last layer computes, as `last_groups` are its other rows."""
 
 
 class BatchBuilder:
@@ -170,7 +170,7 @@ class BatchBuilder:
         return Context(tokens, self._index(members, firsts), mask, causal)
 
     def _index(self, members: Sequence[Run], firsts: Sequence[int]) -> Tensor:
-        """Gather index of all layers, from page `firsts[i]` of each member on; the last step's when nothing moved."""
+        """Gather index of all layers, from page `firsts[i]` of each member on; reused while the pages stay the same."""
         ends = [-(-run.end // self._memory.block_size) for run in members]
         parts = list(zip(members, firsts, ends, strict=True))
         key = tuple((*run.table, first, end) for run, first, end in parts)

@@ -63,7 +63,7 @@ class DeviceMemory(Protocol):
     """Memory and copies of a CUDA device, see kernels/cuda/memory.py."""
 
     def arena(self, nbytes: int) -> SharedArena | None:
-        """Memory of so many bytes; None where the device can't share its memory."""
+        """Allocates `nbytes` of memory; None when the device cannot share its memory."""
         ...
 
     def copies(self, content: Tensor) -> PageTransfer:
@@ -117,7 +117,7 @@ class PageMemory:
 
     @property
     def lease(self) -> PoolLease | None:
-        """IPC handle for other processes on this host, or None where the device can't share its memory."""
+        """IPC handle for other processes on this host, or None when the device cannot share its memory."""
         return None if self._arena is None else self._arena.lease(self.block_bytes, self.data.shape[0])
 
     def computed(self, wait: bool) -> None:
@@ -169,7 +169,7 @@ class PageMemory:
     def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None = None) -> int:
         """Copies each block's bytes to its page, up to a copy that `check` refuses; returns how many are good.
 
-        The interpreter lock is free while large ones are copied. When it returns, nothing is read any more.
+        The interpreter lock is free while large ones are copied. No source is read after the call has returned.
         """
         if self._copies is not None:
             return self._copies.write(pages, blocks, check)

@@ -31,7 +31,7 @@ class Computes(Protocol):
 
     @property
     def packed(self) -> PackedWeights | None:
-        """The weights as the kernels read them; None where torch has them."""
+        """The weights in the kernels' layout; None when torch holds the weights."""
         ...
 
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:

@@ -1,4 +1,4 @@
-"""What one sequence has in a step. Plain Python: the scheduler aims it, the model reads it."""
+"""The tokens of one sequence in one step, in plain Python: the scheduler chooses them, the model reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.engine.sampling.choice import Choice
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive tokens of one sequence in one step, drafts included. Aimed again for each of its steps."""
+    """Consecutive tokens of one sequence in one step, drafts included. `aim` reuses the object for each step."""
 
     choice: Choice
     """How to sample; also holds the sequence's tokens and this step's drafts."""
@@ -23,11 +23,11 @@ class Run:
     table: tuple[str, int]
     """Names the content of `pages`: a sequence and the version of its table."""
     tokens: int = field(init=False)
-    """How many it has, drafts included: each is one row of the step."""
+    """Number of tokens, drafts included; each is one row of the step."""
     end: int = field(init=False)
     """Position behind the last token's."""
     samples: int = field(init=False)
-    """After how many of its last tokens the next one is sampled: none while known tokens are left for later steps."""
+    """How many of its last tokens are sampled after: 0 while known tokens are left for later steps."""
 
     def __post_init__(self) -> None:
         self.aim(self.start, self.known, self.choice.drafts)
@@ -43,6 +43,6 @@ class Run:
 
     @property
     def ids(self) -> Sequence[int]:
-        """Its tokens."""
+        """Ids of the known tokens, then of the drafts."""
         known = self.choice.tokens[self.start : self.start + self.known]
         return [*known, *self.choice.drafts] if self.choice.drafts else known

@@ -58,9 +58,9 @@ class Runner:
     """A loaded model with its memory of pages. Loading takes as long as reading the weights does."""
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        """Raises CheckpointError, and ConfigError when nothing here computes the model with these settings."""
+        """Raises CheckpointError, and ConfigError when this engine cannot compute the model with these settings."""
         self.packed: PackedWeights | None = None
-        """The weights as the kernels read them; None where torch has them."""
+        """The weights in the kernels' layout; None when torch holds the weights."""
         self._compiled: CompiledDecoder | None = None
         self._device: StepsOnDevice | None = None
         if config.device == "cpu":
@@ -82,7 +82,7 @@ class Runner:
             self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
 
     def _load_on_device(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        from penstock.engine.kernels.cuda import setup as cuda  # not where there is no CUDA device
+        from penstock.engine.kernels.cuda import setup as cuda  # imported only for CUDA devices
 
         model, place, kept = checkpoint.config, torch.device(config.device), _WEIGHTS[config.dtype]
         cuda.check(config.dtype, place)
@@ -112,11 +112,11 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
-        """Computes the runs' KV and samples; returns the tokens that are certain after each run.
+        """Computes the runs' KV and samples; returns the tokens that each run gains.
 
-        These are none for a run that leaves known tokens for later steps, else one, plus one for each draft that
-        equals the token sampled in its place. Raises NotFinite. May be called again with the same runs when it raised:
-        it writes the same KV at the same places.
+        A run that leaves known tokens for later steps gains no token. Every other run gains one, plus one for each
+        draft that equals the token sampled in its place. Raises NotFinite. After an error the caller may repeat the
+        call with the same runs: it writes the same KV at the same places.
         """
         for run in runs:
             self._clear_tail(run)
@@ -159,7 +159,7 @@ class Runner:
 
 
 def _machine(checkpoint: Checkpoint, config: EngineConfig) -> Machine | None:
-    """The kernels of this CPU; None where they can't be built, or can't compute the model."""
+    """The kernels of this CPU; None when they cannot be built or cannot compute the model."""
     reason = misfit(checkpoint.config)
     if reason is not None:
         _log.info("torch computes everything: %s", reason)

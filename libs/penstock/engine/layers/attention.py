@@ -25,7 +25,7 @@ def attend(
     """Scaled dot-product attention of some rows of some sequences.
 
     query [batch, rows, heads, dim], keys and values [batch, tokens, kv_heads, dim] -> [batch * rows, heads * dim].
-    `mask` [batch, 1, rows, tokens] is added to the scores: 0 where a row may look, minus infinity elsewhere; None
+    `mask` [batch, 1, rows, tokens] is added to the scores: 0 where a row may attend, minus infinity elsewhere; None
     lets it look everywhere, or, with `causal`, row i at the tokens up to i. Scores are products times `scale`; with
     `softcap` a score s becomes softcap * tanh(s / softcap).
     """
@@ -79,7 +79,7 @@ def naive_attend(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """What `attend` means, one row and one head at a time: the oracle of the fast paths.
+    """Computes `attend` one row and one head at a time: the oracle of the fast paths.
 
     query [rows, heads, dim] of one sequence, keys and values [tokens, kv_heads, dim]; row i stands at
     `positions[i]` and looks at the tokens up to there, with `window` only at the last so many of them, its own

@@ -46,8 +46,8 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
     """Each token through its best `per_token` experts, weighted by the router (Shazeer et al., 2017).
 
     The softmax is over all experts, before the best are taken. Tokens are sorted by expert, so that every expert in
-    use is one call over its tokens; what a token's experts say is added in float32, in the order of the experts and
-    so always in the same one. On a GPU the step waits for the router: the host has to know how many tokens go where.
+    use is one call over its tokens; the outputs of a token's experts are summed in float32, always in the order of
+    the experts. On a GPU the step waits for the router: the host has to know how many tokens go where.
     """
     shares, chosen = torch.mm(x, block.router).softmax(-1, dtype=torch.float32).topk(block.per_token)
     if block.normalised:
@@ -68,7 +68,7 @@ def routed(x: Tensor, block: Routed, activation: str) -> Tensor:
 
 
 def naive_routed(x: Tensor, block: Routed, activation: str) -> Tensor:
-    """What `routed` means, one token and one expert at a time: its oracle."""
+    """Computes `routed` one token and one expert at a time: its oracle."""
     rows = []
     for row in x:
         shares = (row @ block.router).float().softmax(-1)

@@ -24,7 +24,7 @@ class HeldMatrix(Protocol):
 
 
 Matrix = Tensor | HeldMatrix
-"""[in, out]. A held one has its bias, and takes what its kind computes with."""
+"""[in, out]. A HeldMatrix contains its bias and expects inputs of the type that its kind computes with."""
 
 
 def linear(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The decoder's matrices as a checkpoint has them, and what becomes of each when it is loaded."""
+"""The decoder's matrices as a checkpoint stores them, and the form in which each is kept when it is loaded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Stack:
 
 
 Keep = Callable[[Stack, Callable[[], Tensor], Tensor | None], tuple[Matrix, Tensor | None]]
-"""What becomes of a matrix and its bias; the function reads the matrix, [in, out] in memory of its own."""
+"""Turns a matrix and its bias into the form to keep; the function reads the matrix, [in, out], into new memory."""
 
 
 def as_it_is(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-    """Kept as tensors."""
+    """Keeps the matrix and its bias as tensors."""
     return matrix(), bias

@@ -14,8 +14,8 @@ from penstock.engine.layers.linear import Matrix
 @dataclass(slots=True)
 class LayerWeights:
     """Matrices are [in, out] and contiguous, which for a few rows is twice as fast on a CPU as [out, in].
-    Projections with a common input are side by side: query, key, value; gate, up. Norms are what to multiply by:
-    a weight, or 1 + weight in float32, as the family has it. Packed matrices hold their biases."""
+    Projections with a common input are side by side: query, key, value; gate, up. Norms hold their
+    factors: the weight, or 1 + weight in float32, depending on the family. Packed matrices contain their biases."""
 
     input_norm: Tensor
     qkv: Matrix

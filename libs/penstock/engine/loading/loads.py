@@ -22,7 +22,7 @@ Loaded = Callable[[Live, int, LoadResult], None]
 
 
 class Loads:
-    """One task for each load. A load that fails has brought nothing: everything is computed."""
+    """Runs one task for each load. After a failed load the engine computes the whole prompt."""
 
     def __init__(
         self,

@@ -17,8 +17,9 @@ _INLINE_BYTES = 1 << 18
 
 
 class LoadWriter:
-    """PageWriter of one sequence. The pages belong to the sequence from the moment they are allocated; while a thread
-    copies, the copy holds them too, so that no other sequence can get them."""
+    """Writes loaded blocks into the pages of one sequence; a PageWriter. The pages belong to the
+    sequence from the moment they are allocated; while a thread copies, the copy holds them too, so that no other
+    sequence can get them."""
 
     def __init__(self, memory: PageMemory, scheduler: Scheduler, live: Live, threads: Executor) -> None:
         self._memory = memory
@@ -33,12 +34,12 @@ class LoadWriter:
 
     @property
     def block_size(self) -> int:
-        """See PageWriter: tokens."""
+        """Tokens of KV in one block, which fills one page."""
         return self._memory.block_size
 
     @property
     def block_bytes(self) -> int:
-        """See PageWriter: the length of one block."""
+        """Length of one block in bytes; `write` raises ValueError for a source of any other length."""
         return self._memory.block_bytes
 
     @property
@@ -51,7 +52,12 @@ class LoadWriter:
         return self._open and not self._live.stripped and not self._live.gone
 
     async def write(self, first_block: int, blocks: Sequence[Source], check: Check | None = None) -> int:
-        """Copies blocks to the pages from `first_block` on; returns how many were stored. See PageWriter.write."""
+        """Copies blocks to the pages from `first_block` on; returns how many were stored.
+
+        Returns 0 when the load was closed or its pages were taken away, also while the copy ran. Up to 256 KiB are
+        copied at once on the event loop; more are copied by a thread, whose copy runs to its end when the caller is
+        cancelled. ValueError for a block of another length, or for a gap before `first_block`.
+        """
         if any(block.nbytes != self.block_bytes for block in blocks):
             raise ValueError(f"a block of this engine has {self.block_bytes} bytes")
         if not self._usable:
@@ -85,9 +91,9 @@ class LoadWriter:
                 self._idle.set()
 
     def close(self) -> None:
-        """Later writes touch nothing."""
+        """Makes later writes return 0 without touching a page."""
         self._open = False
 
     async def drain(self) -> None:
-        """Waits for copies that the source has begun and does not wait for."""
+        """Waits until every copy has ended, also copies whose caller has been cancelled."""
         await self._idle.wait()

@@ -1,8 +1,8 @@
 """The decoder of every supported family: one definition, whose switches are in ModelConfig.
 
 Attention and feed-forward blocks in turn, each reading a normalised residual stream and adding to it. Families
-differ in what a layer looks at (everything, or a sliding window), in how positions turn its queries and keys, in
-where norms stand, and in whether its feed-forward block is one or many experts.
+differ in the reach of a layer's attention (the whole context, or a sliding window), in how positions rotate queries
+and keys, in the places of the norms, and in whether the feed-forward block is one network or many experts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Turn = tuple[Tensor, Tensor]
 class Decoder:
     """Computes logits for the sampled rows of a batch and leaves every row's keys and values in the pool.
 
-    Stateless between calls. `max_positions` bounds the rotation tables, `dtype` is what activations have: that of the
-    weights, or float32 when these are packed.
+    Stateless between calls. `max_positions` bounds the rotation tables, `dtype` is that of the activations: the
+    weights' own, or float32 when the weights are packed.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, max_positions: int, dtype: torch.dtype) -> None:

@@ -45,7 +45,7 @@ class _Files:
         return self._read(self._checkpoint.tensors[name], self._dtype)
 
     def norm(self, name: str) -> Tensor:
-        """What the norm multiplies by, see LayerWeights."""
+        """The factors of a norm: its weight, or 1 + weight in float32 for families with an offset."""
         if self._checkpoint.config.norm_offset:
             return self._read(self._checkpoint.tensors[name], torch.float32).add_(1.0)
         return self.one(name)
@@ -77,8 +77,8 @@ def load_weights(
     table: StoredTable | None = None,
     source: Source | None = None,
 ) -> Weights:
-    """All weights in memory of their own, as `dtype` on `device`, matrices of dense layers as `keep` has them. With
-    `table` the embedding is left there; `source` None reads the files here.
+    """Copies all weights into new memory, as `dtype` on `device`; `keep` chooses the form of dense layers' matrices.
+    With `table` the embedding stays there; without `source` this call reads the files itself.
 
     Raises CheckpointError.
     """

@@ -54,8 +54,9 @@ def packed_weights(
 ) -> PackedWeights:
     """The matrices of `checkpoint`, packed as `kind`.
 
-    They are kept on disk for the next start and for others, in a cache of at most `cache_bytes`. `dtype` is what
-    they are rounded to before; only kinds that packing.cpp doesn't know need it. Raises CheckpointError and NotBuilt.
+    They are kept on disk for the next start and for others, in a cache of at most `cache_bytes`. `dtype` is the
+    type to which they are rounded first; only kinds that packing.cpp doesn't know need it. Raises CheckpointError and
+    NotBuilt.
     """
     begin = time.monotonic()
     job = _Job(list(all_stacks(checkpoint)), kind, dtype, threads, Packer())
@@ -74,7 +75,7 @@ def packed_weights(
 
 
 class _Job:
-    """What there is to pack."""
+    """Packs a list of matrices, in memory or into a file."""
 
     def __init__(self, stacks: Sequence[Stack], kind: str, dtype: torch.dtype, threads: int, packer: Packer) -> None:
         self._stacks = stacks
@@ -86,7 +87,7 @@ class _Job:
 
     @property
     def nbytes(self) -> int:
-        """Of what is packed; as much as is stored, where that is not known."""
+        """Bytes of the packed matrices; the stored size when the packed size is not known in advance."""
         if self._sliced:
             return plan(self._stacks, self._kind, 0)[1]
         return sum(part.nbytes for stack in self._stacks for part in stack.parts)

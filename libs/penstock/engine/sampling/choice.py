@@ -33,11 +33,11 @@ class Choice:
     tokens: Sequence[int]
     prompt_length: int
     drafts: tuple[int, ...] = ()
-    """Proposed tokens taken for granted in this row."""
+    """Proposed tokens that this row assumes to be right."""
     state: SamplerState = field(default_factory=SamplerState)
     """The sampler's notes on the sequence."""
     plain: bool = field(init=False)
-    """At every place the most probable token is wanted, and nothing else."""
+    """Whether the choice is greedy, without bias, penalty, ban or logprobs: an argmax is enough."""
 
     def __post_init__(self) -> None:
         params = self.params
@@ -68,7 +68,7 @@ class Choice:
 
     @property
     def bare(self) -> bool:
-        """Nothing acts on the logits before the temperature."""
+        """Whether the logits reach the temperature unchanged: without penalty, bias or ban."""
         return not (self.penalised or self.params.logit_bias or self.banned)
 
 

@@ -4,7 +4,7 @@ Gumbel-max sampling: token = argmax(logits / temperature + gumbel noise) is an e
 noise can be anything that is independent per token and position. Here it comes from SplitMix64 (Steele, Lea and
 Flood, 2014) used as a counter-based generator: the (seed, position) pair chooses a stream, the token id the place
 in it. 64-bit integer arithmetic gives the same bits on every device, in every process and in any order, so a
-token depends neither on the batch nor on what was drawn before. The draft and the target draw the same noise
+token depends neither on the batch nor on earlier draws. The draft and the target draw the same noise
 for the same place, which is why a good draft is accepted when sampling as often as its distribution allows.
 """
 

@@ -1,9 +1,9 @@
 """From logits to tokens.
 
 Order: logprobs are taken from the raw logits; then logit bias, repetition penalty, frequency and presence penalty,
-the ban on end tokens below min_tokens; then, unless greedy, temperature, min-p, top-k, top-p (of what top-k left,
-renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which the lowest id wins ties.
-`reference.sample` says the same in plain Python.
+the ban on end tokens below min_tokens; then, unless greedy, temperature, min-p, top-k, top-p (of the tokens that top-k
+left, renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which the lowest id wins ties.
+`reference.sample` computes the same in plain Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 17
 
 
 class Sampler:
-    """Chooses tokens for one model. Keeps nothing between calls but what `Choice.state` holds."""
+    """Chooses tokens for one model. Its only memory between calls is `Choice.state`."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -52,7 +52,7 @@ class Sampler:
         return chosen
 
     def _sample(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> list[Chosen] | None:
-        """None when `nucleus` tokens do not hold some row's top-p."""
+        """Samples one token per row; None when the `nucleus` best tokens of some row do not make up its top_p."""
         (tokens, peaks), missed = _best(logits), None
         changed = [row for row, choice in enumerate(choices) if not (choice.greedy and choice.bare)]
         if changed:
@@ -77,7 +77,7 @@ class Sampler:
         return torch.tensor(values, dtype=dtype, pin_memory=True).to(self._device, non_blocking=True)
 
     def _choose(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor, Tensor | None]:
-        """As `_draw`, of logits as they are, which are written over."""
+        """Applies biases and penalties to raw logits, which it overwrites, and chooses a token; returns as `_draw`."""
         self._shape(logits, choices)
         noisy = [row for row, choice in enumerate(choices) if not choice.greedy]
         if len(noisy) == len(choices):
@@ -136,7 +136,7 @@ class Sampler:
 
     def _draw(self, logits: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor, Tensor | None]:
         """(sampled ids [rows], rows whose nucleus is wider than `nucleus` or None) from shaped logits [rows, vocab],
-        which are written over."""
+        which it overwrites."""
         temperatures = self._tensor([choice.params.temperature for choice in choices], torch.float32)
         scaled = logits.div_(temperatures.unsqueeze(1))
         streams = self._tensor([noise.stream(choice.params.seed, choice.position) for choice in choices], torch.int64)
@@ -171,8 +171,8 @@ class Sampler:
         return ids[best] if len(ids) else torch.zeros(len(scaled), dtype=torch.int64)
 
     def _floor(self, scaled: Tensor, choices: Sequence[Choice], nucleus: int) -> tuple[Tensor | None, Tensor | None]:
-        """([rows, 1] or None, missed): tokens with less than this are out, so tied tokens share their fate; None when
-        all stay. `missed` is as in `_cut`."""
+        """([rows, 1] or None, missed): tokens below this value are excluded, so tied tokens stay or go together; None
+        when all stay. `missed` is as in `_cut`."""
         min_p = [choice.params.min_p for choice in choices]
         top_k = [self._top_k(choice) for choice in choices]
         top_p = [choice.params.top_p for choice in choices]
@@ -186,7 +186,7 @@ class Sampler:
         return floor, missed
 
     def _top_k(self, choice: Choice) -> int:
-        """0 when it is off."""
+        """top_k, or 0 when it excludes no token."""
         return choice.params.top_k if choice.params.top_k < self._vocab_size else 0
 
     def _cut(
@@ -195,7 +195,7 @@ class Sampler:
         """(the least value that top-k, then top-p of the k (renormalised), leave: [rows, 1], missed).
 
         Rows without top-k are sorted no further than their best `nucleus` tokens; `missed` says in which rows these
-        do not make up top_p (bool [rows, 1], and the cut means nothing), and is None when that is out of question.
+        do not make up top_p (bool [rows, 1]; their cut is meaningless), and is None when every row surely does.
         """
         widest = min(max(count or nucleus for count in top_k), self._vocab_size)
         counts = self._tensor([count or widest for count in top_k], torch.int64).unsqueeze(1)
@@ -252,7 +252,7 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check_finite(peaks: Sequence[float]) -> None:
-    """Raises NotFinite when some row's largest logit is not a finite number: nothing can be sampled from it."""
+    """Raises NotFinite when some row's largest logit is not a finite number and cannot be sampled from."""
     if not all(map(math.isfinite, peaks)):
         raise NotFinite
 

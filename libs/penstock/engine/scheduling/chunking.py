@@ -7,12 +7,12 @@ LEAST_TOKENS = 16
 _LEAST_SHARE = 0.5
 """Share of a decode step's time that prompts always get, also when decoding alone takes longer than the target."""
 _UNKNOWN = 64
-"""Tokens while nothing has been measured."""
+"""Tokens to take before the first measurement."""
 
 
 def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:
     """Prompt tokens, between LEAST_TOKENS and `most`, that a step with decode rows can take if it should last
-    `target_s` seconds; None: there is no target.
+    `target_s` seconds (None: without a target).
 
     `step_s` is the measured time of the decode rows, `tokens_per_s` the measured rate of prompts; 0: not known yet. If
     the decode rows alone take as long as the target, or longer, a prompt gets half of their time on top; otherwise it

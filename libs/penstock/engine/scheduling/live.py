@@ -52,7 +52,7 @@ class Live:
     busy: bool = False
     """A step is reading its tokens and pages."""
     gone: bool = False
-    """Finished, failed or dropped: it takes part in nothing any more."""
+    """Finished, failed or dropped: it takes part in no further step."""
 
     @property
     def length(self) -> int:
@@ -70,26 +70,26 @@ class Live:
         return len(self.tokens) - len(self.request.prompt)
 
     def pages_changed(self) -> None:
-        """To be called after every change of `pages`: block tables are remembered by this name."""
+        """Renames the block table, under whose name others cache it. Call this after every change of `pages`."""
         self.version += 1
         self.run.table = (self.owner, self.version)
 
     def use_loaded(self, valid: int, cached: int | None, block_size: int) -> None:
-        """A source has filled the pages of the first `valid` tokens and calls `cached` of them cached; None: those
-        that are used. The last token is always computed, for its logits."""
+        """Takes over the loaded pages of the first `valid` tokens, of which `cached` are reported as cached; None
+        reports those that are used. The last token is always computed, for its logits."""
         self.loaded_blocks = valid // block_size
         self.computed = min(valid, self.length - 1)
         self.loaded = self.reached = min(self.computed, self.given)
         self.cached_tokens = self.loaded if cached is None else min(cached, self.given)
 
     def forget_loaded(self) -> None:
-        """Loaded pages were taken away before they were of use; later writes of the source do not count."""
+        """Forgets loaded pages that were taken away before their use; later writes of the source do not count."""
         self.loaded = self.reached = self.cached_tokens = 0
         self.stripped = True
 
     def advance(self, answer: list[Chosen]) -> FinishReason | None:
-        """Its run is computed, and these tokens follow: why it has ended, or None. Tokens behind the end are taken out
-        of `answer`."""
+        """Appends the tokens of a computed step and returns why the sequence has ended, or None. Removes tokens behind
+        the end from `answer`."""
         run, tokens, finish = self.run, self.tokens, None
         before = len(tokens)
         for chosen in answer:

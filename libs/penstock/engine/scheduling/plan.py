@@ -1,6 +1,6 @@
 """The policy: which tokens go through the model next.
 
-`plan` reads the lines and the number of free pages and says what to do, touching nothing; `Scheduler` does it.
+`plan` reads the lines and the number of free pages and decides, without changing anything; `Scheduler` carries it out.
 
 Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival, all
 within `max_batch_tokens`; in a step with decode rows, prompts get at most `chunk` tokens. When pages run out, sequences
@@ -18,14 +18,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How large a step may be, and what a page holds."""
+    """Limits of the size of a step, and the number of tokens in a page."""
 
     max_batch_tokens: int
     max_running: int
     block_size: int
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Number of pages that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
 
@@ -66,7 +66,7 @@ class Portion:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What to do in the next step, in the order of the fields. Sequences are named by their tickets."""
+    """The changes to make for the next step, in the order of the fields. Tickets name the sequences."""
 
     preempt: list[int] = field(default_factory=list)
     """Running sequences that lose their pages and go back to the line."""
@@ -95,9 +95,9 @@ class Situation:
     freeable: Callable[[Sequence[int]], int] = len
     """How many of a sequence's pages come free when it gives them back: not those that a sink or a copy holds."""
     stalled: bool = False
-    """Nothing has moved for a while, so even pages that are being filled may be taken."""
+    """No sequence could run for a while, so the plan may take even pages that are being filled."""
     chunk: int | None = None
-    """Most tokens of prompts in a step with decode rows; None: as many as there is room for. At least 1."""
+    """Most tokens of prompts in a step with decode rows, at least 1; None: as many as fit."""
 
 
 class _Planner:
@@ -138,7 +138,7 @@ class _Planner:
         return False
 
     def decode(self, live: Schedulable) -> Portion | None:
-        """The portion of a running sequence with one token to go; None when it has to sit this step out."""
+        """The portion of a running sequence with one token to go; None when it has to skip this step."""
         need = self.missing(live, live.length)
         while self.free < need:
             if not (self.strip(self.waiting) or self.strip(self.loading) or self.preempt(live.ticket)):
@@ -148,7 +148,7 @@ class _Planner:
         return Portion(live.ticket, 1, need)
 
     def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
-        """As many drafts as budget and free pages allow; no sequence loses a page for a guess."""
+        """Adds as many drafts as budget and free pages allow; it takes no page from another sequence."""
         room = (len(live.pages) + portion.new_pages + self.free) * self.limits.block_size - live.length
         portion.drafts = max(0, min(wanted, self.budget, room))
         extra = self.missing(live, live.length + portion.drafts) - portion.new_pages

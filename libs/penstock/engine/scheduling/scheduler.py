@@ -42,8 +42,8 @@ def _by_ticket(live: Live) -> int:
 
 
 class Scheduler:
-    """A sequence is added, or loaded and then added; it takes part in steps (`next_step`, `commit`), and is dropped
-    from wherever it is. Nothing else changes its state or the page pool."""
+    """Owns the sequences, their states and the page pool; no other code changes these. A sequence is added, or loaded
+    and then added; it takes part in steps (`next_step`, `commit`), and can be dropped in every state."""
 
     def __init__(self, limits: StepLimits, pool: PagePool) -> None:
         self._limits = limits
@@ -129,8 +129,8 @@ class Scheduler:
         return self._planned(drafts, stalled, chunk) if step is None else step
 
     def _once_more(self) -> list[Live] | None:
-        """The last step again, one token later: the answer of `plan` in a fraction of its time. None where `plan` would
-        answer otherwise."""
+        """Repeats the last step one token later: the same answer as `plan` in a fraction of its time. None when `plan`
+        would answer differently."""
         step, size = self._decoding, self._limits.block_size
         if step is None:
             return None
@@ -191,10 +191,10 @@ class Scheduler:
         )
 
     def commit(self, step: Sequence[Live], answers: Sequence[list[Chosen] | EngineError]) -> list[Ended]:
-        """A step is over: takes in the tokens that it gave to each sequence, and says which have ended.
+        """Gives each sequence the tokens that a step has sampled for it, and returns the sequences that have ended.
 
-        Afterwards each answer holds the tokens that were taken: none behind an end, none for a sequence that was
-        dropped meanwhile. An error: the step failed for that sequence, which stays as it was.
+        Afterwards each answer holds only the tokens that were accepted: tokens behind an end are removed, and all
+        tokens of a sequence that was dropped meanwhile. A sequence whose answer is an error stays as it was.
         """
         ended, generated = [], 0
         for live, answer in zip(step, answers, strict=True):
@@ -227,7 +227,7 @@ class Scheduler:
     # Pages
 
     def hold(self, owner: str, pages: Sequence[int]) -> None:
-        """Keeps pages of a sequence from being given to others, in the name of `owner`, who must `release` them."""
+        """Adds a hold of `owner` to each page, so that no other sequence gets it; the owner must `release` them."""
         self._pool.hold(owner, pages)
 
     def release(self, owner: str, pages: Iterable[int]) -> None:

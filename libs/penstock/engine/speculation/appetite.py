@@ -12,8 +12,8 @@ _PROBE_EVERY = 16
 
 @dataclass(slots=True)
 class Appetite:
-    """How many drafts one sequence wants: about one more than were right lately. When none were, it wants none but for
-    a trial now and then. Every draft costs computing, right or wrong.
+    """Decides how many drafts to ask for one sequence: about one more than were right lately. When all were wrong, it
+    asks only for an occasional trial. Every draft costs computing time, right or wrong.
 
     Affects speed only. Starts hopeful.
     """

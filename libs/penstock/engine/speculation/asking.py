@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class Speculation:
-    """The engine's dealings with its drafter, if it has one.
+    """Asks the engine's drafter, if it has one, for drafts.
 
-    A drafter may be late, fail or talk nonsense: then there are no drafts. After each failure in a row it is left alone
-    for twice as many steps.
+    When a drafter is late, fails or gives an invalid answer, the step runs without drafts. Each further failure in a
+    row doubles the number of steps for which it is not asked again.
     """
 
     def __init__(self, config: EngineConfig, vocab_size: int, drafter: Drafter | None, counters: Counters) -> None:

@@ -84,7 +84,7 @@ class ModelProposer:
         self._behind = 0
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """Guesses for each ask; empty for a sequence that is still too far behind, or when there are no pages."""
+        """Drafts for each ask; an empty list for a sequence that is still too far behind or gets no pages."""
         asked = {ask.id for ask in asks}
         tasks = [self._prepare(ask, asked) for ask in asks]
         able = [task for task in tasks if task is not None]

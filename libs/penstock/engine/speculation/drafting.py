@@ -27,9 +27,9 @@ class Proposer(Protocol):
 
 
 class NgramProposer:
-    """Prompt lookup (Saxena, 2023): what followed the last few tokens the last time they occurred.
+    """Prompt lookup (Saxena, 2023): proposes the tokens that followed the last few tokens at their last occurrence.
 
-    Looks for the longest of the last `longest`..`shortest` tokens in the last `window` tokens. Keeps nothing
+    Looks for the longest of the last `longest`..`shortest` tokens in the last `window` tokens. Keeps no state
     between calls; the time of a call is linear in the window, most of it spent in one byte search.
     """
 
@@ -41,11 +41,11 @@ class NgramProposer:
         self._window = window
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """What followed the last tokens of each ask; an empty list where they did not occur before."""
+        """The tokens that followed the last tokens of each ask before; an empty list when these are new."""
         return [self._continue(list(ask.tokens[-self._window :]), ask.k) for ask in asks]
 
     def forget(self, id: str) -> None:
-        """Nothing is kept."""
+        """Does nothing, because this proposer keeps no state."""
 
     def _continue(self, tokens: list[int], k: int) -> list[int]:
         packed = array("I", tokens).tobytes()
@@ -74,7 +74,7 @@ def _copy_on(tokens: list[int], start: int, k: int) -> list[int]:
 
 
 def draft_misfit(target: Checkpoint, draft: Checkpoint) -> str | None:
-    """Why `draft` cannot draft for `target`, or None when a token id means the same text to both.
+    """The reason why `draft` cannot draft for `target`, or None when each token id means the same text in both.
 
     Cheap when the two tokenizer.json are the same bytes, otherwise both vocabularies are compared.
     """

@@ -1,11 +1,11 @@
-"""Eviction by somebody who knows the future: what no policy that doesn't can hope for.
+"""Eviction with knowledge of the future: a bound that no real policy can reach.
 
 `farthest`: Belady's rule, the block whose next use is farthest goes first. A block's next use is never before its
-parent's, so the rule never wants to break a chain, and it evicts from the ends of chains like everybody else. Where
+parent's, so the rule never wants to break a chain, and it evicts from the ends of chains like every policy. Where
 nothing is leased it loses the fewest block hits that any schedule can lose: the exact optimum for the block hit rate.
 
 `seconds`: the block whose next use saves the fewest seconds per second of waiting for it goes first. Optimal eviction
-with unequal costs needs a min-cost flow over the whole trace; this greedy schedule is one that can be had, so the
+with unequal costs needs a min-cost flow over the whole trace; this greedy schedule is a feasible one, so the
 seconds it saves are a lower bound of the optimum. The better of the two schedules stands in the tables.
 """
 
@@ -38,13 +38,13 @@ class Future:
         self._at = [ask.at for ask in trace.asks]
 
     def next_use(self, key: bytes, number: int) -> float:
-        """The first request after `number` that names the block; infinity: none does."""
+        """Number of the first request after `number` that names the block; infinity when no later one does."""
         uses = self._uses[key]
         place = bisect_right(uses, number)
         return uses[place] if place < len(uses) else math.inf
 
     def wait(self, key: bytes, number: int) -> float:
-        """Seconds from request `number` until then."""
+        """Seconds from request `number` to the next use of the block; infinity when it is not used again."""
         following = self.next_use(key, number)
         return self._at[int(following)] - self._at[number] if following < math.inf else math.inf
 
@@ -65,19 +65,19 @@ class Clairvoyant:
         return len(self._current)
 
     def block_stored(self, block: Block) -> None:
-        """Learns nothing: it knows the future already."""
+        """Does nothing: the trace already tells every use."""
 
     def block_removed(self, block: Block) -> None:
-        """Learns nothing: it knows the future already."""
+        """Does nothing: the trace already tells every use."""
 
     def block_used(self, block: Block) -> None:
-        """Learns nothing: it knows the future already."""
+        """Does nothing: the trace already tells every use."""
 
     def expect_session(self, session: str, outlook: ReturnHint) -> None:
-        """Learns nothing: it knows the future already."""
+        """Does nothing: the trace already tells every use."""
 
     def offer_block(self, block: Block) -> None:
-        """See EvictionPolicy."""
+        """Ranks the block as of the running request, in O(log n) amortised; a new offer replaces the earlier one."""
         self._count += 1
         entry = (self._rank(block), -block.first_token, self._count, block)
         self._current[block.key] = entry
@@ -87,11 +87,11 @@ class Clairvoyant:
             heapq.heapify(self._heap)
 
     def withdraw_block(self, block: Block) -> None:
-        """See EvictionPolicy."""
+        """Forgets the block in O(1) and ignores unknown ones; its heap entry is dropped later."""
         self._current.pop(block.key, None)
 
     def next_victim(self) -> Block | None:
-        """See EvictionPolicy."""
+        """Removes and returns the block that the rule ranks first, the later one of equals; None when none may go."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._current.get(entry[3].key) is entry:
