@@ -1,2 +1,2 @@
-"""KV blocks without tensors, for whoever makes, reads or stores them: their identity, their bytes, the client of a
+"""KV blocks without tensors, for processes that make, read or store them: their identity, their bytes, the client of a
 store, and memory on a device."""

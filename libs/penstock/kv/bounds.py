@@ -1,4 +1,4 @@
-"""Checks of block keys and namespaces in messages, beside those of `penstock.rpc.bounds`; they raise InvalidRequest."""
+"""Checks of block keys and namespaces in messages. Like those of `penstock.rpc.bounds` they raise InvalidRequest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_key(field: str, key: bytes) -> None:
 
 
 def check_keys(field: str, keys: Sequence[bytes], *, most: int = MAX_KEYS) -> list[bytes]:
-    """At most `most` block keys, as a list: a message makes each of its bytes anew whenever it is read."""
+    """At most `most` block keys, as a list: a message copies each key whenever it is read."""
     check_count(field, keys, most)
     checked = list(keys)
     if set(map(len, checked)) - {KEY_BYTES}:
@@ -24,5 +24,5 @@ def check_keys(field: str, keys: Sequence[bytes], *, most: int = MAX_KEYS) -> li
 
 
 def check_namespace(field: str, value: bytes) -> None:
-    """A tenant's namespace, or nothing."""
+    """Checks a tenant's namespace, which may be empty."""
     check_length(field, value, 0, NAMESPACE_BYTES)

@@ -1,4 +1,4 @@
-"""What computing a block costs: what the store assumes of the blocks it is given, and what workers tell it."""
+"""The cost of computing a block: the store's assumption, and the figures that workers report."""
 
 from __future__ import annotations
 

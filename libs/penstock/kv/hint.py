@@ -1,4 +1,4 @@
-"""What is known of a session's return."""
+"""A hint about the return of a session."""
 
 from __future__ import annotations
 

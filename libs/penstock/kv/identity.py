@@ -30,7 +30,7 @@ _ROOT_TAG = b"penstock block chain v1"
 
 
 def namespace(server_key: bytes, tenant: str) -> bytes:
-    """The tenant's part of every key: 32 bytes that nobody without `server_key` can produce."""
+    """The tenant's part of every key: 32 bytes that can be produced only with `server_key`."""
     return hmac.digest(server_key, tenant.encode(), "sha256")
 
 

@@ -1,4 +1,4 @@
-"""What describes the blocks of one model, and how it travels."""
+"""The description of one model's blocks, and its form on the wire."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvSpec:
-    """What must agree before two processes may exchange KV."""
+    """The properties on which two processes must agree before they exchange KV."""
 
     model: str
     """sha256 of the weights and the configuration, hex."""
@@ -32,7 +32,7 @@ class KvSpec:
 
 
 def spec_from_message(message: common_pb2.KvSpec) -> KvSpec:
-    """A KvSpec from the wire; nothing is checked."""
+    """Converts a KvSpec from the wire, without checks."""
     return KvSpec(
         model=message.model,
         tokenizer=message.tokenizer,

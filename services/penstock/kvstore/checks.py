@@ -1,5 +1,5 @@
-"""Bounds on what a client of the store may send, beside those that every service has. Each check raises InvalidRequest
-that names the field."""
+"""Bounds on the messages of the store's clients, in addition to those of every service. Each check raises
+InvalidRequest that names the field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_sources(sources: Sequence[str]) -> None:
 
 
 def check_checksum(field: str, value: bytes) -> None:
-    """A checksum, or nothing."""
+    """Checks a checksum, which may be empty."""
     check_length(field, value, 0, CHECKSUM_BYTES)
 
 
@@ -49,6 +49,6 @@ def check_spec(spec: KvSpec) -> None:
 
 
 def lease_seconds(asked: float, longest: float) -> float:
-    """What is granted: as asked, at most `longest`, which is also what 0 asks for."""
+    """The seconds to grant: as many as asked, at most `longest`; 0 asks for `longest`."""
     check_seconds("lease_s", asked)
     return min(asked, longest) if asked else longest

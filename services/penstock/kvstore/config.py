@@ -74,7 +74,7 @@ class KvStoreConfig:
     advertise: OptionalAddress = None
     """By which address others reach this store, host:port; empty: as `address` says."""
     peers: tuple[str, ...] = ()
-    """Other stores, host:port each, beside those that the router names. Only these are ever asked for blocks."""
+    """Other stores, host:port each, in addition to those of the router. Only these are ever asked for blocks."""
     stall_s: float = 1.0
     """Another store that sends nothing for this long is asked again over a new connection."""
     mooncake_master: OptionalAddress = None

@@ -39,7 +39,7 @@ def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
 
 
 def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = False) -> kvstore_pb2.LeaseResponse:
-    """Where the blocks of a lease lie; for a `peer` also what they are."""
+    """Tells where the blocks of a lease lie, and describes them for a `peer`."""
     blocks = lease.blocks
     return kvstore_pb2.LeaseResponse(
         lease_id=lease.lease_id,
@@ -55,7 +55,7 @@ def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = Fal
 
 
 def about_message(block: Block) -> kvstore_pb2.ReserveBlock:
-    """What another store needs to know to keep a copy."""
+    """Describes a block as another store needs it to keep a copy."""
     return kvstore_pb2.ReserveBlock(
         key=block.key, parent=block.parent, first_token=block.first_token, seconds=block.seconds
     )

@@ -31,7 +31,7 @@ class BlockReceiver:
         self._sum.reset()
 
     def add(self, at: int, data: bytes) -> None:
-        """The next bytes of the block. They go nowhere when the reservation is no longer the attachment's."""
+        """Adds the next bytes of the block, or drops them when the attachment no longer owns the reservation."""
         block, length = self._block, self._store.host.table.block_bytes
         if block is None:
             raise InvalidRequest("a chunk before its block", field="block")

@@ -137,7 +137,7 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
 
 
 def rules_of(config: KvStoreConfig, failed: Failed) -> Rules:
-    """What the tables of all tiers have in common."""
+    """The rules that the tables of all tiers share."""
     now = time.monotonic
 
     def promises(slots: int) -> Promises:
@@ -219,7 +219,7 @@ async def _publishing(config: KvStoreConfig, tiers: Tiers, failed: Failed) -> As
 
 
 def _held(tiers: Tiers, key: bytes) -> Held | None:
-    """What is stored under `key`, for the events."""
+    """Finds the block of `key`, for the events."""
     found = tiers.find(key)
     if found is None:
         return None
@@ -238,7 +238,7 @@ def _hear(store: Store, hint: common_pb2.SessionHint) -> None:
 
 @asynccontextmanager
 async def _pulling(config: KvStoreConfig, host: HostTier, rules: Rules) -> AsyncIterator[Puller]:
-    """What gets blocks from other stores."""
+    """Opens the puller, which gets blocks from other stores."""
     async with (
         open_channels() as channels,
         open_grpc_transport(f"store of {config.host_id}", rules.failed, stall_s=config.stall_s) as transport,

@@ -1,4 +1,4 @@
-"""What is known of sessions: whether they wait, for what, and when they are likely to come back.
+"""Knowledge about sessions: whether and why they wait, and when they are likely to come back.
 
 Pure: no clock, no socket. Bounded: the sessions of which nothing was heard longest are forgotten. It is fed by
 hints, which may be lost or wrong, and by the leases that sessions make; it is read by the eviction policy and by
@@ -29,7 +29,7 @@ _SLACK = 64
 
 
 class SessionPhase(Enum):
-    """What a session does."""
+    """The activity of a session."""
 
     ACTIVE = 1
     """A request of it runs."""
@@ -43,7 +43,7 @@ class SessionPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KnownSession:
-    """What to expect of a session."""
+    """The store's expectation of a session."""
 
     state: SessionPhase
     since: float
@@ -124,7 +124,7 @@ class SessionTable:
             self._listeners.remove(listener)
 
     def known(self, session: str) -> KnownSession | None:
-        """What is known of it; None: nothing."""
+        """Returns the expectation of a session; None: it is unknown."""
         entry = self._entries.get(session)
         return KnownSession(entry.state, entry.since, entry.expected_at) if entry is not None else None
 

@@ -1,9 +1,9 @@
 """The store behind the service: one KvSpec at a time, the clients that use it, and tiers that it asks in order.
 
 The first client fixes the spec; a client with another one is refused
-with the difference named, for as long as anybody is attached. Two specs could share slots of equal size, since
+with the difference named, for as long as any client is attached. Two specs could share slots of equal size, since
 their keys differ, but then a worker with the wrong weights would look healthy and never hit; a refusal is seen.
-When no client is attached, a new spec empties the store: those who could read the old blocks are gone. Two models on
+When no client is attached, a new spec empties the store: the readers of the old blocks are gone. Two models on
 one host are two stores.
 """
 
@@ -80,7 +80,7 @@ class Store:
     ) -> Lease | None:
         """Pins the leading blocks that any tier has, for `seconds`; None when there is none.
 
-        What is not in host memory is brought there by the other tiers, then by `more`, within `wait_s`.
+        The other tiers, then `more`, bring the missing blocks into host memory, within `wait_s`.
         """
         table, now = self.host.table, self.now()
         suppliers = [*(tier for tier in self.tiers if tier.kind is not TierKind.HOST), *more]
@@ -107,7 +107,7 @@ class Store:
             raise
 
     def blocks_used(self, keys: Sequence[bytes]) -> None:
-        """A client asked for these blocks: renews what was promised of them, in every tier."""
+        """Renews the promises of blocks that a client asked for, in every tier."""
         for tier in self.tiers:
             tier.renew_promises(keys)
 
@@ -119,13 +119,13 @@ class Store:
             self._log.warning("many blocks were stored and asked for, and none was ever found: do all clients agree?")
 
     def promise(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """Has every tier promise what it can; the answer is that of the one which promised most."""
+        """Has every tier promise as much as it can; returns the grant of the tier that promised most."""
         self.host.table.attachments.of(attachment_id)
         grants = [tier.promise_blocks(keys, seconds, namespace) for tier in self.tiers]
         return max(grants, key=lambda grant: grant.blocks)
 
     def expect_session(self, session: str) -> None:
-        """Passes on to the eviction policies what is new of a session."""
+        """Passes news of a session to the eviction policies."""
         known = self.sessions.known(session)
         if known is None:
             return
@@ -137,7 +137,7 @@ class Store:
     # -- attachments
 
     def attach(self, client: str, spec: KvSpec, *, peer: bool = False) -> str:
-        """A new attachment's id. A `peer` only reads what is there: nothing is emptied for it.
+        """A new attachment's id. A `peer` only reads, so the store is never emptied for it.
 
         Raises Refused, Overloaded, Unavailable.
         """
@@ -178,7 +178,7 @@ class Store:
             await tier.settled(limit_s)
 
     async def stop(self) -> None:
-        """Ends all attachments and subscriptions, and what is being brought: their streams return."""
+        """Ends all attachments, subscriptions and bringings; their streams return."""
         self.closing.set()
         self.tiers.hub.close()
         await self.host.bringer.close()

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class TinyModel:
-    """What to make. `extra` goes into config.json as it is."""
+    """Describes the model to make. `extra` goes into config.json as it is."""
 
     architecture: str = "LlamaForCausalLM"
     vocab_size: int = 320

@@ -27,7 +27,7 @@ class InlineDrafter:
 
 
 class ThreadDrafter:
-    """Drafter over a proposer that works in a thread. While a call that was given up still runs, answers nothing."""
+    """A drafter over a proposer that works in a thread. It drafts nothing while an abandoned call still runs."""
 
     def __init__(self, proposer: Proposer, thread: ThreadPoolExecutor) -> None:
         self._proposer = proposer

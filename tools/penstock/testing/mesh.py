@@ -31,7 +31,7 @@ from penstock.worker.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSetup:
-    """What mesh to open."""
+    """Describes the mesh to open."""
 
     model: Path
     draft: str = "none"

@@ -1,4 +1,4 @@
-"""A device that is none: its memory is a memfd, and its streams are threads. For tests of what stands on a device.
+"""A stand-in for a device, for tests: its memory is a memfd, and its streams are threads.
 
 It keeps what makes a device hard to use right. A copy happens when its turn comes, not when it is submitted, so it
 reads what the host memory holds *then*; the two directions race; a copy can stop half way, fail, or write a wrong
@@ -26,7 +26,7 @@ _MAGIC = b"twin"
 
 
 class TwinSwitch:
-    """What a test does to the copies of a twin. Thread-safe."""
+    """Holds, fails or harms the copies of a twin, or loses the device, when a test says so. Thread-safe."""
 
     def __init__(self) -> None:
         self.piece_bytes = 1 << 62
@@ -47,7 +47,7 @@ class TwinSwitch:
             self._permits = after
 
     def release(self) -> None:
-        """Everything goes on."""
+        """Lets all streams go on."""
         with self._changed:
             self._permits = None
             self._changed.notify_all()
@@ -111,13 +111,13 @@ class _Transfer:
         self._over.set()
 
     def done(self) -> bool:
-        """See Transfer."""
+        """Whether the stream has finished with the copies. Raises the DeviceFault that ended them."""
         if self._over.is_set() and self._fault is not None:
             raise self._fault
         return self._over.is_set()
 
     def wait(self) -> None:
-        """See Transfer."""
+        """Blocks until the stream has finished with the copies. Raises the DeviceFault that ended them."""
         self._over.wait()
         self.done()
 
@@ -167,7 +167,7 @@ class _Stream:
 
 
 class TwinView:
-    """See DeviceView. The array that comes out is on the CPU."""
+    """Bytes of a twin's arena as an array of uint8 on the CPU, uncopied. It keeps the memory mapped."""
 
     def __init__(self, memory: memoryview) -> None:
         self.nbytes = memory.nbytes
@@ -187,7 +187,7 @@ class TwinView:
 
 
 class OpenedTwin:
-    """See OpenedArena."""
+    """An arena of a twin, mapped from the memfd of its owner. The owner may be this process."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.size = size
@@ -195,23 +195,23 @@ class OpenedTwin:
         self._memory = memoryview(self._mapped)[_HEAD_BYTES:]
 
     def view(self, offset: int, length: int) -> TwinView:
-        """See OpenedArena."""
+        """Returns a range of the arena without a copy. Raises ValueError when it is not inside."""
         check_range(self.size, offset, length)
         return TwinView(self._memory[offset : offset + length])
 
     def head(self) -> bytes:
-        """What tells arenas apart."""
+        """Returns the 16 random bytes that tell this arena from any other."""
         return self._mapped[:16]
 
     def close(self) -> None:
-        """See OpenedArena."""
+        """Unmaps the memory, now or with the last view of it."""
         self._memory.release()
         with suppress(BufferError):  # somebody holds a view
             self._mapped.close()
 
 
 class TwinArena(OpenedTwin):
-    """See DeviceArena."""
+    """The memfd that stands for a device's memory, with a thread for each direction of copies. The owner closes it."""
 
     def __init__(self, size: int, switch: TwinSwitch, given_back: Callable[[], None]) -> None:
         self._given_back = given_back
@@ -234,24 +234,24 @@ class TwinArena(OpenedTwin):
         return self._memory[offset : offset + host.nbytes]
 
     def upload(self, copies: Sequence[Copy]) -> _Transfer:
-        """See DeviceArena."""
+        """Queues copies to the arena, which read host memory when their turn comes. Raises ValueError, DeviceFault."""
         return self._up.submit([(self._range(offset, host), host.cast("B")) for offset, host in copies])
 
     def download(self, copies: Sequence[Copy]) -> _Transfer:
-        """See DeviceArena."""
+        """Queues copies to host memory, which change it when their turn comes. Raises ValueError, DeviceFault."""
         return self._down.submit([(host.cast("B"), self._range(offset, host)) for offset, host in copies])
 
     def register(self, memory: memoryview) -> bool:
-        """See DeviceArena."""
+        """Records the size for tests; there is no memory to pin."""
         self.registered.append(memory.nbytes)
         return True
 
     def pinned(self, size: int) -> memoryview:
-        """See DeviceArena."""
+        """Returns ordinary memory: a twin has no use for pinned memory."""
         return memoryview(bytearray(size))
 
     def close(self) -> None:
-        """Waits for what was submitted, as a device does."""
+        """Finishes the submitted copies, as a device does, then frees the memory."""
         self._up.close()
         self._down.close()
         super().close()
@@ -260,7 +260,7 @@ class TwinArena(OpenedTwin):
 
 
 class TwinDevice:
-    """See Device. All twins of one index are one device, in whatever process."""
+    """A device made of host memory. All twins of one index are one device, in whatever process."""
 
     def __init__(self, index: int = 0, switch: TwinSwitch | None = None, total_bytes: int = _TOTAL_BYTES) -> None:
         """Raises NoDevice: there is one twin, number 0."""
@@ -271,12 +271,12 @@ class TwinDevice:
         self._taken = 0
 
     def free_bytes(self) -> int:
-        """See Device."""
+        """Subtracts the twin's own arenas from its total. Raises DeviceFault when the device is lost."""
         self.switch.check()
         return self.info.total_bytes - self._taken
 
     def allocate(self, size: int) -> TwinArena:
-        """See Device."""
+        """Makes an arena, whose bytes are free again once it is closed. Raises DeviceFault when too few are free."""
         if size > self.free_bytes():
             raise DeviceFault(f"{size} bytes asked for, {self.free_bytes()} are free")
         self._taken += size
@@ -287,7 +287,7 @@ class TwinDevice:
         return TwinArena(size, self.switch, given_back)
 
     def open(self, handle: bytes, size: int) -> OpenedTwin:
-        """See Device."""
+        """Maps a twin's arena through its owner's /proc entry. Raises DeviceFault when the arena is gone."""
         self.switch.check()
         magic, pid, fd, whole, head = _HANDLE.unpack(handle[: _HANDLE.size].ljust(_HANDLE.size, b"\0"))
         if magic != _MAGIC or whole != size:

@@ -9,7 +9,7 @@ changes of size, so that no mapping can fault because the file was truncated::
     slots_at  slots, `stride` bytes apart
 
 The epoch table lets a client find out, without asking, whether a slot changed hands while it read or before it
-writes: the store changes the entry before it gives the slot to anybody else.
+writes: the store changes the entry before it gives the slot to another holder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class MapError(Exception):
-    """The arena can't be mapped, or what the path led to is not the arena."""
+    """The arena can't be mapped, or the path leads to something else."""
 
 
 def _round_up(number: int, unit: int) -> int:
@@ -106,7 +106,7 @@ class Arena(_Mapped):
 
     @property
     def path(self) -> str:
-        """What a client of the same host opens."""
+        """The path by which a client of the same host opens the arena."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     @property

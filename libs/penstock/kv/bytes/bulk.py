@@ -51,7 +51,7 @@ def decode(message: bytes) -> Part:
 
 
 def _decode_any(message: bytes) -> Part:
-    """What another encoder may have made: any order of fields."""
+    """Decodes a message of another encoder, with its fields in any order."""
     try:
         parsed = kvstore_pb2.BlockBytes.FromString(message)
     except Exception as error:

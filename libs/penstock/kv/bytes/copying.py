@@ -1,4 +1,4 @@
-"""memcpy that lets other threads run, alone and together with the checksum of what was copied."""
+"""memcpy that lets other threads run, alone and together with the checksum of the copied bytes."""
 
 from __future__ import annotations
 

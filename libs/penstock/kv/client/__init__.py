@@ -1,1 +1,1 @@
-"""The client of a store: what a worker holds of it."""
+"""The client of a store, as workers use it."""

@@ -1,6 +1,6 @@
-"""The client of a KV store: what the workers use. See `open_store`.
+"""The client of a KV store, which the workers open with `open_store`.
 
-The store is an optimisation, never an authority. Whatever goes wrong is a `StoreFault` or a shorter answer, within
+The store is an optimisation, never an authority. Every failure is a `StoreFault` or a shorter answer, within
 the time limit; a store that is away costs a caller microseconds, and is found again in the background.
 """
 
@@ -121,8 +121,8 @@ async def open_store(
     """A client of the store behind `channel`, for blocks of `spec`; without a channel it is never connected.
 
     `client` is a name for the store's log. When the store has the same `host_id` its memory is mapped, else bytes
-    are streamed. No call takes longer than `timeout_s`. Opens also when there is no store yet: it is looked for in
-    the background, and again after it was lost. With a `device`, blocks of a store on the same one are read there.
+    are streamed. No call takes longer than `timeout_s`. Opens also without a store: the client looks for it in
+    the background, and again after losing it. With a `device`, blocks of a store on the same one are read there.
     """
     with ThreadPoolExecutor(_THREADS, "penstock-kv") as threads:
         link = Link(channel, client, spec, host_id=host_id, timeout_s=timeout_s, threads=threads, device=device)

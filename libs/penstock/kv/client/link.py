@@ -135,7 +135,7 @@ class AttachStream:
 
 
 class Link:
-    """Owns the attachment, and makes every call. Run `stay_attached` beside its users; `close` at the end."""
+    """Owns the attachment, and makes every call. Run `stay_attached` while it is in use; `close` at the end."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Link:
 
     @property
     def rpc(self) -> kvstore_pb2_grpc.KvStoreAsyncStub:
-        """The store's methods; only for those who have an attachment."""
+        """The store's methods. Use them only while there is an attachment."""
         assert self._stub is not None
         return self._stub
 
@@ -318,6 +318,6 @@ class Link:
             return None
 
     def close(self) -> None:
-        """Ends the attachment; the store takes back what is left."""
+        """Ends the attachment; the store takes back its leases and reservations."""
         if self.attachment is not None:
             self.lost(self.attachment, "closed")

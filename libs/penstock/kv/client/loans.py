@@ -1,4 +1,4 @@
-"""What a client holds in a store, and how it gives that back without making anybody wait."""
+"""The leases and reservations of a client, which it gives back without making its callers wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.v1 import kvstore_pb2
 
 
 class Loans:
-    """Leases and reservations of one client. Run `tidy` beside its users; `close` at the end."""
+    """Leases and reservations of one client. Run `tidy` while it is in use; `close` at the end."""
 
     def __init__(self, link: Link, failed: Failed) -> None:
         self._link = link
@@ -30,7 +30,7 @@ class Loans:
         request: RequestT,
         give_back: Callable[[AttachStream, ResponseT], None],
     ) -> ResponseT:
-        """A call that brings a loan. When its caller is cancelled it goes on alone, to give back what it brings."""
+        """Makes a call that brings a loan. When the caller is cancelled the call goes on alone and returns the loan."""
         answer: asyncio.Future[ResponseT] = asyncio.get_running_loop().create_future()
 
         async def ask() -> None:
@@ -71,7 +71,7 @@ class Loans:
     def end_reservations(
         self, attachment: AttachStream, keys: Sequence[bytes], rooms: Sequence[kvstore_pb2.Reservation]
     ) -> None:
-        """Soon gives room back into which nothing was, or will be, written."""
+        """Gives reservations back in the background. The caller has stopped writing into them."""
         for key, room in zip(keys, rooms, strict=False):
             if room.state == kvstore_pb2.Reservation.STATE_WRITE:
                 self._unwritten.append((attachment, kvstore_pb2.CommitBlock(key=key, epoch=room.epoch)))

@@ -1,6 +1,6 @@
 """Reading blocks: pin, copy, check the copy, give the pin back.
 
-What is checked is the copy: whatever happens to the store's memory meanwhile (a pin that lapses, a writer that comes
+The client checks the copy: whatever happens to the store's memory meanwhile (a pin that lapses, a writer that comes
 far too late), bytes that are not those that were stored never pass.
 """
 
@@ -71,7 +71,7 @@ class Leased:
     """The blocks before `blocks`, when they are read on the device. `check` is for the others only."""
 
     def still_valid(self) -> bool:
-        """False: a pin has lapsed and a slot changed hands, discard what was copied.
+        """False: a pin has lapsed and a slot changed hands, so discard the copies.
 
         Exact, not a guess by the clock: the slots' epochs lie in the mapped memory. Received buffers stay valid.
         """
@@ -81,7 +81,7 @@ class Leased:
         return memory is None or all(map(memory.holds, refs.offsets[: len(self.blocks)], refs.epochs))
 
     def check(self, index: int, copy: bytes | bytearray | memoryview) -> bool:
-        """Whether `copy` is what was stored as block `index`. Needs no `still_valid`. From any thread, in order.
+        """Whether `copy` has the stored bytes of block `index`. Needs no `still_valid`. From any thread, in order.
 
         A block that fails is taken out of service when the lease ends.
         """
@@ -103,7 +103,11 @@ class Reading:
     async def lease(
         self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False
     ) -> AsyncIterator[Leased]:
-        """See StoreClient.lease."""
+        """Pins the leading stored blocks while the caller is inside, and gives them back in the background.
+
+        On the store's host the blocks are views of its memory, elsewhere they are received into new buffers. All of
+        them become invalid when the lease ends. Raises StoreFault.
+        """
         attachment = self._link.need()
         if not keys:
             yield Leased()
@@ -133,7 +137,11 @@ class Reading:
                 self._loans.end_lease(attachment, response)
 
     async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin) -> list[str]:
-        """See StoreClient.fetch."""
+        """Copies the leading stored blocks into the caller's buffers and checks each copy, under a lease that it ends.
+
+        Returns the tier of each block that was copied and is right. Raises StoreFault, and ValueError for a buffer that
+        is read-only, not of format B, or not of a block's size.
+        """
         attachment, size = self._link.need(), self._link.spec.block_bytes
         for buffer in into:
             if buffer.nbytes != size or buffer.format != "B" or buffer.readonly:
@@ -283,7 +291,7 @@ class Reading:
             await self.quarantine(attachment, keys[index], epoch)
 
     async def quarantine(self, attachment: AttachStream, key: bytes, epoch: int) -> bool:
-        """See StoreClient.quarantine."""
+        """Has the store take a block out of service; False: it was not, or no longer, that block. Raises StoreFault."""
         request = kvstore_pb2.QuarantineRequest(attachment_id=attachment.attachment_id, key=key, epoch=epoch)
         removed: bool = (await self._link.call(attachment, self._link.rpc.Quarantine, request)).removed
         return removed

@@ -46,7 +46,7 @@ class _Batch:
 
     @property
     def full(self) -> bool:
-        """There was no room for all: what comes after would be without its parents."""
+        """There was no room for all: later blocks would lack their parents."""
         return any(room.state == kvstore_pb2.Reservation.STATE_FULL for room in self.rooms)
 
 
@@ -58,7 +58,11 @@ class Writing:
         self._loans = loans
 
     async def put(self, blocks: Sequence[BlockPut], origin: Origin) -> int:
-        """See StoreClient.put."""
+        """Stores blocks in batches: one is written while the next is reserved and the one before is committed.
+
+        Returns how many were stored. When it fails or is cancelled it gives back what it reserved and did not commit.
+        Raises ValueError for a block that does not have the spec's size, StoreFault when the store can't help.
+        """
         attachment, size = self._link.need(), self._link.spec.block_bytes
         for block in blocks:
             if block.data.nbytes != size:
@@ -157,7 +161,7 @@ class Writing:
         return committed
 
     async def _fill(self, attachment: AttachStream, mine: Mine) -> Callable[[], Awaitable[int]]:
-        """Writes blocks, or gets them ready to be sent; returns what makes them findable."""
+        """Writes blocks, or prepares them for sending; returns the call that makes them findable."""
         link, memory = self._link, attachment.memory
         size = len(mine) * link.spec.block_bytes
         if memory is None:
@@ -193,7 +197,7 @@ def _as_bytes(data: memoryview) -> memoryview:
 
 
 def _copy(memory: ArenaMap, mine: Mine, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
-    """Copies blocks into their slots. A slot that is no longer ours is left alone; its commit will be refused."""
+    """Copies blocks into their slots. Skips a slot that the client no longer holds; the store refuses its commit."""
     written = []
     for block, room in mine:
         data = _as_bytes(block.data)
@@ -206,7 +210,7 @@ def _copy(memory: ArenaMap, mine: Mine, stop: threading.Event) -> list[kvstore_p
 
 
 def _checksums(mine: Mine, stop: threading.Event) -> list[kvstore_pb2.CommitBlock]:
-    """What to commit when the bytes are sent."""
+    """Computes the checksums to commit after the bytes have been sent."""
     return [
         kvstore_pb2.CommitBlock(key=block.key, epoch=room.epoch, checksum=checksum(_as_bytes(block.data)))
         for block, room in mine

@@ -55,7 +55,7 @@ def _import_cupy() -> Any:
 
 
 class CudaDevice:
-    """See Device. Made by `open_cuda`; all methods from any thread."""
+    """A CUDA device as this process reaches it. Made by `open_cuda`; every method may be called from any thread."""
 
     def __init__(self, cupy: Any, index: int) -> None:
         self.cupy = cupy
@@ -83,16 +83,19 @@ class CudaDevice:
         return DeviceFault(f"CUDA device {self.index}: {error}", lost=error.status not in _HARMLESS)
 
     def free_bytes(self) -> int:
-        """See Device."""
+        """Asks the driver how many bytes are free now. Raises DeviceFault."""
         with self.current():
             return int(self.runtime.memGetInfo()[0])
 
     def allocate(self, size: int) -> CudaArena:
-        """See Device."""
+        """Allocates `size` bytes with one cudaMalloc; the caller closes the arena. Raises DeviceFault."""
         return CudaArena(self, size)
 
     def open(self, handle: bytes, size: int) -> OpenedCuda:
-        """See Device. Another process must have made the handle: CUDA does not open its own."""
+        """Maps the arena behind an IPC handle until its last view is gone. Raises DeviceFault.
+
+        Another process must have made the handle: CUDA does not open its own.
+        """
         with self.current():
             pointer = int(self.runtime.ipcOpenMemHandle(bytes(handle)))
         return OpenedCuda(_Mapping(self, pointer, size, self.runtime.ipcCloseMemHandle))
@@ -117,7 +120,7 @@ def _give_back(device: CudaDevice, pointer: int, give_back: Callable[[int], obje
 
 
 class OpenedCuda:
-    """See OpenedArena. The views are cupy arrays, which refer to the mapping and so keep it."""
+    """An arena mapped into this process. Its views are cupy arrays, which refer to the mapping and so keep it."""
 
     def __init__(self, mapping: _Mapping) -> None:
         self.size = mapping.size
@@ -129,7 +132,7 @@ class OpenedCuda:
         return self._mapping
 
     def view(self, offset: int, length: int) -> Any:
-        """See OpenedArena."""
+        """Views a range as a cupy array of uint8. Raises ValueError outside the arena, DeviceFault once closed."""
         check_range(self.size, offset, length)
         mapping = self._mapped()
         cupy = mapping.device.cupy
@@ -137,7 +140,7 @@ class OpenedCuda:
         return cupy.ndarray((length,), "uint8", memptr=cupy.cuda.MemoryPointer(memory, offset))
 
     def close(self) -> None:
-        """See OpenedArena."""
+        """Drops the arena's own reference to the mapping, which ends with the last view of it."""
         self._mapping = None
 
 
@@ -150,7 +153,7 @@ class _Transfer:
         self._copies: Sequence[Copy] = copies
 
     def done(self) -> bool:
-        """See Transfer."""
+        """Queries the event without blocking, and drops the host memory once it has happened. Raises DeviceFault."""
         with self._device.current():
             status = int(self._device.runtime.eventQuery(self._event.ptr))
             if status == _NOT_READY:
@@ -165,14 +168,17 @@ class _Transfer:
         return not self._copies or int(self._device.runtime.eventQuery(self._event.ptr)) == 0
 
     def wait(self) -> None:
-        """See Transfer."""
+        """Sleeps until the event has happened, then drops the host memory. Raises DeviceFault."""
         with self._device.current():
             self._event.synchronize()
         self.done()
 
 
 class CudaArena(OpenedCuda):
-    """See DeviceArena. Close it after the clients have closed what they opened: CUDA leaves the rest undefined."""
+    """The memory that this process owns on a CUDA device, with one stream for each direction of copies.
+
+    Close it after the clients have closed what they opened: CUDA leaves the other order undefined.
+    """
 
     def __init__(self, device: CudaDevice, size: int) -> None:
         self._device = device
@@ -191,12 +197,12 @@ class CudaArena(OpenedCuda):
             self._down = cupy.cuda.Stream(non_blocking=True)
 
     def upload(self, copies: Sequence[Copy]) -> _Transfer:
-        """See DeviceArena."""
+        """Queues copies to the device on the upload stream. Raises DeviceFault, and ValueError outside the arena."""
         moves = list(self._addresses(copies))
         return self._submit(self._up, self._device.runtime.memcpyHostToDevice, moves, copies)
 
     def download(self, copies: Sequence[Copy]) -> _Transfer:
-        """See DeviceArena."""
+        """Queues copies to host memory on the download stream. Raises DeviceFault, and ValueError outside the arena."""
         moves = [(host, device, size) for device, host, size in self._addresses(copies)]
         return self._submit(self._down, self._device.runtime.memcpyDeviceToHost, moves, copies)
 
@@ -226,7 +232,7 @@ class CudaArena(OpenedCuda):
         return transfer
 
     def register(self, memory: memoryview) -> bool:
-        """See DeviceArena."""
+        """Page-locks host memory until `close`. Blocks while its pages are faulted in; False: CUDA refused."""
         address = _address(memory)
         try:
             with self._device.current():
@@ -237,7 +243,7 @@ class CudaArena(OpenedCuda):
         return True
 
     def pinned(self, size: int) -> memoryview:
-        """See DeviceArena."""
+        """Allocates page-locked host memory, or ordinary memory where CUDA refuses, for as long as a view lives."""
         try:
             with self._device.current():
                 memory = memoryview(self._device.cupy.cuda.alloc_pinned_memory(size))
@@ -246,7 +252,7 @@ class CudaArena(OpenedCuda):
         return memory.cast("B")[:size]
 
     def close(self) -> None:
-        """Waits for what was submitted, then frees. Registered memory is still mapped when this is called."""
+        """Waits for the submitted copies, then frees the arena. Call it while registered memory is still mapped."""
         with suppress(DeviceFault), self._device.current():
             for stream in (self._up, self._down):
                 self._device.runtime.streamSynchronize(stream.ptr)

@@ -1,8 +1,8 @@
-"""Who holds which slot of a device arena, for clients to see without asking.
+"""The holder of each slot of a device arena, for clients to read without a call.
 
-The table lies in host memory that the clients map: a memfd of its own, beside the arena of the host. Its meaning is
-that of the table in `penstock.kv.bytes.arena`: entry i is the epoch of slot i's holder, 0 while it is nobody's, and it
-changes before anybody else gets the slot.
+The table lies in host memory that the clients map: a memfd of its own, apart from the arena of the host. Its meaning is
+that of the table in `penstock.kv.bytes.arena`: entry i is the epoch of slot i's holder, 0 while it has none, and it
+changes before another holder gets the slot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EpochTable(_Table):
 
     @property
     def path(self) -> str:
-        """What a client of the same host opens."""
+        """The path by which a client of the same host opens the table."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def set(self, slot: int, epoch: int) -> None:

@@ -37,7 +37,7 @@ class LeasedPool:
         self._opened = device.open(lease.handle, lease.arena_bytes)
 
     def page(self, number: int) -> DeviceView:
-        """The bytes of a page, on the device. Raises ValueError when there is no such page."""
+        """The bytes of a page, on the device. Raises ValueError for a page that does not exist."""
         if not 0 < number < self._lease.pages:
             raise ValueError(f"page {number} is not one of 1 to {self._lease.pages - 1}")
         return self._opened.view(number * self._lease.page_bytes, self._lease.page_bytes)

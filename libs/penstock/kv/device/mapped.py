@@ -57,7 +57,7 @@ class OnDevice:
 
     @classmethod
     def of(cls, mapped: DeviceMap | None, lease: kvstore_pb2.DeviceLease, asked: int) -> OnDevice:
-        """What a store has leased to a client that asked for `asked` blocks. Raises ValueError when it can't be."""
+        """The blocks that a store leased of the `asked` ones. Raises ValueError when the answer is not possible."""
         count = len(lease.offsets)
         if not count:
             return cls()

@@ -1,4 +1,4 @@
-"""What the store and its clients ask of a device's memory. Plain contracts; see `cuda` and `twin`.
+"""The operations on a device's memory that the store and its clients need. Plain contracts; see `cuda` and `twin`.
 
 A store takes one arena of fixed size and never more, so that it does not fight the allocator of an engine on the
 same device. Copies are asynchronous: `upload` and `download` return at once, and the bytes move later, in the order
@@ -17,7 +17,7 @@ HANDLE_BYTES = 64
 
 
 class DeviceFault(Exception):
-    """The device refused, or a copy failed: what was to be copied is where it was, and nowhere else."""
+    """The device refused, or a copy failed: the source is unchanged, and the target is undefined."""
 
     def __init__(self, message: str, *, lost: bool = False) -> None:
         """`lost`: nothing will work on this device any more, as far as this process is concerned."""
@@ -26,7 +26,7 @@ class DeviceFault(Exception):
 
 
 class NoDevice(DeviceFault):
-    """There is no such device, or nothing to reach it with. The message says what would be possible."""
+    """The device does not exist, or can't be reached. The message tells what would work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Transfer(Protocol):
 class DeviceView(Protocol):
     """Bytes on a device as an array of uint8, for `torch.from_dlpack` and its like: no copy is made.
 
-    It keeps the memory mapped, but not its content: that is pinned by a lease, or by nobody.
+    It keeps the memory mapped, but not its content: only a lease pins that.
     """
 
     nbytes: int
@@ -118,7 +118,7 @@ class Device(Protocol):
     def info(self) -> DeviceInfo: ...
 
     def free_bytes(self) -> int:
-        """What `allocate` could take now. Raises DeviceFault."""
+        """The bytes that `allocate` could take now. Raises DeviceFault."""
         ...
 
     def allocate(self, size: int) -> DeviceArena:

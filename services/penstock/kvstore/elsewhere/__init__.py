@@ -1,1 +1,1 @@
-"""Blocks of other stores: who they are, what they hold, and how it is fetched."""
+"""Blocks of other stores: finding the stores that hold them, and fetching them."""

@@ -1,8 +1,8 @@
-"""The home of a key: the one store of many that is told who holds it.
+"""The home of a key: the one store that keeps the addresses of its holders.
 
-Data stays where it was made. The home knows only the address, and is asked when no one else does: when the router has
-forgotten, restarts, or there is none. Everybody who knows the same stores finds the same home (rendezvous hashing), and
-when a store joins or leaves only the keys that it gains or had change theirs.
+Data stays where it was made. The home knows only the address, and is asked when the router does not know it: because
+it has forgotten, restarts, or does not exist. All stores with the same list of stores find the same home (rendezvous
+hashing), and when a store joins or leaves only the keys that it gains or had change theirs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def by_home(keys: Iterable[bytes], members: Sequence[str]) -> dict[str, list[byt
 
 
 class Directory:
-    """Who said that it holds which key; the keys longest unheard of are forgotten. A hint, never a promise."""
+    """The stores that announced each key. It forgets the keys announced longest ago. A hint, never a promise."""
 
     def __init__(self, max_keys: int) -> None:
         self._max = max_keys
@@ -58,5 +58,5 @@ class Directory:
                 self._holders.pop(key, None)
 
     def holders(self, key: bytes, among: Container[str]) -> list[str]:
-        """Those who said that they have it and are still `among` the members."""
+        """The stores that announced the key and are still `among` the members."""
         return [holder for holder in self._holders.get(key, ()) if holder in among]

@@ -1,4 +1,4 @@
-"""A Mooncake pool beside the store: what clients store here is put there as well, for the stores of other hosts."""
+"""A Mooncake pool next to the store, which gets a copy of each block that clients store, for stores of other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PUT_S = 5.0
 
 
 class Pool:
-    """Watches the host tier and copies what clients store. Made by `open_pool`; `run` it."""
+    """Watches the host tier and copies the blocks that clients store. Made by `open_pool`; `run` it."""
 
     def __init__(self, host: HostTier, transport: MooncakeTransport, now: Callable[[], float]) -> None:
         self.transport = transport
@@ -41,7 +41,10 @@ class Pool:
         self._log = structlog.get_logger("penstock.kvstore")
 
     def block_stored(self, block: Block) -> None:
-        """See Watcher. What the store itself brought is there already, or on a disk that is quicker."""
+        """Queues a block that a client stored; counts it as left out when the queue is full.
+
+        A block that the store itself brought is in the pool already, or on a disk that is quicker.
+        """
         if not block.owner:
             return
         try:
@@ -50,10 +53,10 @@ class Pool:
             self.left_out += 1
 
     def block_removed(self, block: Block) -> None:
-        """See Watcher. The pool has an eviction of its own."""
+        """Does nothing: the pool has an eviction of its own."""
 
     def slot_held(self, slot: int, epoch: int) -> None:
-        """See Watcher."""
+        """Does nothing: a block stays pinned while it is copied."""
 
     async def run(self) -> None:
         """Puts blocks into the pool, one after the other, until cancelled."""

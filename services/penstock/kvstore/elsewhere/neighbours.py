@@ -1,4 +1,4 @@
-"""The other stores of the mesh: who they are, which of them to leave alone for now, and what they say they hold."""
+"""The other stores of the mesh: their addresses, those to avoid for now, and the keys that they announced."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Neighbours:
         return usable
 
     def heard(self, holder: str, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """A store announced what it holds; strangers are not believed."""
+        """Records the keys that a store announced; ignores stores that are not of this mesh."""
         if holder in self.others:
             self.directory.removed(holder, removed)
             self.directory.stored(holder, stored)
@@ -127,7 +127,7 @@ class Neighbours:
     # -- what this one has
 
     async def announce(self, hub: EventHub, keys: Callable[[], Iterable[bytes]], failed: Failed) -> None:
-        """Once there are others, tells the homes what comes and goes here, until cancelled or the hub closes."""
+        """Tells the homes which blocks come and go, once other stores exist, until cancelled or the hub closes."""
         while not self.others:
             await self._changed.wait()
             self._changed.clear()
@@ -138,7 +138,7 @@ class Neighbours:
                     await self._tell(change.stored, change.removed)
 
     async def _rehome(self, keys: Callable[[], Iterable[bytes]]) -> None:
-        """Whenever a store joins or leaves, tells the new homes of what has moved."""
+        """Tells the new homes of the keys that changed theirs, whenever a store joins or leaves."""
         after = self._members()
         while True:
             await self._changed.wait()

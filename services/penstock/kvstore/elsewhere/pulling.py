@@ -22,10 +22,10 @@ _MOST_SOURCES = 4
 
 @dataclass
 class PullStats:
-    """Counters since the start, beside those of the transport."""
+    """Counters since the start, in addition to those of the transport."""
 
     refused_sources: int = 0
-    """Addresses in a request that are no stores of this mesh."""
+    """Addresses in requests that do not belong to stores of this mesh."""
     homes_asked: int = 0
     homes_knew: int = 0
     """Answers of homes that named a store."""
@@ -35,7 +35,7 @@ class Puller:
     """Makes the suppliers of single leases. One per store."""
 
     def __init__(self, neighbours: Neighbours, transport: Transport, pool: Pool | None = None) -> None:
-        """`pool` is asked for what no neighbour has."""
+        """`pool` is asked for the blocks that no neighbour has."""
         self.neighbours = neighbours
         self.transport = transport
         self.pool = pool
@@ -43,11 +43,11 @@ class Puller:
 
     @property
     def anywhere(self) -> bool:
-        """Whether there is anybody to ask."""
+        """Whether there is another store or a pool to ask."""
         return bool(self.neighbours.others) or self.pool is not None
 
     def supplier(self, spec: KvSpec, sources: Sequence[str], session: str = "") -> RemoteBlocks:
-        """For a lease whose rest is said to be at `sources`. Addresses that are no stores of this mesh are not used."""
+        """Makes the supplier of a lease whose other blocks may be at `sources`; ignores addresses outside this mesh."""
         self.stats.refused_sources += sum(one not in self.neighbours.others for one in sources)
         return RemoteBlocks(self, spec, self.neighbours.usable(sources)[:_MOST_SOURCES], not sources, session)
 
@@ -74,7 +74,7 @@ class Puller:
 
 @dataclass(eq=False)
 class RemoteBlocks:
-    """Supplier: what other stores hold. Asks each source once, and a key's home when the request names no source."""
+    """Supplier of other stores' blocks. Asks each source once, and a key's home when the request names no source."""
 
     puller: Puller
     spec: KvSpec
@@ -86,7 +86,7 @@ class RemoteBlocks:
     """Keys that no store could bring."""
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """See Supplier; a guess."""
+        """Guesses, without a call: all keys when a source, the home or the pool might have the first one, else none."""
         if not keys or keys[0] in self._dry:
             return 0
         neighbours = self.puller.neighbours
@@ -95,7 +95,11 @@ class RemoteBlocks:
         return len(keys) if named or asked or self.puller.pool else 0
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """See Supplier."""
+        """Fetches from at most four sources, then from the pool; asks the key's home when the request named no source.
+
+        Returns how many leading blocks are stored. The key at which it ended is not tried again for this lease. A
+        source that fails is avoided for a while.
+        """
         sources = self.puller.neighbours.usable(self.sources)
         if not sources and self.ask_home and self.puller.neighbours.might_know(keys[0]):
             self.puller.stats.homes_asked += 1
@@ -126,7 +130,7 @@ class RemoteBlocks:
 
 
 def _sound(one: Offered) -> bool:
-    """Whether what another host says of a block can be: it is kept as it is, and passed on."""
+    """Whether another host's description of a block is possible: the store keeps it, and passes it on."""
     named = len(one.parent) == KEY_BYTES and one.parent != one.key and len(one.namespace) in (0, NAMESPACE_BYTES)
     return named and 0 <= one.seconds < math.inf
 
@@ -144,7 +148,10 @@ class _Landing:
         self._last = b""
 
     def room(self, offered: Sequence[Offered]) -> list[memoryview | None]:
-        """See Landing."""
+        """Reserves a slot for each offered block; None: the block is stored or being written already.
+
+        Ends the list at a block that does not continue the chain, and when host memory is full.
+        """
         views: list[memoryview | None] = []
         for one in offered:
             if self._last not in (b"", one.parent) or not _sound(one):
@@ -163,7 +170,7 @@ class _Landing:
         return views
 
     def landed(self, offered: Offered) -> None:
-        """See Landing."""
+        """Commits the block's slot, which makes the block findable."""
         self._room.commit(self._open.pop(offered.key), offered.checksum)
         self._count()
 

@@ -1,4 +1,4 @@
-"""Who hears which blocks came and went. Bounded for every subscriber, however slow it reads."""
+"""Tells subscribers which blocks came and went. Memory is bounded for each, however slowly it reads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Subscriber:
         self._wake.set()
 
     def restart(self) -> None:
-        """Sends a new snapshot instead of what is pending."""
+        """Sends a new snapshot instead of the pending changes."""
         self._pending.clear()
         self._snapshot, self._ahead = iter(()), None
         self._restart = True
@@ -106,7 +106,7 @@ class Subscriber:
 
 
 class EventHub:
-    """All subscribers of one store. `keys` gives what can be found now."""
+    """All subscribers of one store. `keys` lists the blocks that can be found now."""
 
     def __init__(self, keys: Places, *, pending: int = PENDING, piece: int = PIECE) -> None:
         self._keys, self._pending, self._piece = keys, pending, piece
@@ -133,12 +133,12 @@ class EventHub:
             self._resynchronised += subscriber.resynchronised
 
     def note(self, key: bytes, tier: TierKind | None) -> None:
-        """A block is in `tier` now, or in none. Tells everybody. Never blocks."""
+        """Tells all subscribers that a block is in `tier` now, or in none. Never blocks."""
         for subscriber in self._subscribers:
             subscriber.note(key, tier)
 
     def restart(self) -> None:
-        """Everything changed: everybody gets a new snapshot."""
+        """Sends every subscriber a new snapshot, because everything changed."""
         for subscriber in self._subscribers:
             subscriber.restart()
 

@@ -1,4 +1,4 @@
-"""Which block goes when room is needed: a protocol, our policy, and the references beside it.
+"""Which block goes when room is needed: a protocol, our policy, and references to compare it with.
 
 Pure Python, no dependency, no I/O: usable with any table whose blocks have the attributes of `Evictable`.
 """

@@ -1,4 +1,4 @@
-"""What a policy sees of a block, and what it must do."""
+"""The part of a block that eviction policies see, and the protocol of the policies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class EvictionPolicy(Protocol[BlockT]):
         """Takes out the block that should go first; None when none may."""
 
     def expect_session(self, session: str, outlook: ReturnHint) -> None:
-        """What is known of a session's return, until its next use."""
+        """Takes a hint about the session's return, which holds until its next use."""
 
     def __len__(self) -> int:
         """Blocks that may go."""

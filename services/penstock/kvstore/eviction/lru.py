@@ -1,4 +1,4 @@
-"""The reference that everybody knows."""
+"""LRU, the best-known reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Lru(Generic[BlockT]):
         """LRU takes no hints."""
 
     def offer_block(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Orders the block by its last use; a second offer replaces the first."""
         self._count += 1
         entry = (block.used, self._count, block)
         self._current[block.key] = entry
@@ -49,11 +49,11 @@ class Lru(Generic[BlockT]):
             heapq.heapify(self._heap)
 
     def withdraw_block(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Forgets the block; its entry stays in the heap until it is popped or the heap is rebuilt."""
         self._current.pop(block.key, None)
 
     def next_victim(self) -> BlockT | None:
-        """See EvictionPolicy."""
+        """Takes out the block whose last use is longest ago; None when no block is on offer."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             block = entry[2]

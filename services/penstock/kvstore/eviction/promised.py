@@ -1,4 +1,4 @@
-"""Keeps promised blocks to the last, whatever the eviction policy thinks of them."""
+"""Keeps promised blocks to the last, whatever the eviction policy ranks first."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ class KeepPromised(Generic[KeepableT]):
         return len(self._inner) + len(self._kept)
 
     def block_stored(self, block: KeepableT) -> None:
-        """See EvictionPolicy."""
+        """Passes the new block to the inner policy."""
         self._inner.block_stored(block)
 
     def block_removed(self, block: KeepableT) -> None:
-        """See EvictionPolicy."""
+        """Passes the removal to the inner policy."""
         self._inner.block_removed(block)
 
     def block_used(self, block: KeepableT) -> None:
-        """See EvictionPolicy."""
+        """Passes the use to the inner policy."""
         self._inner.block_used(block)
 
     def expect_session(self, session: str, outlook: ReturnHint) -> None:
-        """See EvictionPolicy."""
+        """Passes the hint to the inner policy."""
         self._inner.expect_session(session, outlook)
 
     def offer_block(self, block: KeepableT) -> None:
-        """See EvictionPolicy. Offer a block again when its `retained_until` has changed."""
+        """Keeps a promised block back until its promise ends, and passes any other to the inner policy.
+
+        Offer a block again when its `retained_until` has changed.
+        """
         if block.retained_until <= self._clock():
             self._kept.pop(block.key, None)
             self._inner.offer_block(block)
@@ -61,12 +64,12 @@ class KeepPromised(Generic[KeepableT]):
             heapq.heapify(self._ends)
 
     def withdraw_block(self, block: KeepableT) -> None:
-        """See EvictionPolicy."""
+        """Withdraws the block from the promised ones, or else from the inner policy."""
         if self._kept.pop(block.key, None) is None:
             self._inner.withdraw_block(block)
 
     def next_victim(self) -> KeepableT | None:
-        """See EvictionPolicy."""
+        """Takes out the inner policy's victim or, when it has none, the block whose promise ends first."""
         now = self._clock()
         while self._ends and self._ends[0][0] <= now:
             block = self._pop()

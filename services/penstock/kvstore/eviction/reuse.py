@@ -59,7 +59,7 @@ class _Interval:
 
 
 class ReuseTimes:
-    """See the module's text. `groups` is the number of classes; the caller says which is which."""
+    """Counts intervals between uses as the module's text describes. The caller assigns each key to one of `groups`."""
 
     def __init__(self, groups: int, most: int = 1 << 13) -> None:
         self._groups = range(groups)
@@ -76,7 +76,7 @@ class ReuseTimes:
         return len(self._open)
 
     def use(self, key: bytes, group: int, now: float) -> None:
-        """A block, of class `group` from now on, is stored or used. What is used at once again is the same use."""
+        """A block, of class `group` from now on, is stored or used. Immediate uses in a row count as one."""
         if not self._sampled(key):
             return
         before = self._open.get(key)
@@ -105,7 +105,7 @@ class ReuseTimes:
             self._used[interval.group][interval.end] -= 1
 
     def _thin(self) -> None:
-        """Half of the keys are not tracked any more, and what was learned of them is forgotten."""
+        """Stops tracking half of the keys, and forgets their intervals."""
         self._mask = self._mask << 1 | 1
         for interval in self._window:
             if not self._sampled(interval.key):
@@ -134,7 +134,7 @@ class ReuseTimes:
 
 
 def _estimate(used: Sequence[float], risk: Sequence[float], before: list[float], weight: float) -> list[float]:
-    """Shrunk towards what was known before, which counts as `weight` intervals."""
+    """Shrinks the estimate towards the prior one, which counts as `weight` intervals."""
     return [(used[at] + weight * before[at]) / (risk[at] + weight) for at in range(BUCKETS)]
 
 

@@ -55,7 +55,7 @@ class S3Fifo(Generic[BlockT]):
         return sum(self._offered)
 
     def block_stored(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Enters the block into the small queue, or into the main queue when its key is remembered."""
         queue = _SMALL
         if block.key in self._ghosts:
             del self._ghosts[block.key]
@@ -64,13 +64,13 @@ class S3Fifo(Generic[BlockT]):
         block.note = _Place(block, queue, self._next())
 
     def block_removed(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Gives up the block's place in its queue."""
         place: _Place[BlockT] = block.note
         self._members[place.queue] -= 1
         block.note = None
 
     def block_used(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Counts a separate use of the block, up to three."""
         place: _Place[BlockT] = block.note
         if block.uses > place.uses:
             place.uses = block.uses
@@ -80,20 +80,20 @@ class S3Fifo(Generic[BlockT]):
         """S3-FIFO takes no hints."""
 
     def offer_block(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Puts the block on offer at the place that it has kept in its queue."""
         place: _Place[BlockT] = block.note
         if not place.ticket:
             self._enter(place)
 
     def withdraw_block(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Takes the block off offer; it keeps its place in its queue."""
         place: _Place[BlockT] | None = block.note
         if place is not None and place.ticket:
             self._offered[place.queue] -= 1
             place.ticket = 0
 
     def next_victim(self) -> BlockT | None:
-        """See EvictionPolicy."""
+        """Takes out the first block with too few uses; blocks before it enter the main queue again."""
         while len(self):
             small = self._members[_SMALL] > _SMALL_SHARE * sum(self._members)
             queue = _SMALL if self._offered[_SMALL] and (small or not self._offered[_MAIN]) else _MAIN

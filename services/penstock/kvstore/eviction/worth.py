@@ -2,7 +2,7 @@
 
 All blocks of a table have the same number of bytes, so bytes need no factor. The rate is learned, see `reuse`. Its
 classes are those that an opaque block shows: how often it was used, and whether a session went on when it was
-stored. What somebody says of the block's session comes before what was learned: one that has ended is worth
+stored. A hint about the block's session takes precedence over the learned rate: a session that has ended is worth
 little, one that is expected back at a time is worth its seconds per second of waiting for it.
 
 The leaf of a chain is the last to be computed and the dearest (attention); once it is gone its parent, with the same
@@ -73,7 +73,7 @@ class _Shelf(Generic[BlockT]):
 
 
 class Worth(Generic[BlockT]):
-    """See the module's text. O(log n) per call, amortised."""
+    """The policy that the module's text describes. Each call costs O(log n), amortised."""
 
     def __init__(self, clock: Callable[[], float], cost: PrefillCost | None = None) -> None:
         self._clock = clock
@@ -97,24 +97,24 @@ class Worth(Generic[BlockT]):
         return self._offers
 
     def block_stored(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Adds the uses that the block had before an eviction, and records this one for the learned rates."""
         before = self._gone.pop(block.key, None)
         if before is not None:
             block.uses += before + 1
         self._times.use(block.key, _group(block), block.used_at)
 
     def block_removed(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Remembers how often the block was used, for the 65,536 blocks that left last."""
         self._gone[block.key] = block.uses
         if len(self._gone) > _REMEMBERED:
             self._gone.popitem(last=False)
 
     def block_used(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Records the use for the learned rates."""
         self._times.use(block.key, _group(block), block.used_at)
 
     def expect_session(self, session: str, outlook: ReturnHint) -> None:
-        """See EvictionPolicy."""
+        """Remembers the hint, for 65,536 sessions at most, and offers each block of the session again."""
         self._outlooks.pop(session, None)
         if outlook.ended or outlook.returns_at is not None:
             self._outlooks[session] = outlook
@@ -124,7 +124,7 @@ class Worth(Generic[BlockT]):
             self.offer_block(block)
 
     def offer_block(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Puts the block on the shelf of its class, cost and age, or moves it there from the shelf it was on."""
         self.withdraw_block(block)
         self._count += 1
         block.note = offer = _Offer(block, self._count)
@@ -134,7 +134,7 @@ class Worth(Generic[BlockT]):
         self._put(offer, block, self._clock())
 
     def withdraw_block(self, block: BlockT) -> None:
-        """See EvictionPolicy."""
+        """Takes the block off its shelf, and drops stale entries once they outnumber the offers two to one."""
         if block.note is not None:
             self._stale += 1
             self._take(block)
@@ -142,7 +142,7 @@ class Worth(Generic[BlockT]):
                 self._tidy()
 
     def next_victim(self) -> BlockT | None:
-        """See EvictionPolicy."""
+        """Takes a block from the shelf that is worth least, after moving due blocks and adopting what was learned."""
         now = self._clock()
         self._move(now)
         if self._times.learned >= self._learn_at:
@@ -244,7 +244,7 @@ class Worth(Generic[BlockT]):
         self._soonest = min(self._due)
 
     def _tidy(self) -> None:
-        """Drops what was taken off the shelves."""
+        """Drops the heap entries of blocks that were taken off the shelves."""
         self._stale = 0
         for shelf in self._shelves.values():
             shelf.heap = [entry for entry in shelf.heap if entry[2].block is not None]

@@ -1,1 +1,1 @@
-"""Who holds which slot of a tier. Pure: no clock, no socket, no bytes."""
+"""The holders of the slots of a tier. Pure: no clock, no socket, no bytes."""

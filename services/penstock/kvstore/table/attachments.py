@@ -31,5 +31,5 @@ class Attachments:
         return found
 
     def pop(self, attachment_id: str) -> Attachment:
-        """Ends an attachment; what it owns is the caller's to take back."""
+        """Ends an attachment; the caller takes back its leases and reservations."""
         return self._open.pop(attachment_id)

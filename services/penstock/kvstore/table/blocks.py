@@ -1,4 +1,4 @@
-"""What the store knows of a block, a reservation, a lease and an attachment. Plain data."""
+"""Plain data about blocks, reservations, leases and attachments."""
 
 from __future__ import annotations
 

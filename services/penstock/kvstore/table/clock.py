@@ -1,4 +1,4 @@
-"""What ends when."""
+"""Deadlines, in the order in which they end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def asleep(end: float) -> None:
 
 
 class Deadlines(Generic[Item]):
-    """A heap of (time, item). What ended early stays in it until its time; who takes it out checks."""
+    """A heap of (time, item). An item that ended early stays in it until its time, so the caller of `due` checks."""
 
     def __init__(self, wake: Wake = asleep) -> None:
         self._heap: list[tuple[float, int, Item]] = []
@@ -36,6 +36,6 @@ class Deadlines(Generic[Item]):
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> Iterator[Item]:
-        """Takes out what is due."""
+        """Takes out the items that are due."""
         while self._heap and self._heap[0][0] <= now:
             yield heapq.heappop(self._heap)[2]

@@ -122,7 +122,7 @@ class Leases:
         return self._ends.first()
 
     def expire(self, now: float) -> None:
-        """Ends what is over."""
+        """Ends the leases whose time is over."""
         for lease_id in self._ends.due(now):
             lease = self._leases.get(lease_id)
             if lease is not None:

@@ -1,14 +1,14 @@
 """Promises to keep blocks: for how long, for whom, and how many are possible.
 
 Pure: no clock, no block, no bytes. One table per tier, since each tier has its own room. A promise is made for keys,
-stored or not yet: blocks of a prompt arrive while their promise is asked for. Who holds the blocks asks `until`.
+stored or not yet: blocks of a prompt arrive while their promise is asked for. The holder of the blocks asks `until`.
 
 A tier promises at most `blocks` in all and at most `tenant_blocks` to one tenant, first come, first served. And no
-tenant gets more than what it leaves free for others (dynamic thresholds, as switches share their buffers: Choudhury
-and Hahne, 1998): one alone gets half at most, a second half of the rest, and who comes later still finds something.
+tenant gets more than it leaves free for others (dynamic thresholds, as switches share their buffers: Choudhury
+and Hahne, 1998): one alone gets half at most, a second half of the rest, and later ones still find some room.
 
-A promise is never shortened. A hit renews it: the block is kept for as long again as was promised. What is promised
-to one tenant is no other's to renew or to prolong.
+A promise is never shortened. A hit renews it: the block is kept for as long again as was promised. No tenant
+can renew or prolong a promise to another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.kvstore.table.clock import Deadlines
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What was promised: the first `blocks` of the keys that were asked for, for at least `seconds`."""
+    """A promise of the first `blocks` of the keys that were asked for, for at least `seconds`."""
 
     seconds: float = 0.0
     blocks: int = 0

@@ -172,7 +172,7 @@ class Puts:
         return self._ends.first()
 
     def expire(self, now: float) -> None:
-        """Takes back what was not committed in time."""
+        """Takes back the reservations that were not committed in time."""
         for blocks in self._ends.due(now):
             for block in blocks:
                 if self._reserved.get(block.key) is block:

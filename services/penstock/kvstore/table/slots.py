@@ -1,4 +1,4 @@
-"""Who holds which slot."""
+"""The holders of slots."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Slots:
         self._free = [slot for slot in reversed(range(self.frontier)) if slot not in taken]
 
     def rest(self, slot: int, until: float) -> None:
-        """Back from its holder, who may still write: it is handed out again after `until`."""
+        """Takes a slot back from a holder that may still write; hands it out again only after `until`."""
         self.resting += 1
         self._rests.add(until, slot)
 

@@ -34,7 +34,7 @@ from penstock.kvstore.table.victims import Victims
 
 
 class BlockTable:
-    """All blocks of one size, who leases them and who is writing them: see `leases`, `puts` and `victims`.
+    """All blocks of one size, their leases and their writers: see `leases`, `puts` and `victims`.
 
     `wake` is called with the time of what ends by itself, whenever it comes before everything that ends so: call
     `expire` then, and `next_end` for the following one. Without that nothing is wrong, only late.
@@ -112,7 +112,7 @@ class BlockTable:
         return block
 
     def drop(self, block: Block, now: float) -> None:
-        """Gives back what `hold` gave."""
+        """Gives back a pin of `hold`."""
         self._shelf.held -= 1
         self._shelf.unpin(block, now)
 
@@ -124,7 +124,7 @@ class BlockTable:
         self._shelf.restore(without_circles(blocks), now)
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """What is known of a session's return; for the eviction policy."""
+        """Passes a hint about the session's return to the eviction policy."""
         self._shelf.policy.expect_session(session, hint)
 
     # -- promises
@@ -176,7 +176,7 @@ class BlockTable:
         return min((end for end in ends if end is not None), default=None)
 
     def expire(self, now: float) -> None:
-        """Takes back what is over."""
+        """Takes back the leases, reservations and promises whose time is over."""
         self.slots.expire(now)
         self._promises.expire(now)
         self.leases.expire(now)

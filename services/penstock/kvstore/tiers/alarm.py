@@ -1,4 +1,4 @@
-"""Has what ends by itself taken back when it ends."""
+"""Has leases and reservations taken back when their time is over."""
 
 from __future__ import annotations
 

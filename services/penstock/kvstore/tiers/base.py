@@ -1,4 +1,4 @@
-"""What a tier is: a place where blocks are, and the slots of host memory into which another one brings them."""
+"""The contract of a tier, a place for blocks, and the slots of host memory into which other tiers bring them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Supplier(Protocol):
 class Tier(Supplier, Protocol):
     """A place of this store. It is whole when it exists: opened by `async with`, at work until the end of that.
 
-    Before the first client it holds nothing, or what an earlier process has left; `format_for` says whose blocks it
+    Before the first client it holds nothing, or the blocks of an earlier process; `format_for` says whose blocks it
     takes. A tier tells `Tiers` of each key that comes or goes.
     """
 
@@ -58,14 +58,14 @@ class Tier(Supplier, Protocol):
         """Takes blocks of `spec` from now on, and no others. Not while it is `busy`."""
 
     async def settled(self, limit_s: float) -> None:
-        """Returns when it knows what it holds of the spec, at the latest after `limit_s`."""
+        """Returns when it knows its blocks of the spec, at the latest after `limit_s`."""
 
     def find_block(self, key: bytes) -> Block | None:
-        """What it knows of a block that it has; to be read, not changed."""
+        """Returns a block that it has, for the caller to read and not to change; None: it has none of this key."""
         ...
 
     def stored_keys(self) -> Iterable[bytes]:
-        """All that it has, for those who start to listen."""
+        """Lists the keys of all its blocks, for new subscribers."""
         ...
 
     def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
@@ -73,10 +73,10 @@ class Tier(Supplier, Protocol):
         ...
 
     def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """These blocks were used, in whatever tier: renews what was promised of them."""
+        """Renews its promises of blocks that were used in any tier."""
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """What is known of a session's return; for the eviction policy."""
+        """Passes a hint about the session's return to its eviction policy."""
 
     def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Blocks of host memory were leased to a client that asked for `keys`."""
@@ -88,14 +88,14 @@ class Tier(Supplier, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the tables of a store have in common."""
+    """The rules that all tables of a store share."""
 
     now: Callable[[], float]
     """The clock of all tables; it does not go back."""
     epochs: Iterator[int]
     """Of host memory and device: never one twice."""
     policy: MakePolicy
-    """Who goes first."""
+    """Makes the eviction policy of a table."""
     promises: Callable[[int], Promises]
     """The promises of a tier of so many slots."""
     failed: Failed
@@ -103,7 +103,7 @@ class Rules:
 
 
 class Room:
-    """Slots of the host tier for one bringing. Whatever is reserved and not committed is given back at its end."""
+    """Slots of the host tier for one bringing. `close` gives back the slots that were not committed."""
 
     def __init__(self, table: BlockTable, arena: Arena, now: Callable[[], float], landed: Callable[[], None]) -> None:
         """`landed` is called after each block that became findable."""
@@ -116,7 +116,7 @@ class Room:
         self._mine: dict[bytes, Block] = {}
 
     def reserve(self, wanted: Wanted) -> Reserved:
-        """A slot for a block. EXISTS: it is stored or being written by now, skip it. FULL: there is no room, stop."""
+        """A slot for a block. EXISTS: it is stored or being written by now, skip it. FULL: no slot is free, stop."""
         answer = self._table.puts.reserve_own(wanted, self._now())
         if answer.block is not None:
             self._mine[wanted.key] = answer.block
@@ -127,7 +127,7 @@ class Room:
         return self._arena.block(block.slot, self.block_bytes)
 
     def commit(self, block: Block, checksum: bytes) -> None:
-        """The block's bytes are in place and verified: it can be found, and is pinned for those who wait for it."""
+        """Makes a block findable whose bytes are in place and verified, and pins it for the leases that wait for it."""
         del self._mine[block.key]
         self._table.puts.commit_own(Written(block.key, block.epoch, checksum), self._now())
         self._landed()
@@ -138,6 +138,6 @@ class Room:
         self._table.puts.commit_own(Written(block.key, block.epoch, b""), self._now())
 
     def close(self) -> None:
-        """Gives back what is left."""
+        """Gives back the slots that were not committed."""
         for block in list(self._mine.values()):
             self.give_back(block)

@@ -42,7 +42,7 @@ class _Flight:
 
 
 class Bringer:
-    """Has the suppliers bring what leases miss. `close` it when no lease can come any more."""
+    """Has the suppliers bring the blocks that leases miss. `close` it when no lease can come any more."""
 
     def __init__(self, table: BlockTable, arena: Arena, now: Callable[[], float], failed: Failed) -> None:
         self._table = table
@@ -164,6 +164,6 @@ class Bringer:
                 del self._flights[key]
 
     async def close(self) -> None:
-        """Cancels what is under way, and returns when it has ended; nothing is brought afterwards."""
+        """Cancels all flights, and returns when they have ended; no block is brought afterwards."""
         self._closed = True
         await end(*self._tasks)

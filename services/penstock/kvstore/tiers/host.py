@@ -33,7 +33,7 @@ _STEP_BYTES = 4 << 20
 
 @dataclass(frozen=True, eq=False)
 class HostForm:
-    """The arena as it is cut up for one spec; without one there are no slots."""
+    """The division of the arena for one spec; without a spec it has no slots."""
 
     spec: KvSpec | None
     table: BlockTable
@@ -42,7 +42,7 @@ class HostForm:
 
 @dataclass(frozen=True, slots=True)
 class _HostWatcher:
-    """Passes the table's changes on: to those who map the arena, to those who listen, and to other tiers."""
+    """Passes the table's changes on to the clients that map the arena, to the watchers, and to other tiers."""
 
     arena: Arena
     tiers: Tiers
@@ -105,11 +105,11 @@ class HostTier:
 
     @property
     def bringer(self) -> Bringer:
-        """What brings blocks into `table`."""
+        """Brings blocks into `table`."""
         return self._form.bringer
 
     def room(self) -> Room:
-        """Slots for blocks that the store itself brings, beside the bringer."""
+        """Makes room for blocks that the store itself brings without the bringer."""
         return Room(self.table, self.arena, self._rules.now, lambda: None)
 
     def view(self, block: Block) -> memoryview:
@@ -131,17 +131,17 @@ class HostTier:
 
     @property
     def spec(self) -> KvSpec | None:
-        """See Tier."""
+        """The spec for which the arena is divided; None before the first client."""
         return self._form.spec
 
     @property
     def busy(self) -> bool:
-        """See Tier."""
+        """Whether a client or a bringing uses the table. Takes back what has expired first."""
         self.table.expire(self._rules.now())
         return not self.table.idle or self.bringer.flights > 0
 
     def format_for(self, spec: KvSpec) -> None:
-        """See Tier. The arena has room for one block at least."""
+        """Divides the arena into slots for `spec` and forgets all blocks. The caller has checked that one fits."""
         layout = Layout.fit(self.arena.size, spec.block_bytes)
         self.arena.format(layout)
         self._form = self._formed(spec, layout, spec.block_bytes)
@@ -149,41 +149,41 @@ class HostTier:
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
 
     async def settled(self, limit_s: float) -> None:
-        """See Tier: it always knows."""
+        """Returns at once: the table always knows what is in host memory."""
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """See Supplier."""
+        """Counts the leading keys that are in host memory."""
         return self.table.lookup(keys)
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """See Supplier: they are there already."""
+        """Moves no bytes, since its blocks are in host memory already; returns how many leading ones are."""
         return self.table.lookup(keys)
 
     def find_block(self, key: bytes) -> Block | None:
-        """See Tier."""
+        """Finds a block in host memory; None: it is not there."""
         return self.table.find(key)
 
     def stored_keys(self) -> Iterable[bytes]:
-        """See Tier."""
+        """Returns a live view of the keys in host memory."""
         return self.table.keys()
 
     def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """See Tier."""
+        """Promises blocks in host memory, stored or still to come, as far as the tenant's budget there goes."""
         return self.table.promise(keys, seconds, namespace, self._rules.now())
 
     def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """See Tier."""
+        """Renews what host memory has promised of these blocks."""
         self.table.renew(keys, self._rules.now())
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """See Tier."""
+        """Passes the hint to the eviction policy of host memory."""
         self.table.expect_session(session, hint)
 
     def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """See Tier: the lease itself was the use."""
+        """Does nothing: the lease itself was the use."""
 
     def figures(self) -> Mapping[str, int]:
-        """See Tier: those of the table."""
+        """Returns the statistics of the table."""
         return asdict(self.table.stats())
 
     def pages(self) -> int:
@@ -193,13 +193,13 @@ class HostTier:
         return min(self.arena.size, self.arena.layout.offset(self.table.slots.frontier) + _AHEAD_BYTES)
 
     def close(self) -> None:
-        """Nothing is taken back by itself any more."""
+        """Stops the alarm: expired leases and reservations are no longer taken back by themselves."""
         self._alarm.cancel()
 
 
 @asynccontextmanager
 async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncIterator[HostTier]:
-    """Host memory as one of `tiers`. Leave it when there are no more readers and writers."""
+    """Host memory as one of `tiers`. Leave it when no client reads or writes any more."""
     arena = Arena(config.host_bytes)
     try:
         host = HostTier(config, arena, tiers, rules)

@@ -1,4 +1,4 @@
-"""The tiers of one store as one: where a block is, and who hears of what comes and goes."""
+"""The tiers of one store as one: it finds blocks, and tells subscribers which come and go."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tiers:
         return None
 
     def find(self, key: bytes) -> tuple[TierKind, Block] | None:
-        """Where a block is, and what is known of it there."""
+        """Finds a block, and the nearest tier that has it."""
         found = ((tier.kind, tier.find_block(key)) for tier in self._open)
         return next(((kind, block) for kind, block in found if block is not None), None)
 
@@ -47,12 +47,12 @@ class Tiers:
         return dict.fromkeys(key for tier in self._open for key in tier.stored_keys())
 
     def _places(self) -> Iterable[tuple[bytes, TierKind]]:
-        """All that can be found, and where; what comes and goes between two steps is left to the changes."""
+        """All findable blocks and their tiers; blocks that come or go between two steps are left to the changes."""
         for tier, keys in [(tier, list(tier.stored_keys())) for tier in self._open]:
             yield from ((key, tier.kind) for key in keys if self.nearest(key) is tier.kind)
 
     def moved(self, kind: TierKind, key: bytes) -> None:
-        """A block came to that tier, or left it: those who listen are told, unless a nearer one has it anyway."""
+        """Tells subscribers that a block came to the tier or left it, unless a nearer tier has the block anyway."""
         nearest = self.nearest(key)
         if nearest is None or nearest >= kind:
             self.hub.note(key, nearest)

@@ -1,4 +1,4 @@
-"""What every way of moving blocks between hosts has in common."""
+"""The contract of every way to move blocks between hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ its checksum; nonsense: an answer that does not fit the question."""
 
 
 class TransportFault(Exception):
-    """The peer can't help now. What has landed before is good."""
+    """The peer can't help now. Blocks that landed before are good."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(f"{reason}: {text}")

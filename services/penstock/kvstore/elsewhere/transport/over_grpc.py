@@ -65,7 +65,7 @@ class GrpcTransport:
         self._log = structlog.get_logger("penstock.kv").bind(transport="grpc")
 
     async def fetch(self, peer: str, spec: KvSpec, keys: Sequence[bytes], landing: Landing, until: float) -> None:
-        """See Transport."""
+        """Leases and streams the leading blocks of `peer` in batches; resumes broken streams. Raises TransportFault."""
         batch = max(1, min(MAX_KEYS, _BATCH_BYTES // spec.block_bytes))
         begin = time.monotonic()
         try:

@@ -78,7 +78,7 @@ class MooncakeTransport:
         self._log = structlog.get_logger("penstock.kv").bind(transport="mooncake")
 
     async def fetch(self, peer: str, spec: KvSpec, keys: Sequence[bytes], landing: Landing, until: float) -> None:
-        """See Transport; `peer` makes no difference."""
+        """Gets the leading blocks from the pool, whichever the `peer`, and verifies each. Raises TransportFault."""
         begin = time.monotonic()
         batch = max(1, _BATCH_BYTES // spec.block_bytes)
         try:

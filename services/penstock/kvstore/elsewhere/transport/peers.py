@@ -128,7 +128,7 @@ class Peers:
         return min(left, self._stall_s)
 
     def failed(self, peer: Peer | None, error: TimeoutError | grpc.aio.AioRpcError) -> NoReturn:
-        """What a failed call means: TransportFault if the peer refuses; else Broken, and the attachment is dropped."""
+        """Translates a failed call: TransportFault if the peer refuses; else Broken, and the attachment is dropped."""
         if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
             raise TransportFault("refused", error.details() or error.code().name) from error
         if peer is not None and self._open.get(peer.address) is peer:

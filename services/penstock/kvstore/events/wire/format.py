@@ -11,7 +11,7 @@ publishes since 2026, or, in the `array` style of earlier ones, an array that be
 - A hash is the last 8 bytes of the block's key as an unsigned number: the form that vLLM gives its own sha256 keys by
   default, and the only one that every consumer we know of reads.
 - `token_ids` is always empty. The store does not know the tokens, and a stream that carries them would show every
-  tenant's prompts to whoever listens. So a watcher that looks blocks up by hash (it computes ours as
+  tenant's prompts to every listener. So a watcher that looks blocks up by hash (it computes ours as
   `penstock.kv.identity` does) can follow the stream; one that hashes the token ids itself learns of no prefix from it.
 - The tenant's namespace is inside the key, and nowhere else: equal prompts of two tenants have unrelated hashes.
 - `medium` is GPU, CPU or DISK. A block that moves is removed from the one and stored in the other.
@@ -35,7 +35,7 @@ STYLES = ("map", "array")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What an event says of a stored block."""
+    """The facts that an event tells of a stored block."""
 
     key: bytes
     parent: bytes

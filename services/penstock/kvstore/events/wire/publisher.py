@@ -1,4 +1,4 @@
-"""Publishes block events over ZeroMQ: a PUB socket for all, a ROUTER socket for those who missed some."""
+"""Publishes block events over ZeroMQ: a PUB socket for all, a ROUTER socket for subscribers that missed some."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Replay:
         self._most, self._room = batches, size
 
     def add(self, sequence: int, batch: bytes) -> None:
-        """The next batch; the oldest go when there is no room."""
+        """Adds the next batch; drops the oldest when the room is used up."""
         self._batches.append((sequence, batch))
         self._room -= len(batch)
         while self._room < 0 or len(self._batches) > self._most:
             self._room += len(self._batches.popleft()[1])
 
     def since(self, sequence: int) -> list[tuple[int, bytes]]:
-        """What is left from `sequence` on."""
+        """Returns the kept batches from `sequence` on."""
         return [one for one in self._batches if one[0] >= sequence]
 
 
 class Translator:
-    """Changes of the store to events; remembers what it told, since a removal names the medium."""
+    """Translates changes of the store to events; remembers the medium of each block, since a removal names it."""
 
     def __init__(self, find: Callable[[bytes], Held | None], block_size: Callable[[], int]) -> None:
         self._find = find
@@ -142,7 +142,7 @@ class Publisher:
             await self.publish(translator.events(change))
 
     async def answer(self) -> None:
-        """Serves replays until cancelled: asked with a sequence number, answers with what is left from there on."""
+        """Serves replays until cancelled: answers a sequence number with the kept batches from there on."""
         while self._router is not None:
             frames = await self._router.recv_multipart()
             if len(frames) != 3 or frames[1] or len(frames[2]) != _SEQUENCE_BYTES:

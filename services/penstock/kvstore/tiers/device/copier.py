@@ -1,9 +1,9 @@
 """Blocks between host memory and the device, each checked against its checksum. Blocks the thread that calls.
 
-What is checked when. A block keeps the checksum of its writer in every tier. After a copy up, the device's bytes are
-read back and checked, once, before anybody can find the block there; so a block on the device was right when it
-arrived, however it got there. Whenever bytes come down they are checked in host memory, before anybody can find them
-there. What is not checked is a read on the device itself: that would cost the copy that it saves, so between arrival
+A block keeps the checksum of its writer in every tier. After a copy up, the device's bytes are
+read back and checked, once, before a client can find the block there; so a block on the device was right when it
+arrived, however it got there. Whenever bytes come down they are checked in host memory, before a client can find them
+there. A read on the device itself is not checked: that would cost the copy that it saves, so between arrival
 and departure the device's own error correction is relied on.
 """
 
@@ -18,7 +18,7 @@ from penstock.kv.device.memory import DeviceArena
 
 
 class Outcome(Enum):
-    """What became of one block."""
+    """The outcome of copying one block."""
 
     GOOD = 1
     BAD_SOURCE = 2

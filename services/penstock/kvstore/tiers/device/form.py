@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlace:
-    """What a client needs to read on the device."""
+    """The data that a client needs to read on the device."""
 
     uuid: str
     handle: bytes
@@ -50,7 +50,7 @@ class DevicePlace:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Tells those who listen, and clients, what happens to the device's table."""
+    """Passes changes of the device's table on to the other tiers, and to the epochs that clients read."""
 
     tiers: Tiers
     epochs: EpochTable
@@ -90,7 +90,7 @@ class DeviceForm:
 
 
 class DeviceBlocks:
-    """What is on the device. It turns itself off when the device is lost, or fails again and again."""
+    """The blocks on the device. The tier turns itself off when the device is lost, or fails again and again."""
 
     def __init__(self, arena: DeviceArena, uuid: str, tiers: Tiers, rules: Rules) -> None:
         self.off = ""
@@ -136,7 +136,7 @@ class DeviceBlocks:
         return self._arena.size
 
     def place(self) -> DevicePlace | None:
-        """Where clients of the same device find the blocks; None: there is nothing to find."""
+        """Where clients of the same device find the blocks; None: no block can be there."""
         form = self.form
         if self.off or not form.table.slots.count:
             return None

@@ -12,14 +12,14 @@ from penstock.v1 import kvstore_pb2
 
 
 class NoDeviceFace:
-    """Of a store without a device: every answer is empty."""
+    """Answers for a store without a device: every answer is empty."""
 
     def attach(self, attachment_id: str, request: kvstore_pb2.AttachRequest) -> kvstore_pb2.DeviceMemory | None:
-        """What a client gets that can read on the store's device; None: it can't."""
+        """The memory that a client may read on the store's device; None: it can't read there."""
         return None
 
     def detach(self, attachment_id: str) -> None:
-        """Takes back what the attachment has here."""
+        """Takes back the leases that the attachment has here."""
 
     @contextmanager
     def leasing(
@@ -39,13 +39,13 @@ class NoDeviceFace:
 
 
 class DeviceFace(NoDeviceFace):
-    """Of a store with one."""
+    """Answers for a store with a device."""
 
     def __init__(self, readers: DeviceReaders) -> None:
         self._readers = readers
 
     def attach(self, attachment_id: str, request: kvstore_pb2.AttachRequest) -> kvstore_pb2.DeviceMemory | None:
-        """See NoDeviceFace."""
+        """Lets a client on the store's device read there; returns what it needs for that, or None on another device."""
         place = self._readers.place()
         if place is None or place.uuid != request.device:
             return None
@@ -61,14 +61,14 @@ class DeviceFace(NoDeviceFace):
         )
 
     def detach(self, attachment_id: str) -> None:
-        """See NoDeviceFace."""
+        """Takes back all that the attachment has leased on the device."""
         self._readers.detach(attachment_id)
 
     @contextmanager
     def leasing(
         self, request: kvstore_pb2.LeaseRequest, keys: Sequence[bytes], seconds: float
     ) -> Iterator[kvstore_pb2.DeviceLease | None]:
-        """See NoDeviceFace."""
+        """Pins the leading blocks on the device if asked to, and unpins them when the rest of the lease fails."""
         lease = None
         if request.on_device:
             lease = self._readers.lease(request.attachment_id, keys, seconds, request.session)
@@ -87,10 +87,10 @@ class DeviceFace(NoDeviceFace):
             raise
 
     def release(self, request: kvstore_pb2.ReleaseRequest) -> list[bool]:
-        """See NoDeviceFace."""
+        """Gives leases on the device back, with one answer per lease; False: it had expired. Raises InvalidRequest."""
         check_count("device_lease_ids", request.device_lease_ids, MAX_KEYS)
         return self._readers.release(request.attachment_id, request.device_lease_ids)
 
     def quarantine(self, request: kvstore_pb2.QuarantineRequest) -> bool:
-        """See NoDeviceFace."""
+        """Takes a block on the device out of service; False: it was not, or no longer, that block."""
         return self._readers.quarantine(request.attachment_id, request.key, request.epoch)

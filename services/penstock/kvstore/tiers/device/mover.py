@@ -1,6 +1,6 @@
 """Copies blocks to the device that will be read there, and saves those that have to leave it.
 
-Nothing waits for the device but the mover and those who asked for a block that is nowhere else. A copy that fails
+Only the mover, and leases of a block that is nowhere else, wait for the device. A copy that fails
 leaves the block where it was.
 """
 
@@ -25,7 +25,7 @@ _PENDING = 16_384
 
 
 class DeviceMover:
-    """Between the host tier and the device. `run` beside it."""
+    """Moves blocks between the host tier and the device, while `run` is running."""
 
     def __init__(
         self, blocks: DeviceBlocks, host: HostTier, sessions: SessionTable, *, tiers: Tiers, rules: Rules
@@ -117,7 +117,7 @@ class DeviceMover:
                 table.drop(block, self._now())
 
     async def _send(self, form: DeviceForm, going: list[tuple[Block, Block]]) -> None:
-        """Takes out of `going` what has arrived."""
+        """Copies the blocks of `going` to the device, and takes out those that arrived."""
         if not going:
             return
         moves = [Move(form.offset(ours), self._host.view(theirs), theirs.checksum) for ours, theirs in going]
@@ -248,7 +248,7 @@ def _wanted(block: Block) -> Wanted:
 
 
 def _inherit(copy: Block, block: Block) -> None:
-    """A copy is worth what its block is."""
+    """Gives a copy the history of its block, by which policies rank it."""
     copy.uses, copy.turn = block.uses, block.turn
 
 

@@ -30,9 +30,9 @@ async def open_device_tier(
     rules: Rules,
     open_device: OpenDevice,
 ) -> AsyncIterator[DeviceTier]:
-    """The device tier of `config` as one of `tiers`, at work. Raises ConfigError that says what would be possible.
+    """The device tier of `config` as one of `tiers`, at work. Raises ConfigError that tells what would work.
 
-    Leave it when nothing is brought any more, and before host memory.
+    Leave it when no block is brought any more, and before host memory.
     """
     device, arena = _allocate(config, open_device)
     blocks = DeviceBlocks(arena, device.info.uuid, tiers, rules)

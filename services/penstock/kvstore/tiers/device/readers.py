@@ -9,14 +9,14 @@ from penstock.kvstore.tiers.device.form import DeviceBlocks, DevicePlace
 
 
 class DeviceReaders:
-    """Their attachments, leases and complaints, beside those of host memory."""
+    """The attachments, leases and complaints of these clients, apart from those of host memory."""
 
     def __init__(self, blocks: DeviceBlocks, now: Callable[[], float]) -> None:
         self._blocks = blocks
         self._now = now
 
     def place(self) -> DevicePlace | None:
-        """Where clients of the same device find the blocks; None: there is nothing to find."""
+        """Where clients of the same device find the blocks; None: no block can be there."""
         return self._blocks.place()
 
     def attach(self, attachment_id: str, client: str) -> None:

@@ -3,7 +3,7 @@
 The table is a `BlockTable` of its own over the slots of the device arena, so that epochs, the two phases of a put,
 leases, quarantine and the eviction policy are those of the host tier. Only the store itself writes to the device:
 workers put into host memory, and the mover copies up what is worth it. A block that is in both tiers may be evicted
-from either; one that is only here is brought back for whoever can't read it here.
+from either; one that is only here is brought back for clients that can't read it here.
 
 A device that is lost, or fails again and again, turns the tier off: its blocks are gone, and the store goes on without
 it. The logic has run on a twin of a device only; see tests/gpu for what is to be run on a real one.
@@ -26,7 +26,7 @@ from penstock.kvstore.tiers.device.mover import DeviceMover
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStats:
-    """Counted by the tier itself. Zeros when there is no tier."""
+    """Counted by the tier itself. Zeros without a tier."""
 
     arena_bytes: int = 0
     slots: int = 0
@@ -65,17 +65,17 @@ class DeviceTier:
 
     @property
     def _table(self) -> BlockTable:
-        """What can be found; nothing when the tier is off."""
+        """The table of the blocks that can be found; it is empty when the tier is off."""
         return self._nothing if self.blocks.off else self.blocks.form.table
 
     @property
     def spec(self) -> KvSpec | None:
-        """See Tier."""
+        """The spec for which the device's arena is divided; None before the first client."""
         return self.blocks.form.spec
 
     @property
     def busy(self) -> bool:
-        """See Tier: a client reads, or a copy is under way."""
+        """Whether a client is attached to read on the device, or a copy is under way."""
         return self.blocks.at_work > 0 or self.blocks.form.table.stats().attachments > 0
 
     @property
@@ -84,48 +84,48 @@ class DeviceTier:
         return self._mover.working
 
     def format_for(self, spec: KvSpec) -> None:
-        """See Tier."""
+        """Divides the device's arena into slots for `spec`, and forgets all blocks and the mover's queue."""
         self.blocks.format_for(spec)
         self._mover.forget()
 
     async def settled(self, limit_s: float) -> None:
-        """See Tier: it always knows."""
+        """Returns at once: the table always knows what is on the device."""
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """See Supplier."""
+        """Counts the leading keys that are on the device; 0 when the tier is off."""
         return self._table.lookup(keys)
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """See Supplier."""
+        """Copies leading blocks from the device into `room` and verifies them; returns how many are stored."""
         return await self._mover.bring(keys, room, until)
 
     def find_block(self, key: bytes) -> Block | None:
-        """See Tier."""
+        """Finds a block on the device; None: it is not there, or the tier is off."""
         return self._table.find(key)
 
     def stored_keys(self) -> Iterable[bytes]:
-        """See Tier."""
+        """Returns a live view of the keys on the device; it is empty when the tier is off."""
         return self._table.keys()
 
     def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """See Tier. Whether a block comes here is for the mover to say, so only those that are here count."""
+        """Promises blocks on the device. Only those here count, because the mover decides which others come."""
         grant, here = self._table.promise(keys, seconds, namespace, self._now()), self._table.lookup(keys)
         return Grant(grant.seconds, min(grant.blocks, here)) if here else Grant()
 
     def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """See Tier."""
+        """Renews what the device has promised of these blocks."""
         self._table.renew(keys, self._now())
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """See Tier."""
+        """Passes the hint to the eviction policy of the device."""
         self._table.expect_session(session, hint)
 
     def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """See Tier: some of them may be worth a place here."""
+        """Tells the mover of the use: some of the blocks may be worth a place on the device. Does no I/O."""
         self._mover.used(lease.blocks)
 
     def figures(self) -> Mapping[str, int]:
-        """See Tier: those of GpuStats."""
+        """Returns the fields of GpuStats."""
         return asdict(self.stats())
 
     def stats(self) -> GpuStats:

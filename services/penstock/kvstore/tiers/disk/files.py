@@ -62,5 +62,5 @@ def write_all(files: Files, fd: int, buffers: Sequence[memoryview], at: int) -> 
 
 
 def pages(size: int) -> memoryview:
-    """A zeroed buffer that begins at a page, as calls beside the page cache need it."""
+    """A zeroed buffer that begins at a page, as calls that bypass the page cache need it."""
     return memoryview(mmap.mmap(-1, -(-size // PAGE) * PAGE))

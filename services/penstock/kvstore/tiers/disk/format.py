@@ -51,7 +51,7 @@ class Drop(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a slot says of its block."""
+    """The description of a block in its slot."""
 
     key: bytes
     parent: bytes
@@ -79,7 +79,7 @@ def round_up(size: int) -> int:
 
 
 def slot_bytes(block_bytes: int) -> int:
-    """What one block takes on the disk."""
+    """The bytes that one block takes on the disk."""
     return PAGE + round_up(block_bytes)
 
 

@@ -101,7 +101,7 @@ class Home:
         os.close(self._lock)
 
     async def read(self) -> dict[str, Any]:
-        """What the last process wrote."""
+        """Reads the manifest of the last process."""
         return await load(self.path / _MANIFEST)
 
     async def write(self, data: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Which blocks should move between tiers. Pure: blocks in, a choice out.
 
-Writing wears a disk out, and most blocks are never asked for again, so a block earns the disk by what is known of
-it: a tenant was promised that it stays, its session is expected back, it has been used again already, or blocks
+Writing wears a disk out, and most blocks are never asked for again, so a block earns the disk by its
+history: a tenant was promised that it stays, its session is expected back, it has been used again already, or blocks
 of which no more is known have turned out to be used again often enough.
 """
 
@@ -56,7 +56,7 @@ class Reuse:
 
 
 def worth(block: Block, known: KnownSession | None, share: float, now: float) -> Merit:
-    """What a block of the host tier earns. `known` is what is known of its session."""
+    """Judges whether a block of the host tier earns the disk. `known` describes its session."""
     if block.retained_until > now:
         return Merit.PROMISED
     if known is not None and known.state is not SessionPhase.ENDED:
@@ -69,7 +69,7 @@ def worth(block: Block, known: KnownSession | None, share: float, now: float) ->
 class Candidates:
     """Blocks of the host tier that are not on the disk: in line to be written, or left until more is known of them.
 
-    Bounded by the host tier: who owns it says of every block when it comes, is used, and goes.
+    Bounded by the host tier: its owner reports every block that comes, is used, or goes.
     """
 
     def __init__(self, judge: Callable[[Block], Merit]) -> None:
@@ -117,7 +117,7 @@ class Candidates:
 
 
 class Ends:
-    """The last block of what each session used or wrote last. At most `most`: the longest silent are forgotten."""
+    """The last block of each session's latest chain, for at most `most` sessions; it forgets the longest silent."""
 
     def __init__(self, most: int = _MOST_SESSIONS) -> None:
         self._most = most
@@ -132,12 +132,12 @@ class Ends:
                 self._ends.popitem(last=False)
 
     def gone(self, block: Block) -> None:
-        """The block is nowhere any more: what is left of its session ends before it."""
+        """Records that the block left every tier: the chain of its session now ends before it."""
         if self._ends.get(block.session) == block.key:
             self._ends[block.session] = block.parent
 
     def chain(self, session: str, find: Callable[[bytes], Block | None]) -> list[bytes]:
-        """What it will ask for when it comes back, from the first block on, as far as `find` still knows all of it."""
+        """The keys that the session will ask for when it returns, in order; empty unless `find` knows them all."""
         chain: list[bytes] = []
         block = find(self._ends.get(session, b""))
         while block is not None:

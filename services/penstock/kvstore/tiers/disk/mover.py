@@ -1,4 +1,4 @@
-"""Carries out what `movement` chooses: copies blocks to the disk behind the writers' backs, and brings blocks into
+"""Carries out what `movement` chooses: copies blocks to the disk without delaying writers, and brings blocks into
 memory before their session comes back.
 
 One small piece at a time, with as long a pause after it as it took, and none while a lease waits for the disk; a
@@ -35,12 +35,12 @@ _MOST_USES = 256
 
 
 class DiskMover:
-    """Watcher of the host tier, between it and the disk. `run` beside it; `flush` after that, at the end."""
+    """Watches the host tier and moves blocks between it and the disk: `run` it, then `flush` at the end."""
 
     def __init__(
         self, tier: NvmeTier, host: HostTier, sessions: SessionTable, now: Callable[[], float], *, wake: asyncio.Event
     ) -> None:
-        """`wake` is set when the disk has opened what it is to use."""
+        """`wake` is set when the disk has opened its space."""
         self.prefetched = 0
         """Bringings for sessions that were expected."""
         self._tier = tier
@@ -67,7 +67,7 @@ class DiskMover:
     # -- what it is told
 
     def forget(self) -> None:
-        """Host memory was formatted: nothing is in it."""
+        """Forgets all candidates, because host memory was formatted."""
         self._candidates = Candidates(self._judge)
 
     def block_stored(self, block: Block) -> None:
@@ -138,14 +138,14 @@ class DiskMover:
                 await self._wake.wait()
 
     async def _tell_uses(self) -> None:
-        """What is used in memory stays on the disk, too. Behind the leases' backs: they don't wait for it."""
+        """Reports uses in memory to the disk's table, so that used blocks stay there too. No lease waits for it."""
         while self._used:
             session, keys = self._used.popleft()
             self._tier.touch(keys, session)
             await asyncio.sleep(0)
 
     async def _write_some(self) -> None:
-        """One piece, then a pause as long as the piece took; after those who wait for the disk."""
+        """Lets bringings go first for a bounded time, writes one piece, then pauses for as long as that took."""
         with suppress(TimeoutError):  # there may always be one
             async with asyncio.timeout(_BEHIND_S):
                 await self._host.bringer.idle()
@@ -160,7 +160,7 @@ class DiskMover:
         return max(1, min(self._tier.run_blocks, self._host.table.slots.count // _PART))
 
     async def _write(self, blocks: Sequence[Block]) -> int:
-        """Writes what is still there of `blocks`; returns how many were written."""
+        """Writes those of `blocks` that are still in memory; returns how many were written."""
         table = self._host.table
         held = [block for block in (table.hold(block.key) for block in blocks) if block is not None]
         views = [self._host.view(block) for block in held]

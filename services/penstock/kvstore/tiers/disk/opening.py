@@ -1,4 +1,4 @@
-"""The disk as a tier: its directory, and what is copied to it and brought back before it is asked for."""
+"""The disk as a tier: its files, and the mover that writes blocks and brings them back ahead of their use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.runtime.tasks import beside
 
 
 class DiskTier:
-    """Tier: the files of `NvmeTier`, and the mover beside them. Made by `open_disk`; used from its event loop."""
+    """Tier: the files of `NvmeTier`, and their mover. Made by `open_disk`; used from its event loop."""
 
     kind = TierKind.NVME
 
@@ -34,59 +34,59 @@ class DiskTier:
 
     @property
     def spec(self) -> KvSpec | None:
-        """See Tier: before the first client that of the last process, when its blocks are there."""
+        """The spec of the open space: before the first client that of the last process. None: no space is open."""
         return self.files.spec
 
     @property
     def busy(self) -> bool:
-        """See Tier: blocks of another spec are left alone, and written to their end."""
+        """Always False: a new spec leaves old blocks where they are, and writes under way run to their end."""
         return False
 
     def format_for(self, spec: KvSpec) -> None:
-        """See Tier. What is on the disk of another spec stays there."""
+        """Opens the space of `spec` in the background. Blocks of other specs stay on the disk."""
         self.files.use(spec)
         self.mover.forget()
 
     async def settled(self, limit_s: float) -> None:
-        """See Tier: when the headers have been read."""
+        """Returns when the headers of the space have been read or it failed to open, at the latest after `limit_s`."""
         await self.files.settled(limit_s)
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """See Supplier."""
+        """Counts the leading keys that are on the disk; 0 while reading is suspended after a failure."""
         return self.files.has_blocks(keys)
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """See Supplier."""
+        """Reads leading blocks from the disk into `room`, verified; returns how many are stored."""
         return await self.files.bring_blocks(keys, room, until)
 
     def find_block(self, key: bytes) -> Block | None:
-        """See Tier."""
+        """Finds a block in the table of the disk; None: it is not there."""
         return self.files.table.find(key)
 
     def stored_keys(self) -> Iterable[bytes]:
-        """See Tier."""
+        """Returns a live view of the keys on the disk."""
         return self.files.table.keys()
 
     def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """See Tier: those in memory are written first."""
+        """Promises blocks on the disk, and has those that are only in memory written first."""
         grant = self.files.table.promise(keys, seconds, namespace, self._now())
         self.mover.promised(keys[: grant.blocks])
         return grant
 
     def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """See Tier."""
+        """Renews what the disk has promised of these blocks."""
         self.files.table.renew(keys, self._now())
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """See Tier."""
+        """Passes the hint to the eviction policy of the disk."""
         self.files.table.expect_session(session, hint)
 
     def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """See Tier."""
+        """Tells the mover of the use, which may earn the blocks a place on the disk. Does no I/O."""
         self.mover.leased(lease)
 
     def figures(self) -> Mapping[str, int]:
-        """See Tier: those of NvmeStats in the proto."""
+        """Returns the fields of NvmeStats in the proto: those of the files, and the mover's queues."""
         mover = {"pending": self.mover.pending, "waiting": self.mover.waiting, "prefetched": self.mover.prefetched}
         return asdict(self.files.stats()) | mover
 
@@ -97,8 +97,8 @@ async def open_disk(
 ) -> AsyncIterator[DiskTier]:
     """The disk tier of `config` as one of `tiers`, at work. Raises ConfigError.
 
-    At the end it writes what has earned it, for a bounded time. Leave it when nothing is brought any more, and before
-    host memory.
+    At the end it writes the blocks that earned it, for a bounded time. Leave it when no block is brought any more,
+    and before host memory.
     """
     assert config.nvme_dir is not None
     ready = asyncio.Event()

@@ -40,12 +40,12 @@ _Flying = deque[tuple[asyncio.Task[list[Result]], list[_Move]]]
 
 
 class DiskReader:
-    """Reads blocks of one table and its slabs. Closed by its owner when nothing is under way."""
+    """Reads blocks of one table and its slabs. Its owner closes it when no read is under way."""
 
     def __init__(
         self, table: BlockTable, slabs: Slabs, writer: ThreadPoolExecutor, now: Callable[[], float], traffic: Traffic
     ) -> None:
-        """What has to be erased is erased by `writer`, behind its other jobs."""
+        """`writer` erases the slots of damaged blocks, after its other jobs."""
         self._table = table
         self._slabs = slabs
         self._writer = writer
@@ -54,7 +54,11 @@ class DiskReader:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-read")
 
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """See Supplier. What can't be read is counted in the traffic."""
+        """Reads up to four runs of blocks at once into `room`, and commits them in order; returns how many are stored.
+
+        The traffic counts blocks that can't be read. Also when cancelled, it returns only when no thread writes into
+        a slot any more, and gives back the slots that it did not commit.
+        """
         flying: _Flying = deque()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -159,7 +163,7 @@ class DiskReader:
             self._slabs.erase(slot)
 
     def _give_back(self, flying: _Flying, room: Room) -> None:
-        """What was not landed."""
+        """Gives back the slots of blocks that did not land."""
         for _, moves in flying:
             for move in moves:
                 move.view.release()

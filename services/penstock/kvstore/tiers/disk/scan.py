@@ -1,4 +1,4 @@
-"""Finds out, when a store starts, what its slabs hold."""
+"""Finds the blocks in the slabs when a store starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Advance(Protocol):
 
 @dataclass(slots=True)
 class ScanResult:
-    """What a directory held: the blocks in the order in which they were written, and what was dropped, by reason."""
+    """The blocks of a directory in the order of their writing, and the number of dropped ones by reason."""
 
     blocks: list[Block] = field(default_factory=list)
     dropped: Counter[Drop] = field(default_factory=Counter)
@@ -40,7 +40,7 @@ class ScanResult:
 
 @dataclass(slots=True)
 class _Slab:
-    """What one file held."""
+    """The content of one file."""
 
     headers: list[tuple[int, Header]] = field(default_factory=list)
     dropped: Counter[Drop] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class _Slab:
 def scan(slabs: Slabs, slots: int, advance: Advance) -> ScanResult:
     """Reads the header of every slot below `slots`; blocks are verified when they are read. Opens the slabs.
 
-    A slab that can't be opened or is not of the declared size loses what is not there. Blocking.
+    A slab that can't be opened or is not of the declared size loses the missing blocks. Blocking.
     """
     found, newest = ScanResult(), dict[bytes, Block]()
     numbers = [number for number in slabs.existing() if number * slabs.shape.slab_slots < slots]

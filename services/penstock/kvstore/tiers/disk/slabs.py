@@ -1,4 +1,4 @@
-"""The slab files of one spec: slots by number, read and written in threads, beside the page cache where possible."""
+"""The slab files of one spec: slots by number, read and written in threads, past the page cache where possible."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Slabs:
         write_all(self._files, fd, [scratch], at)
 
     def header(self, slot: int) -> Header | Drop | None:
-        """What a slot says of itself; the block is not looked at. Raises OSError."""
+        """Reads the header of a slot, without its block. Raises OSError."""
         scratch = self._scratch(PAGE)
         fd, at = self._place(slot)
         read_all(self._files, fd, [scratch], at)

@@ -1,4 +1,4 @@
-"""The blocks of one spec on the disk: the slabs, the table of what they hold, and the way in.
+"""The blocks of one spec on the disk: the slabs, the table of their blocks, and the way in.
 
 The table is a BlockTable like that of the host tier, with slots of the disk instead of slots of memory: the same
 two-phase put, pins, tree and eviction. Its epochs are the sequence numbers in the slots' headers. Everything here
@@ -52,7 +52,7 @@ class Damaged(Exception):
 
 
 class Space:
-    """One spec's blocks. Closed by its owner when nothing is under way."""
+    """The blocks of one spec. Its owner closes it when no read or write is under way."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Space:
         self.reader = DiskReader(self.table, slabs, self._writer, now, traffic)
 
     def _restore(self, blocks: Sequence[Block]) -> None:
-        """What was stored before a restart; what was promised of it, for the seconds that are left."""
+        """Restores the blocks stored before a restart, and their promises for the seconds that are left."""
         wall, promises = time.time(), []
         for block in blocks:
             if block.retained_until > wall and block.namespace:
@@ -103,7 +103,7 @@ class Space:
             self.table.promise([block.key], left, block.namespace, self._now())
 
     def room(self, block: Block) -> Block | None:
-        """A slot of the disk for a block of the host tier; None: it is there already, or nothing may go for it."""
+        """A slot of the disk for a block of the host tier; None: it is there already, or no block may go for it."""
         wanted = Wanted(
             block.key,
             block.parent,
@@ -121,7 +121,7 @@ class Space:
     async def write(self, pairs: Sequence[tuple[Block, Block, memoryview]]) -> None:
         """Writes blocks of the host tier (first) into slots from `room` (second), and makes them findable there.
 
-        When it fails, or is cancelled, what is not written is given back. Raises OSError, Damaged.
+        When it fails or is cancelled, it gives back the slots of blocks that are not written. Raises OSError, Damaged.
         """
         pairs = sorted(pairs, key=lambda pair: pair[1].slot)
         slots = [slot.slot for _, slot, _ in pairs]

@@ -1,4 +1,4 @@
-"""What the disk tier counts."""
+"""The counters of the disk tier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.kvstore.tiers.disk.format import Drop
 
 @dataclass(slots=True)
 class Traffic:
-    """What went in and out, over all spaces of a tier."""
+    """The blocks and bytes that went in and out, over all spaces of a tier."""
 
     blocks_read: int = 0
     bytes_read: int = 0
@@ -21,7 +21,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class NvmeStats:
-    """Counted by the tier itself; metrics, tests and the wire read the same numbers. Zeros when there is no tier."""
+    """Counted by the tier itself; metrics, tests and the wire read the same numbers. Zeros without a tier."""
 
     slots: int = 0
     blocks: int = 0

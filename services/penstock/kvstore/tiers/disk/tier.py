@@ -1,5 +1,5 @@
-"""The disk tier of a running store: one space open at a time, that of the spec in use; what may be written when; and
-what happens when the disk fails: reading or writing stops for a while, it is said once, and the store goes on."""
+"""The disk tier of a running store: it has one space open at a time, that of the spec in use, and a budget for
+writing. When the disk fails, reading or writing stops for a while, the log says so once, and the store goes on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class NvmeOptions:
 
 
 class NvmeTier:
-    """Supplier: the files of the disk tier. `open` before use, `run` beside it, `close` at the end."""
+    """Supplier: the files of the disk tier. `open` it before use, `run` it meanwhile, `close` it at the end."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class NvmeTier:
         Raises ConfigError when the directory can't be ours.
         """
         self.kind = TierKind.NVME
-        """See Supplier."""
         self.budget = WriteBudget(options.per_s, options.per_day)
         self._options = options
         self._now, self._wall = now, wall
@@ -95,11 +94,14 @@ class NvmeTier:
     # -- Supplier
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """See Supplier."""
+        """Counts the leading keys that are on the disk; 0 while reading is suspended after a failure."""
         return self.table.lookup(keys) if self._reads.usable(self._now()) else 0
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """See Supplier."""
+        """Reads leading blocks into `room`; returns how many are stored. Returns 0 before a space is open.
+
+        Suspends reading for a while when a block can't be read, or when the disk is too slow to bring any.
+        """
         space, before, read = self._space, self._traffic.dropped[Drop.UNREADABLE], self._traffic.blocks_read
         begin = self._now()
         if space is None:
@@ -116,7 +118,7 @@ class NvmeTier:
 
     @property
     def table(self) -> BlockTable:
-        """What is on the disk of the spec in use; nothing before that is known."""
+        """The table of the open space; an empty one when no space is open."""
         return self._space.table if self._space is not None else self._nothing
 
     # -- writing
@@ -128,7 +130,7 @@ class NvmeTier:
 
     @property
     def slot_bytes(self) -> int:
-        """What writing one block costs."""
+        """The bytes that writing one block costs."""
         return self._space.slabs.shape.slot_bytes if self._space is not None else 0
 
     @property
@@ -173,14 +175,14 @@ class NvmeTier:
         return (self._traffic.bytes_written - before) // space.slabs.shape.slot_bytes
 
     def touch(self, keys: Iterable[bytes], session: str) -> None:
-        """These blocks were used, in whatever tier."""
+        """Records the use of blocks, in any tier, for the eviction policy of the disk."""
         for key in keys:
             self.table.touch(key, session, self._now())
 
     # -- life
 
     async def open(self) -> None:
-        """Finds what the last process left."""
+        """Opens the space that the last process used last, if it left one."""
         data = await self._home.read()
         day, spent = data.get("day"), data.get("spent")
         if isinstance(day, int) and isinstance(spent, int):
@@ -297,7 +299,7 @@ class NvmeTier:
         slabs.open(slab)
 
     async def sync(self) -> None:
-        """Returns when what was written would survive a loss of power, and so would the day's account."""
+        """Returns when all written blocks, and the day's account, would survive a loss of power."""
         if self._space is not None:
             with suppress(OSError):
                 await self._space.in_writer(self._space.slabs.sync)
