@@ -18,7 +18,7 @@ MOST_BIASED = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplingBound:
-    """Both ends are possible."""
+    """A range of a sampling parameter; both ends are allowed."""
 
     low: float
     high: float

@@ -91,11 +91,11 @@ class EngineSettings:
 
     @property
     def pages(self) -> int:
-        """Of `block_size` tokens, which hold `kv_pool_tokens`."""
+        """Number of pages of `block_size` tokens that hold `kv_pool_tokens`."""
         return -(-self.kv_pool_tokens // self.block_size)
 
     def context(self, max_positions: int) -> int:
-        """Most tokens of one text, prompt and output, with a model for so many positions."""
+        """Most tokens of one text, prompt and output together, for a model of `max_positions` positions."""
         longest = min(max_positions, self.pages * self.block_size)
         return min(self.max_model_len or longest, longest)
 

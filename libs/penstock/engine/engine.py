@@ -90,10 +90,10 @@ class Engine:
             changed=self._wake.set,
         )
         self._outlets: dict[str, Outlet] = {}
-        """Of all live requests, by their ids."""
+        """The outlets of all live requests, by id."""
         self._tickets = 0
         self._news: Sequence[Outlet] = ()
-        """Those whose readers and sinks were not told yet of the last step."""
+        """Outlets whose readers and sinks do not know of the last step yet."""
         self._closing = False
 
     @classmethod
@@ -203,7 +203,7 @@ class Engine:
         self._drop(outlet)
 
     def _drop(self, outlet: Outlet) -> None:
-        """A request's one way out: after its finish, an error or its reader's farewell, once or more often."""
+        """Removes a request after its finish, an error or its reader's departure; may be called more than once."""
         live = outlet.live
         if self._outlets.get(live.id) is outlet:
             del self._outlets[live.id]

@@ -73,7 +73,7 @@ class PageRef(Protocol):
         ...
 
     def release(self) -> None:
-        """On the event loop only."""
+        """Ends the reference; call it on the event loop only."""
         ...
 
 
@@ -117,5 +117,5 @@ class Drafter(Protocol):
         ...
 
     def forget(self, id: str) -> None:
-        """The sequence is gone."""
+        """Notes that the sequence has ended, so that the drafter can free its state."""
         ...

@@ -86,10 +86,10 @@ class Update(msgspec.Struct, frozen=True, gc=False):
     accepted: int
     preemptions: int
     load_s: float
-    """Spent in the source."""
+    """Seconds in the source."""
     queue_s: float
-    """From being loaded to the first step."""
+    """Seconds from the end of loading to the first step."""
     prefill_s: float
-    """From the first step to the first token."""
+    """Seconds from the first step to the first token."""
     decode_s: float
-    """From the first token to the latest."""
+    """Seconds from the first token to the latest."""

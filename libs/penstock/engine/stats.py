@@ -17,12 +17,12 @@ _WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Of one engine, since its start."""
+    """Statistics of one engine since its start."""
 
     running: int
     waiting: int
     loading: int
-    """Requests whose source is at work, those that were dropped included."""
+    """Requests whose source is still working, including dropped requests."""
     queued_tokens: int
     """Known tokens of waiting and running sequences whose KV is still to be computed, decode rows not counted."""
     free_pages: int
@@ -43,14 +43,14 @@ class EngineStats:
     draft_failures: int
     """Times the drafter was late or failed."""
     load_failures: int
-    """Times a source raised and everything was computed instead."""
+    """Number of loads that raised, so that the whole prompt was computed."""
     sink_failures: int
     failed_steps: int
     """Sequences for which a step failed, alone."""
     weights_bytes: int
-    """Of packed matrices; 0 where torch has them."""
+    """Bytes of packed matrices; 0 when torch holds the weights."""
     weights_shared: bool
-    """They are a file's, and the same memory in all processes that have mapped it."""
+    """Whether they lie in a mapped file, whose memory all processes that map it share."""
     peak_bytes: int
     """Peak memory of this process, shared memory included."""
 
@@ -70,7 +70,7 @@ class Counters:
     sink_failures: int = 0
     failed_steps: int = 0
     step_began: float | None = None
-    """On the monotonic clock; None between steps."""
+    """When the running step began, on the monotonic clock; None between steps."""
 
     @property
     def in_step_s(self) -> float:
@@ -89,7 +89,7 @@ class Counters:
 
 
 def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: PackedWeights | None) -> EngineStats:
-    """All of it now; `loading` counts loads that have not ended."""
+    """The present statistics; `loading` counts loads that have not ended."""
     return EngineStats(
         running=lines.running,
         waiting=lines.waiting,

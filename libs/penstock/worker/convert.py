@@ -1,4 +1,4 @@
-"""Protobuf stays at the door: requests, tokens and accounts to and from the engine's dataclasses."""
+"""Converts requests, tokens and accounts between protobuf and the engine's dataclasses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FINISH = {
     "length": common_pb2.FINISH_LENGTH,
 }
 _MAX_MARKS = 5
-"""A request is marked at four of its messages at most, and as a whole."""
+"""Marks of one request: at most four of its messages, and the request as a whole."""
 _MAX_SOURCES = 64
 
 

@@ -39,7 +39,7 @@ class Fetcher:
     cost: Callable[[int], float] = lambda first_token: 0.0
     """Seconds to compute the block that begins with this token; 0: unknown."""
     blocks: int = 0
-    """Leading blocks that are in the pages."""
+    """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
 
     async def upto(self, count: int, pages: PageWriter) -> bool:
@@ -61,7 +61,7 @@ class Fetcher:
         return True
 
     def used(self, tokens: int) -> Counter[str]:
-        """The first `tokens` tokens of the sequence by where their blocks were; tokens not loaded are in no tier."""
+        """Counts the first `tokens` tokens by the tier of their blocks; tokens that were not loaded are left out."""
         counts: Counter[str] = Counter()
         for number, tier in enumerate(self.tiers[: -(-tokens // self.block_size)]):
             counts[tier] += min(self.block_size, tokens - number * self.block_size)
@@ -72,7 +72,7 @@ class Fetcher:
         return seconds < sum(self.cost(block * self.block_size) for block in range(before, self.blocks))
 
     async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> bool:
-        """Loads the leading blocks that the store gives; whether it has more on the way."""
+        """Loads the leading blocks that the store gives; True when all were written and the store is bringing more."""
         begin = time.monotonic()
         async with self.store.lease(keys, self.origin, checked=False, on_device=True) as leased:
             near = leased.on_device.views

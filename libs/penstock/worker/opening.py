@@ -41,7 +41,7 @@ class ServedWorker:
 
     @property
     def metrics(self) -> WorkerMetrics:
-        """Those of the worker."""
+        """The worker's metrics."""
         return self.worker.metrics
 
 

@@ -24,7 +24,7 @@ class Order:
     request: Request
     """The engine's part."""
     cache_root: bytes
-    """The key before the first block's: everything but the tokens that blocks depend on."""
+    """The parent of the first block's key: it covers all that blocks depend on besides their tokens."""
     origin: Origin
     marks: tuple[Mark, ...] = ()
 

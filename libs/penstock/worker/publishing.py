@@ -137,15 +137,15 @@ class BlockSink:
         self.changed = asyncio.Event()
         self.tail: bytes = b""
         self.valid_tokens: int | None = None
-        """Set when the sequence has ended normally."""
+        """Leading tokens with KV; None until the sequence has ended normally."""
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """Of all full blocks so far, those of the prompt at least."""
+        """The keys of all full blocks so far, at least those of the prompt."""
         return self._keys
 
     def loaded(self, blocks: int) -> None:
-        """The first `blocks` blocks came from the store."""
+        """Notes that the first `blocks` blocks came from the store."""
         self.stored = max(self.stored or 0, blocks)
         self.changed.set()
 

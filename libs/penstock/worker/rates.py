@@ -1,4 +1,4 @@
-"""How fast KV comes from the store, as the router should know it."""
+"""The speed of transfers from the store, which the router takes into account."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _REMEMBERED_BYTES = 256 << 20
-"""Older transfers count ever less once this much has been moved since."""
+"""Bytes over which the rate is averaged; older transfers fade out."""
 _LEAST_BYTES = 64 << 10
-"""Smaller transfers tell about the call, not about the way."""
+"""Smallest transfer, in bytes, to measure; the time of smaller ones is mostly that of the call."""
 
 
 @dataclass
@@ -21,7 +21,7 @@ class TransferRate:
     _seconds: float = 0.0
 
     def moved(self, size: int, seconds: float) -> None:
-        """A transfer has ended."""
+        """Takes in a transfer that has ended."""
         if size < _LEAST_BYTES or seconds <= 0:
             return
         kept = max(0.0, 1 - size / _REMEMBERED_BYTES)
@@ -32,13 +32,13 @@ class TransferRate:
 
 @dataclass
 class FetchRates:
-    """From the store of this host, and through it from those of others."""
+    """The rates from the store of this host, and through it from the stores of other hosts."""
 
     near: TransferRate = field(default_factory=TransferRate)
     far: TransferRate = field(default_factory=TransferRate)
 
     def fetched(self, tiers: Sequence[str], size: int, seconds: float) -> None:
-        """Blocks of `size` bytes in all were fetched at once from `tiers`. Remote ones among them took the time."""
+        """Takes in one fetch of `size` bytes from `tiers`. Remote blocks, if any, account for all of its time."""
         remote = tiers.count("remote")
         if remote:
             self.far.moved(size * remote // len(tiers), seconds)

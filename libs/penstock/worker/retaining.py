@@ -1,4 +1,4 @@
-"""Keeping blocks as a request wishes: the store is asked while the prompt is computed, and again with the answer."""
+"""Keeps blocks as a request wishes: asks the store while the prompt is computed, and again with the answer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Retainer:
         return bool(self._marks)
 
     def begin(self, keys: Sequence[bytes]) -> None:
-        """Begins to ask for the prompt's blocks, in the background. The caller owes one `close`."""
+        """Begins to ask for the prompt's blocks in the background; the caller must call `close` once."""
         if self._marks:
             job = partial(self._ask_prompt, keys)
             self._asking = start(job, name="retain", on_failure="log", failed=self._metrics.task_failed)

@@ -1,4 +1,4 @@
-"""A worker's place in the router's rotation: how it joins, when it is out of it, and how it leaves."""
+"""A worker's place in the router's rotation: it joins, is taken out while it is stuck, and leaves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.worker.worker import Worker
 
 _LOG = structlog.get_logger("penstock.worker")
 _JOIN_PATIENCE_S = 5.0
-"""How long a worker waits for its router before it says that it is ready all the same."""
+"""Seconds that a worker waits for its router before it reports ready without it."""
 _LOOK_S = 0.5
-"""Between two looks at a step that may take too long."""
+"""Seconds between two checks for a step that takes too long."""
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ class _Place:
             _LOG.warning("the engine works again")
 
     async def taken(self) -> None:
-        """Returns when the worker serves and its router has it; without a router's answer after some patience."""
+        """Returns when the worker serves and has joined its router, or when the router has not answered in time."""
         await self._serving.wait()
         if self._worker.config.router:
             with suppress(TimeoutError):  # the router may come later
@@ -101,7 +101,7 @@ class _Place:
         )
 
     async def _until(self, *, stuck: bool) -> None:
-        """Looks at the clock again and again: a thread that hangs cannot tell."""
+        """Polls until the engine is `stuck` or not; it polls because a thread that hangs cannot report."""
         pause = min(_LOOK_S, self._limit_s / 4)
         while True:
             overdue = self._worker.engine.stats().in_step_s > self._limit_s

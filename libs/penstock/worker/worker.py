@@ -28,7 +28,7 @@ from penstock.worker.retaining import Retainer
 
 @dataclass
 class Work:
-    """Where the KV of one request comes from, and where it goes."""
+    """The source and the sink of one request's KV."""
 
     fetcher: Fetcher
     fetchable: int
@@ -42,7 +42,7 @@ class Work:
 
 
 class Worker:
-    """The engine and everything that its servicer needs beside it; made by `open_worker`."""
+    """The engine and everything else that its servicer needs; made by `open_worker`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Worker:
         return Work(fetcher, (len(tokens) - 1) // size, sink, retainer)
 
     def _block_seconds(self, first_token: int) -> float:
-        """To compute the block that begins with this token; 0 while no rate is known."""
+        """Seconds to compute the block that begins with this token; 0 while the rate is unknown."""
         rate = self.engine.stats().prefill_tokens_per_s
         if rate <= 0:
             return 0.0

@@ -1,1 +1,1 @@
-"""The only door: OpenAI's HTTP API and gRPC in front, the mesh behind. It owns a request from first byte to last."""
+"""The clients' only entry: it serves OpenAI's HTTP API and gRPC, and owns a request from first byte to last."""

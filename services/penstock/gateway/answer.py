@@ -32,7 +32,7 @@ class Answer:
         """`ends` are tokens whose text is not shown when they end the choice. `keep_ids`: deltas hold token ids."""
         self.choice = choice
         self.tokens = 0
-        """Generated and counted."""
+        """Number of generated tokens that count."""
         self.reasoning_tokens = 0
         self.ended = False
         """A stop string was found; later tokens are neither counted nor shown."""
@@ -68,7 +68,7 @@ class Answer:
         return delta
 
     def finish(self, reason: str) -> Delta:
-        """The rest, and why the choice ended."""
+        """Ends the choice for `reason` and returns its last delta."""
         delta = Delta(self.choice)
         if not self.ended:
             text = self._text.finish()

@@ -74,7 +74,7 @@ class Conversation:
     tools: Sequence[Tool] = ()
     """Shown to the model."""
     call_tools: bool = False
-    """Whether its answer is searched for calls."""
+    """Whether the gateway looks for tool calls in the answer."""
     keeps: Sequence[Keep] = ()
 
 
@@ -95,7 +95,7 @@ class Ask:
     include_usage: bool = False
     return_token_ids: bool = False
     chat: bool = True
-    """Which of the two endpoints was asked."""
+    """Whether the client asked the chat endpoint; otherwise the completion endpoint."""
     cache_key: str | None = None
     """The client's own session key."""
     retain_s: float = 0.0

@@ -1,4 +1,4 @@
-"""From an API key to a tenant, and from a tenant to its namespace in the cache."""
+"""Maps API keys to tenants, and tenants to their namespaces in the cache."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from penstock.gateway.extension import CacheControl, Extension, SessionBody
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 _SMALL = 64
-"""Bytes of raw JSON that may be a value which is served."""
+"""Longest raw JSON, in bytes, that can still be a supported value."""
 ABSENT = Raw()
 
 
@@ -178,7 +178,7 @@ def read_hint(raw: bytes) -> HintBody:
 
 
 def small(raw: Raw) -> object:
-    """The value of a field that is raw JSON; the field's text where it is too long to be one that is served."""
+    """The value of a field of raw JSON; the field's text when it is too long for a supported value."""
     text = bytes(raw) or b"null"
     return msgspec.json.decode(text) if len(text) <= _SMALL else text
 

@@ -1,4 +1,4 @@
-"""From a typed ask to a running request: prompts are prepared, choices made, and all of it ends with its caller."""
+"""Turns a typed ask into a running request: prepares prompts, makes choices, and ends both with their caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.tasks import beside
 
 _LAST_WORDS_S = 5.0
-"""After the deadline, for telling a slow reader so; then its connection is given up."""
+"""Seconds after the deadline to report it to a slow reader; then the gateway gives up the connection."""
 
 
 class Completer:
@@ -177,7 +177,7 @@ class Completer:
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
         """Tokens that may be generated: as many as asked for, else as many as there is room for.
 
-        Raises InvalidRequest for more than there is room for: an answer is never cut short without its client's will.
+        Raises InvalidRequest when the client asks for more than there is room for, instead of shortening the answer.
         """
         asked, field, most = ask.sampling.max_tokens, ask.max_tokens_field, self._config.max_output_tokens
         room = context - prompt_tokens

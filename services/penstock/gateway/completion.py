@@ -50,7 +50,7 @@ class Completion:
     def __init__(
         self, ask: Ask, caller: Caller, *, prompts: int, block_size: int, tokenize_s: float, metrics: GatewayMetrics
     ) -> None:
-        """`add` every choice, then `run`. `tokenize_s` went into preparing the prompts."""
+        """Call `add` for every choice, then `run`. Preparing the prompts took `tokenize_s` seconds."""
         self.ask = ask
         self.caller = caller
         self.id = secrets.token_hex(12)
@@ -80,7 +80,7 @@ class Completion:
 
     @property
     def replans(self) -> int:
-        """How often its choices moved to other workers."""
+        """Number of times that choices moved to other workers."""
         return sum(choice.flow.account.replans for choice in self._choices)
 
     @property
@@ -100,7 +100,7 @@ class Completion:
                 tasks.create_task(self._run(number))
 
     async def _run(self, number: int) -> None:
-        """A prompt's other choices wait for the first token of its first: then the prompt is stored, and is fetched."""
+        """Runs one choice. A prompt's other choices wait for its first choice's first token, then fetch the prompt."""
         choice = self._choices[number]
         begun = self._begun[number // self.ask.n]
         try:
@@ -123,7 +123,7 @@ class Completion:
             begun.set()
 
     def accept(self, answer: Answer, token: SampledToken) -> bool:
-        """One more token of a choice; whether it was the last."""
+        """Takes one more token of a choice and returns whether it was the last."""
         now = time.perf_counter()
         if self._first_token is None:
             self._first_token = now - self.caller.began

@@ -1,4 +1,4 @@
-"""Pieces of choices on their way to a client; they are merged where it reads more slowly than the model generates."""
+"""Pieces of choices on their way to a client, merged when it reads more slowly than the model generates."""
 
 from __future__ import annotations
 

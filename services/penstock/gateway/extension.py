@@ -28,7 +28,7 @@ Time = str | float
 
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
-    """`cache_control` of a message or of a part of one: keep everything up to here."""
+    """`cache_control` of a message or of a part of it: asks to keep the prompt up to this place."""
 
     type: str
     ttl: Time | None = None

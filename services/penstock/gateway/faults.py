@@ -18,12 +18,12 @@ _CLIENTS_FAULT = frozenset(
 
 
 def blames_member(error: grpc.aio.AioRpcError) -> bool:
-    """Whether another worker may do better: the fault is the transport's or the worker's, not the request's."""
+    """Whether another worker may succeed, because the transport or the worker failed and not the request."""
     return error.code() not in _CLIENTS_FAULT
 
 
 def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError:
-    """The error as clients see it: without addresses of the mesh, `unavailable` in place of the transport's words."""
+    """The error for clients: without addresses of the mesh, and with `unavailable` as the text of transport errors."""
     found = from_rpc(error)
     if isinstance(found, DeadlineExceeded):
         return DeadlineExceeded("the request took too long", code="timeout")

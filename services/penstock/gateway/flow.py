@@ -39,7 +39,7 @@ from penstock.runtime.tasks import merged
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _MOST_AVOIDED = 32
-"""Members that failed one request; the latest count."""
+"""Most members that one request avoids: those that failed it last."""
 
 
 class Plans(Protocol):
@@ -117,7 +117,7 @@ class Flow:
         failover_s: float,
     ) -> None:
         """`accept` is given each token once, in order, and answers whether the choice ends with it. `hopeful` waits,
-        for at least so many seconds, until workers may be had: RouterView.hopeful."""
+        for at least the given seconds, until workers may be found: RouterView.hopeful."""
         self.account = ChoiceAccount()
         self._request = request
         self._plans = plans
@@ -133,7 +133,7 @@ class Flow:
         self._log = structlog.get_logger("penstock.gateway")
 
     async def run(self) -> Finish:
-        """Runs the choice to its end. Raises PenstockError when it can't be had.
+        """Runs the choice to its end. Raises PenstockError when it cannot be completed.
 
         Being cancelled ends every call to a worker; `close` then ends the plan.
         """
@@ -178,7 +178,7 @@ class Flow:
         return chosen
 
     async def _wait(self, error: PenstockError) -> None:
-        """Waits until another plan may do better. Raises `error` when that takes too long."""
+        """Waits until another plan may succeed. Raises `error` when that takes too long."""
         now = time.monotonic()
         if self._lost_at is None:
             self._lost_at = now
@@ -190,7 +190,7 @@ class Flow:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
 
     async def _execute(self, chosen: Assignment) -> Finish | Lost:
-        """Runs the workers of a plan until the choice is complete, or can't be completed by them."""
+        """Runs the workers of a plan until the choice is complete, or these workers cannot complete it."""
         account, output = self.account, tuple(self._tokens)
         attempt = _Attempt(chosen, len(output), account.drafted, account.accepted, no_prefill=chosen.prefill is None)
         calls = [self._workers.decode(self._request, chosen, output)]
@@ -222,7 +222,7 @@ class Flow:
             attempt.lost = attempt.lost or lost
 
     def _over(self, attempt: _Attempt) -> Lost | None:
-        """The loss that ends the attempt, if one does: only another plan helps."""
+        """The loss that ends the attempt because only another plan helps; None while the attempt can go on."""
         if attempt.no_prefill and (attempt.early or attempt.finish):
             return attempt.lost or Lost("prefill", "", workers_failed())  # it took a token with it
         # While early tokens wait for prefill's, which was sampled before them and is on its way, the loss can wait.

@@ -1,4 +1,4 @@
-"""How much there is in JSON before any of it becomes an object.
+"""Counts the nodes of JSON before they become objects.
 
 A decoder keeps Python's global lock, and a megabyte of `[],[],[],` becomes 350,000 lists, over which the garbage
 collector runs again and again: every other client's stream would stand still meanwhile. So bytes are counted first,

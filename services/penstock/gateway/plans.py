@@ -18,7 +18,7 @@ from penstock.rpc.context import outgoing
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _PLAN_S = 5.0
-"""A router that takes longer for one decision is as good as gone."""
+"""Seconds for one decision of the router, which otherwise counts as unavailable."""
 _FAREWELL_S = 0.25
 _NO_PLAN = "no plan can be made for the request now"
 

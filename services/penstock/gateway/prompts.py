@@ -1,4 +1,4 @@
-"""From an ask to prompts with token ids and block keys; the part of a request that may take a while."""
+"""Turns an ask into prompts with token ids and block keys; this part of a request may take a while."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prepared:
 
     ids: Sequence[int]
     keys: Sequence[bytes]
-    """Of all full blocks."""
+    """The keys of all full blocks."""
     keep: Sequence[KeepWish] = ()
     rendered: str | None = None
     """The text that the chat template made, if it made one."""
@@ -43,11 +43,11 @@ class Naming:
     root: bytes
     block_size: int
     context: int
-    """Tokens, with the answer."""
+    """Most tokens of prompt and answer together."""
 
 
 def weight(prompt: Prompt) -> int:
-    """Roughly how many characters have to be read, all renderings together; exact only below `THREAD_FROM`."""
+    """Estimates how many characters all renderings together read; exact only below `THREAD_FROM`."""
     if not isinstance(prompt, Conversation):
         return len(prompt)
     total = 0
@@ -124,7 +124,7 @@ def check_length(tokens: int, context: int, field: str) -> None:
 
 @contextmanager
 def _bounded(context: int, field: str) -> Iterator[None]:
-    """Raises InvalidRequest when the encoder found more tokens than it was to look for."""
+    """Raises InvalidRequest when the encoder found more tokens than its limit."""
     try:
         yield
     except TooManyTokens as error:
@@ -156,7 +156,7 @@ def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encode
 
 
 def _in_common(one: str | array[int], other: str | array[int]) -> int:
-    """How many leading items are equal. By halving, since slices compare far faster than items."""
+    """Number of leading items that are equal, found by halving, since slices compare far faster than items."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

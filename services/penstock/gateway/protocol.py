@@ -11,9 +11,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_OUTSIDE_BYTES = 64 * 1024
 """Consecutive bytes outside of bodies: a request line with its headers, the sizes of chunks, or trailers."""
 HEAD_S = 10.0
-"""From the first byte of a request to the end of its headers."""
+"""Seconds from the first byte of a request to the end of its headers."""
 MESSAGE_S = 60.0
-"""From there to the end of its body and trailers."""
+"""Seconds from the end of the headers to the end of body and trailers."""
 _LOG_EVERY_S = 10.0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -42,7 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Counts the bytes since the last that ended a head or a message, or belonged to a body."""
+        """Counts the bytes since the last end of a head or message, or since the last byte of a body."""
         self._advanced = False
         super().data_received(data)
         self._outside = 0 if self._advanced else self._outside + len(data)
@@ -103,7 +103,7 @@ class Sparse(logging.Filter):
         self._last: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether `record` is written: every error, and a warning when the last with its text is some time ago."""
+        """Whether to write `record`: always for an error; for a warning when its text was not written lately."""
         if record.levelno > logging.WARNING:
             return True
         now = self._clock.time()

@@ -15,7 +15,7 @@ from penstock.runtime.metrics import GatewayMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """A request on its way in meets them in this order: auth, admission, threads, completer."""
+    """The shared parts. A request passes them in this order: auth, admission, threads, completer."""
 
     config: GatewayConfig
     auth: Auth

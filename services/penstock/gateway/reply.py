@@ -25,7 +25,7 @@ class Reply:
         """Whether the last byte was sent."""
 
     async def json(self, value: Json, status: int = 200, retry_after: float | None = None) -> None:
-        """A whole response."""
+        """Sends a whole response."""
         body = encode(value)
         headers = [(b"content-length", str(len(body)).encode())]
         if retry_after is not None:
@@ -35,15 +35,15 @@ class Reply:
         self.ended = True
 
     async def events(self, values: Sequence[Json]) -> None:
-        """Server-sent events."""
+        """Sends each value as a server-sent event."""
         await self._write(b"".join(b"data: " + encode(value) + b"\n\n" for value in values))
 
     async def ping(self) -> None:
-        """A comment, which clients skip."""
+        """Sends a comment, which clients skip."""
         await self._write(b": ping\n\n")
 
     async def end_events(self) -> None:
-        """The last event."""
+        """Sends the last event and ends the response."""
         await self._write(b"data: [DONE]\n\n", more=False)
         self.ended = True
 

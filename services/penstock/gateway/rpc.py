@@ -96,7 +96,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
 
 def metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
-    """The call's metadata that is text."""
+    """The text entries of the call's metadata."""
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 

@@ -22,7 +22,7 @@ _KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
-    """Signals are not its business, and its start is an event."""
+    """A uvicorn server that leaves signals to the process and sets an event when it has started."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -33,10 +33,10 @@ _MOST_STREAMS = 64
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway that serves."""
+    """A running gateway."""
 
     address: HostPort
-    """HTTP."""
+    """Where HTTP listens."""
     grpc_address: HostPort
     reception: Reception
 

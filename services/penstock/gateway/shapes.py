@@ -28,7 +28,7 @@ def models_json(name: str, created: int, context: int | None) -> Json:
 
 
 def usage_json(usage: Usage) -> Json:
-    """Every field always, zeros included."""
+    """OpenAI's usage object, with every field, zeros included."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -150,7 +150,7 @@ class CompletionShape:
 
 
 def encode(value: Json) -> bytes:
-    """JSON bytes."""
+    """Encodes a value as JSON."""
     return msgspec.json.encode(value)
 
 

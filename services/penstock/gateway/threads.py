@@ -15,7 +15,7 @@ THREAD_FROM = 8192
 
 
 class Threads:
-    """A few threads for short work and a few for long, which short work never waits for. Made by `open_threads`."""
+    """Separate threads for short and for long work, so that short work never waits for long. Made by `open_threads`."""
 
     def __init__(self, short: ThreadPoolExecutor, long: ThreadPoolExecutor) -> None:
         self._short = short

@@ -13,7 +13,7 @@ from penstock.errors import DeadlineExceeded, Overloaded, TooLarge
 from penstock.gateway.admission import ClientGone
 
 BODY_S = 30.0
-"""A body that takes longer to arrive is given up: it holds one of the places."""
+"""Seconds for a body to arrive; a slower body is given up, because it occupies room."""
 
 
 class Uploads:

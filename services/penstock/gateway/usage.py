@@ -30,7 +30,7 @@ class Usage:
 
     prompt_tokens: int = 0
     charged_tokens: int = 0
-    """Those of prompts that a worker has reported; fewer only while a request runs, and when it failed."""
+    """Tokens of prompts that a worker has reported: all, unless the request still runs or has failed."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     computed_tokens: int = 0

@@ -80,7 +80,7 @@ class RouterView:
 
     @contextmanager
     def heard(self, member: str, end: Callable[[], object]) -> Iterator[None]:
-        """For the length of a call to `member`: calls `end` when the router has not heard of it for too long."""
+        """Within the block, calls `end` when the router has not heard from `member` for too long."""
         self._calls[member].add(end)
         if member in self._silent:
             end()

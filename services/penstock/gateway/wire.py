@@ -39,7 +39,7 @@ def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> ro
 
 
 def plan_progress(generated: int) -> router_pb2.PlanRequest:
-    """The prompt is computed, and `generated` tokens exist."""
+    """Tells the router that the prompt is computed and that `generated` tokens exist."""
     return router_pb2.PlanRequest(progress=router_pb2.PlanProgress(prefill_done=True, generated=generated))
 
 
@@ -68,14 +68,14 @@ def assignment(message: router_pb2.PlanResponse) -> Assignment:
 def prefill_request(
     request: ChoiceRequest, output: Sequence[int], place: Placement, epoch: int
 ) -> prefill_pb2.PrefillRequest:
-    """For the worker that computes the prompt; `output` are the tokens that were emitted before."""
+    """The request to the worker that computes the prompt; `output` has the tokens that were emitted before."""
     message = prefill_pb2.PrefillRequest(epoch=epoch)
     _fill(message.request, request, output, place.sources)
     return message
 
 
 def generate_request(request: ChoiceRequest, output: Sequence[int], chosen: Assignment) -> decode_pb2.GenerateRequest:
-    """For the worker that decodes."""
+    """The request to the worker that decodes."""
     message = decode_pb2.GenerateRequest()
     _fill(message.request, request, output, chosen.decode.sources)
     if chosen.prefill is not None:

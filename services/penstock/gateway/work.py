@@ -114,7 +114,7 @@ class Gain:
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage: queue, fetch, prefill, decode."""
     drafted: int | None = None
-    """So far."""
+    """Number of drafts so far."""
     accepted: int | None = None
     promised: Promised | None = None
 
@@ -126,7 +126,7 @@ class Lost:
     stage: Stage
     member: str
     error: PenstockError
-    """For the client, if no other worker can be had."""
+    """The error for the client if no other worker is found."""
     silent: bool = False
     """The router does not hear from the worker either."""
 
@@ -135,5 +135,5 @@ Report = Gain | Lost
 
 
 def workers_failed() -> Unavailable:
-    """For the client, when the workers of its request failed and no others could be had."""
+    """The error for the client when the workers of its request failed and no others were found."""
     return Unavailable("the workers of the request failed; try again", code="unavailable", retry_after=1)

@@ -1,4 +1,4 @@
-"""Calls to workers: channel, stub, deadline and end of each in one place."""
+"""Calls to workers: manages channel, stub, deadline and end of each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tokens of one request wait for its reader."""
+"""The tokens of one request that wait for its reader."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Timeline:
     prefill_s: float = 0.0
 
     def load_over(self, now: float) -> None:
-        """The sequence enters the line."""
+        """Notes the end of loading; the sequence enters the line."""
         self.loaded, self.load_s = now, now - self.submitted
 
     def step_begins(self, now: float) -> None:
-        """The first one."""
+        """Notes the beginning of the first step."""
         assert self.loaded is not None
         self.started, self.queue_s = now, now - self.loaded
 
     def first(self, now: float) -> None:
-        """The first token comes."""
+        """Notes the first token."""
         assert self.started is not None
         self.first_token, self.prefill_s = now, now - self.started
 
@@ -45,7 +45,7 @@ class Outlet:
     """The reader's end of one request. Tokens that the reader has not taken yet are merged, so nothing queues up."""
 
     def __init__(self, live: Live, feed: SinkFeed | None, appetite: Appetite) -> None:
-        """`feed`: of the request's sink, if it has one."""
+        """`feed` feeds the request's sink, if it has one."""
         self.live = live
         self.feed = feed
         self.timeline = Timeline(time.monotonic())
@@ -53,7 +53,7 @@ class Outlet:
         self.error: Exception | None = None
         self._chosen: list[Chosen] = []
         self._index = 0
-        """Of the first of `_chosen` among the generated tokens."""
+        """Index of the first token of `_chosen` among the generated tokens."""
         self._appetite = appetite
         self._reader: asyncio.Future[None] | None = None
 
@@ -74,7 +74,7 @@ class Outlet:
         times.last_token = now
 
     def fail(self, error: Exception) -> None:
-        """The reader gets `error` behind the tokens that are there."""
+        """Makes the reader get `error` after the tokens that are pending."""
         self.error = error
         self.wake()
 
@@ -89,7 +89,7 @@ class Outlet:
                 reader.set_result(None)
 
     def wake(self) -> None:
-        """Lets the reader look, if it waits."""
+        """Wakes the reader if it waits."""
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)

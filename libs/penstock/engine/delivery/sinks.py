@@ -1,4 +1,4 @@
-"""Pages that are lent to sinks."""
+"""Lends pages to sinks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LentPage:
         self._give_back: Callable[[int], None] | None = give_back
 
     def view(self) -> memoryview:
-        """The page's bytes, read-only. See PageRef."""
+        """The page's bytes, read-only; do not use them after `release`."""
         assert self._give_back is not None, "the page was released"
         return self._memory.view(self._page)
 
     def read_into(self, destination: memoryview) -> None:
-        """Copies the page's bytes. See PageRef."""
+        """Copies the page's bytes to `destination`, one block long; callable from any thread."""
         assert self._give_back is not None, "the page was released"
         self._memory.read_into(self._page, destination)
 
@@ -76,7 +76,7 @@ class SinkFeed:
         """Leading blocks that the sink knows."""
 
     def report(self) -> None:
-        """Blocks that are full since the last call; not those that a source loaded."""
+        """Reports the blocks that became full since the last call, except those that a source loaded."""
         live = self._live
         first = max(self._reported, live.loaded_blocks)
         whole = live.computed // self._lender.block_size

@@ -77,7 +77,7 @@ class Batch:
     """Cover the S sampled rows except the leading ones; the last layer computes only these."""
     leading: Leading | None = None
     last_leading: Leading | None = None
-    """The leading rows that the last layer computes, as `last_groups` are its other rows."""
+    """The leading ones among the sampled rows, which the last layer computes; as `leading`."""
 
 
 class BatchBuilder:
@@ -161,7 +161,7 @@ class BatchBuilder:
         return Group(first, len(members), rows, contexts)
 
     def _context(self, members: Sequence[Run], rows: int, window: int | None) -> Context:
-        """Of the last `rows` rows of each member: from the page where the first of them begins to look."""
+        """The context of the last `rows` rows of each member, from the first page that the first of these rows sees."""
         size = self._memory.block_size
         reach = [0 if window is None else max(0, run.end - rows - window + 1) for run in members]
         firsts = [start // size for start in reach]
@@ -207,7 +207,7 @@ class BatchBuilder:
 
 
 def arrange(runs: Sequence[Run]) -> list[Run]:
-    """The order in which runs that attend alike are neighbours."""
+    """Orders the runs so that those that attend alike are neighbours."""
     return sorted(runs, key=lambda run: (run.tokens, run.samples, len(run.pages)))
 
 

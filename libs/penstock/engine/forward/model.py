@@ -26,7 +26,7 @@ class Computes(Protocol):
 
     @property
     def memory(self) -> PageMemory:
-        """Where the KV is."""
+        """The memory that holds the KV."""
         ...
 
     @property
@@ -44,7 +44,7 @@ Load = Callable[[EngineConfig, Checkpoint], tuple[Computes, KvSpec]]
 
 
 def set_threads(threads: int) -> None:
-    """How many threads torch computes with; 0: one for each core."""
+    """Sets the number of threads with which torch computes; 0: one for each core."""
     torch.set_num_threads(threads or available_cores())
 
 

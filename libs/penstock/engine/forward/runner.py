@@ -104,7 +104,7 @@ class Runner:
             )
 
     def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
-        """`compute`: the type of activations."""
+        """`compute` is the type of activations."""
         place = self.memory.data.device
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         self.sampler = Sampler(model.vocab_size, place)
@@ -175,7 +175,7 @@ def _machine(checkpoint: Checkpoint, config: EngineConfig) -> Machine | None:
 
 
 def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> tuple[PackedWeights, Weights]:
-    """How the weights were packed, and the weights."""
+    """Packs the weights; returns an account of the packing, and the weights."""
     kept = _WEIGHTS[config.dtype]
     kind = "lossless" if config.weights == "lossless" else config.dtype
     packed = packed_weights(checkpoint, kind, kept, torch.get_num_threads(), config.packed_bytes)
@@ -189,7 +189,7 @@ def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> t
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-    """To values that int8 has."""
+    """Rounds the matrix to values that int8 can represent."""
     return dequantised(matrix()), None if bias is None else bias.float()
 
 

@@ -24,7 +24,7 @@ from penstock.engine.models.loading import all_stacks
 from penstock.runtime.caches import cache_directory
 
 CACHE_BYTES = 16 << 30
-"""Of packed files on disk, by default."""
+"""Default size of the cache of packed files on disk."""
 SMALL_BYTES = 32 << 20
 """Models of fewer bytes are packed at every start: that takes no longer than finding and checking a file."""
 _log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
     matrices: Mapping[str, Packed]
-    """By the name of their Stack."""
+    """The packed matrices by the names of their stacks."""
     nbytes: int
     shared: bool
-    """With the other processes of this host that use them."""
+    """Whether other processes of this host share the memory of the matrices."""
     packed: bool
-    """Now, and not earlier."""
+    """Whether this start packed them; otherwise the cache had them already."""
     seconds: float
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ class Live:
 
     request: Request
     id: str
-    """The request's."""
+    """The id of the request."""
     ticket: int
     """Order of arrival, unique in the engine."""
     owner: str
@@ -30,7 +30,7 @@ class Live:
     ends_at: int
     """Tokens with which `max_tokens` is used up."""
     run: Run
-    """Its share of a step, aimed again before each. Refers to the lists `tokens` and `pages`."""
+    """Its tokens in a step, chosen again by `aim` before each step. Refers to the lists `tokens` and `pages`."""
     pages: list[int]
     version: int = 0
     """Changes whenever `pages` changes."""
@@ -109,7 +109,7 @@ class Live:
         return finish
 
     def verdict(self) -> FinishReason | None:
-        """Whether its last token has ended it."""
+        """Why its last token ends the sequence; None when it does not."""
         if self.generated == 0:
             return None
         if self.tokens[-1] in self.stops and self.generated > self.request.sampling.min_tokens:
@@ -138,5 +138,5 @@ def new_live(request: Request, ticket: int, eos: frozenset[int]) -> Live:
 
 
 def _idle(choice: Choice, pages: Sequence[int], owner: str) -> Run:
-    """Of no tokens."""
+    """A run without tokens."""
     return Run(choice, 0, 0, pages, (owner, 0))

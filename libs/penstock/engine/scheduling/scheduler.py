@@ -34,7 +34,7 @@ class SchedulerStats:
     total_pages: int
     preemptions: int
     generated_tokens: int
-    """That steps gave."""
+    """Number of tokens that steps have generated."""
 
 
 def _by_ticket(live: Live) -> int:
@@ -54,7 +54,7 @@ class Scheduler:
         self._preemptions = 0
         self._generated = 0
         self._decoding: list[Live] | None = None
-        """The last step, if it had one token of every running sequence and none has come or gone since."""
+        """The last step, if it computed one token of every running sequence and these are still the same."""
 
     def stats(self) -> SchedulerStats:
         """Now."""
@@ -84,7 +84,7 @@ class Scheduler:
         insort(self._loading, live, key=_by_ticket)
 
     def room_for(self, live: Live, first_block: int, wanted: int) -> int:
-        """How many blocks from `first_block` on a source may fill, at most `wanted`: allocates missing pages as far as
+        """Returns how many blocks from `first_block` on a source may fill, at most `wanted`; allocates pages as far as
         they can be spared. One free page for each running sequence stays."""
         last = min(first_block + wanted, self._limits.pages_for(live.length))
         spare = max(0, self._pool.free - len(self._running))
@@ -212,7 +212,7 @@ class Scheduler:
         return ended
 
     def drop(self, live: Live) -> None:
-        """Takes a sequence out for good, once or more often: the one end of every life. Its pages go at once, or in
+        """Removes a sequence for good; may be called more than once. Its pages are freed at once, or in
         `commit` when a step is using them."""
         if live.gone:
             return

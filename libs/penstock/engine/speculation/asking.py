@@ -1,4 +1,4 @@
-"""Asking a drafter for drafts, and for no more than they are worth."""
+"""Asks a drafter for drafts, for as many as have lately been worth their cost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Speculation:
         self._pause = 0
         self._misses = 0
         self._answers = 0
-        """In a row."""
+        """Answers in a row."""
         self._reliable = True
 
     @property
@@ -77,7 +77,7 @@ class Speculation:
         self._counters.accepted += accepted
 
     def forget(self, live: Live) -> None:
-        """The sequence is gone."""
+        """Forgets a sequence that has ended, here and in the drafter."""
         self._appetites.pop(live.ticket, None)
         if self._drafter is None:
             return

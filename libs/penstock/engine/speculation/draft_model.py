@@ -19,7 +19,7 @@ from penstock.engine.sampling.choice import Choice
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """Of one draft model."""
+    """Statistics of one draft model."""
 
     sequences: int
     free_pages: int
@@ -185,7 +185,7 @@ class ModelProposer:
         return Run(choice, task.computed, count, context.pages, (context.owner, context.version))
 
     def _unfinished(self, tasks: list[_Task]) -> list[_Task]:
-        """Those with room for another guess that did not guess the end of the text."""
+        """The tasks that have room for another guess and have not guessed the end of the text."""
         return [
             task
             for task in tasks

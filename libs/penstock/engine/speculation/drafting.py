@@ -57,7 +57,7 @@ class NgramProposer:
 
 
 def _last_occurrence(packed: bytes, length: int) -> int | None:
-    """Where (in tokens of 4 bytes) the last `length` tokens occurred before, the latest place first."""
+    """The latest earlier place, in tokens of 4 bytes, of the last `length` tokens; None when they are new."""
     suffix, end = packed[-4 * length :], len(packed) - 4
     place = packed.rfind(suffix, 0, end)
     while place >= 0 and place % 4:
