@@ -23,7 +23,8 @@ from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import PAGE
-from penstock.kvstore.tiers.disk.tier import NvmeOptions, NvmeTier
+from penstock.kvstore.tiers.disk.options import NvmeOptions
+from penstock.kvstore.tiers.disk.tier import NvmeTier
 
 SLOT = PAGE + BLOCK_BYTES
 

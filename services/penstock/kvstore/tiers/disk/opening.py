@@ -16,7 +16,8 @@ from penstock.kvstore.table.blocks import Block, Lease, TierKind
 from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.tiers.base import Room, Rules
 from penstock.kvstore.tiers.disk.mover import DiskMover
-from penstock.kvstore.tiers.disk.tier import NvmeOptions, NvmeTier
+from penstock.kvstore.tiers.disk.options import NvmeOptions
+from penstock.kvstore.tiers.disk.tier import NvmeTier
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.tasks import beside

@@ -8,9 +8,7 @@ import errno
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -25,6 +23,7 @@ from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import Drop, fingerprint
 from penstock.kvstore.tiers.disk.health import Health
 from penstock.kvstore.tiers.disk.home import Home
+from penstock.kvstore.tiers.disk.options import NvmeOptions
 from penstock.kvstore.tiers.disk.scan import ScanResult, progress_bar, scan
 from penstock.kvstore.tiers.disk.slabs import Slabs, SlabShape
 from penstock.kvstore.tiers.disk.space import Space, SpaceWatcher
@@ -37,17 +36,6 @@ _SILENCE_S = 0.5
 """A bringing that ended without a single block after this long says so, too."""
 _SAVE_S = 30.0
 _RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmeOptions:
-    """Where blocks go, and how many bytes in all, per second and per day."""
-
-    directory: Path
-    total: int
-    per_s: int
-    per_day: int
-    direct: bool = True
 
 
 class NvmeTier:
