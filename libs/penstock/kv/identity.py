@@ -26,6 +26,8 @@ NAMESPACE_BYTES = 16
 """Of a namespace, where it only names a tenant and protects nothing."""
 MAX_KEYS = 65_536
 """Most keys of one call to a store; more than any context, and far below a message's limit."""
+MAX_BATCH = 2_048
+"""Most blocks of one Reserve or Commit: each costs the store some 6 us of its event loop."""
 _ROOT_TAG = b"penstock block chain v1"
 
 

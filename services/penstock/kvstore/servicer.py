@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_key, check_keys, check_namespace
 from penstock.kv.bytes import bulk
 from penstock.kv.bytes.pieces import packed
-from penstock.kv.identity import MAX_KEYS
+from penstock.kv.identity import MAX_BATCH, MAX_KEYS
 from penstock.kv.spec import spec_from_message
 from penstock.kvstore.checks import (
     check_block_length,
@@ -133,7 +133,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.ReleaseResponse(released=released, device_released=self._device.release(request))
 
     async def Reserve(self, request: kvstore_pb2.ReserveRequest, context: Context) -> kvstore_pb2.ReserveResponse:
-        check_count("blocks", request.blocks, MAX_KEYS)
+        check_count("blocks", request.blocks, MAX_BATCH)
         table = self._store.host.table
         check_block_length(request.length, table.block_bytes)
         wanted = wanted_from_message(request)
@@ -149,7 +149,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.Reservation(state=_STATE[reserved.state], offset=offset, epoch=reserved.block.epoch)
 
     async def Commit(self, request: kvstore_pb2.CommitRequest, context: Context) -> kvstore_pb2.CommitResponse:
-        check_count("blocks", request.blocks, MAX_KEYS)
+        check_count("blocks", request.blocks, MAX_BATCH)
         written = [written_from_message(f"blocks[{index}]", block) for index, block in enumerate(request.blocks)]
         committed = self._store.host.table.puts.commit(request.attachment_id, written, self._store.now())
         return kvstore_pb2.CommitResponse(committed=committed)

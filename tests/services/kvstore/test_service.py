@@ -233,12 +233,14 @@ async def test_the_largest_question_fits_one_message() -> None:
     async with open_kvstore(settings()) as store, raw(store.address) as one:
         await one.attach()
         assert await one.lookup(names) == 0
-        wanted = [kvstore_pb2.ReserveBlock(key=name, parent=ROOT, first_token=1 << 20) for name in names[:50_000]]
-        request = kvstore_pb2.ReserveRequest(
-            attachment_id=one.attached.attachment_id, blocks=wanted, length=BLOCK_BYTES
-        )
+        wanted = [kvstore_pb2.ReserveBlock(key=name, parent=ROOT, first_token=1 << 20) for name in names[:2_049]]
+        request = kvstore_pb2.ReserveRequest(attachment_id=one.attached.attachment_id, length=BLOCK_BYTES)
+        request.blocks.extend(wanted[:2_048])
         rooms = (await one.stub.Reserve(request)).blocks
         assert [room.state for room in rooms].count(WRITE) == 64
+        request.blocks.append(wanted[-1])
+        with pytest.raises(grpc.aio.AioRpcError, match="blocks = 2049 entries: must have at most 2048"):
+            await one.stub.Reserve(request)
 
 
 def _chunks(attachment: str, block: Any, epoch: int, digest: bytes, pieces: list[tuple[int, bytes]]) -> list[Any]:

@@ -14,9 +14,9 @@ from penstock.kv.bytes.pieces import packed
 from penstock.kv.client.link import AttachStream, Link
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import Origin
+from penstock.kv.identity import MAX_BATCH
 from penstock.v1 import kvstore_pb2
 
-_BATCH_BLOCKS = 4096
 _BATCH_BYTES = 64 << 20
 
 
@@ -67,7 +67,7 @@ class Writing:
         for block in blocks:
             if block.data.nbytes != size:
                 raise ValueError(f"a block has {block.data.nbytes} bytes, the spec says {size}")
-        batch = max(1, min(_BATCH_BLOCKS, _BATCH_BYTES // size))
+        batch = max(1, min(MAX_BATCH, _BATCH_BYTES // size))
         batches = [blocks[start : start + batch] for start in range(0, len(blocks), batch)]
         with attachment.using():
             return await self._put(attachment, batches, origin) if batches else 0
