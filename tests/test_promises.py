@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -65,7 +66,11 @@ def test_the_two_commands_prepare_what_they_need(tmp_path: Path, verb: str, ends
     """On a clone without an environment, make would create one, install into it and then run the command."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    done = subprocess.run(["make", "-n", verb], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # of a make around us
+    command = ["make", "-n", verb]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert any("python3 -m venv" in line for line in lines) and any("pip install" in line for line in lines)

@@ -214,7 +214,7 @@ async def test_a_caller_that_leaves_while_it_asks_keeps_nothing() -> None:
 
 @both_ways
 async def test_a_put_of_many_batches_stores_all_of_them(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_BATCH_BLOCKS", 3)
+    monkeypatch.setattr(writing, "MAX_BATCH", 3)
     blocks = puts(20)
     async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
         assert await client.put(blocks[4:6]) == 2
@@ -229,7 +229,7 @@ async def test_a_put_of_many_batches_stores_all_of_them(host: str, monkeypatch: 
 @both_ways
 async def test_a_put_of_many_batches_that_is_left_keeps_nothing(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At whatever point: one batch may be reserved, one written and one committed at that time."""
-    monkeypatch.setattr(writing, "_BATCH_BLOCKS", 3)
+    monkeypatch.setattr(writing, "MAX_BATCH", 3)
     async with open_kvstore(settings()) as store, client_of(store.address, host=host) as client:
         for turns in range(60):
             task = asyncio.ensure_future(client.put(puts(12, f"t{turns}")))
@@ -244,7 +244,7 @@ async def test_a_put_of_many_batches_that_is_left_keeps_nothing(host: str, monke
 
 
 async def test_a_batch_that_fails_takes_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_BATCH_BLOCKS", 3)
+    monkeypatch.setattr(writing, "MAX_BATCH", 3)
     copies = itertools.count()
 
     def fails(target: memoryview, source: memoryview) -> bytes:
