@@ -147,7 +147,7 @@ async def test_kill_9_under_load(victim, tiny, other, meshes, oracle, http):
 @pytest.mark.parametrize("victim", ["decode", "prefill"])
 async def test_a_worker_that_hangs_costs_seconds(victim, tiny, meshes, oracle, http):
     """A stopped process keeps its connections. The router hears nothing of it, and the gateway ends the calls to it."""
-    longer = replace(LONG, max_tokens=1000)
+    longer = replace(LONG, max_tokens=1700)  # so that it is stopped well before their end
     async with meshes(MeshSetup(model=tiny, router={"silent_s": 3.0})) as mesh:
         store = ["--kvstore", mesh.kvstore.address, "--host-id", "test"]
         served = ["--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny"]
@@ -169,7 +169,7 @@ async def test_a_worker_that_hangs_costs_seconds(victim, tiny, meshes, oracle, h
             others = mesh.decode[0].worker.engine
             before = others.stats().generated_tokens
             # less than it takes until the connection is given up
-            await until(lambda: others.stats().generated_tokens > before + 100, "others serve them", seconds=13)
+            await until(lambda: others.stats().generated_tokens > before, "others serve them", seconds=13)
             answers = await running
             for tokens, answer in zip(prompts, answers, strict=True):
                 assert answer.ids == (await oracle(tokens, longer)).ids
