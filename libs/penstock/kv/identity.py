@@ -27,7 +27,7 @@ NAMESPACE_BYTES = 16
 MAX_KEYS = 65_536
 """Most keys of one call to a store; more than any context, and far below a message's limit."""
 MAX_BATCH = 2_048
-"""Most blocks of one Reserve or Commit: each costs the store some 6 us of its event loop."""
+"""Most blocks of one Reserve or Commit: the store answers such a call in one step of its event loop."""
 _ROOT_TAG = b"penstock block chain v1"
 
 

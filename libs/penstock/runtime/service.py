@@ -58,7 +58,7 @@ def service_main(
     def serve(config: Config) -> None:
         async def main(lifecycle: Lifecycle) -> None:
             async with open_service(config) as service:
-                gc.freeze()  # else each full collection walks all that imports made: a tenth of a second on the loop
+                gc.freeze()  # else each full collection holds the loop while it walks all that imports made
                 with exposed(service.metrics, config.metrics_address):
                     lifecycle.ready(**tells(service))
                     await lifecycle.stopped()

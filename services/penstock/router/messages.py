@@ -16,7 +16,7 @@ from penstock.v1 import common_pb2, router_pb2
 
 _STATES = frozenset(common_pb2.SessionState.values())
 _MOST_HINTS = 512
-"""Of one call: telling each store of each takes some 10 ms of the event loop."""
+"""Most hints of one call: the router passes them on in one step of its event loop."""
 _MOST_AVOIDED = 256
 """Members that one request may have lost; a stream that moves more often has long been given up."""
 _ROLES = {

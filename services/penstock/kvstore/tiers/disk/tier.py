@@ -39,7 +39,7 @@ _RETRY_S = 5.0
 
 
 class NvmeTier:
-    """Supplier: the files of the disk tier. `open` it before use, `run` it meanwhile, `close` it at the end."""
+    """The files of the disk tier. `open_disk` opens it, runs it and closes it."""
 
     def __init__(
         self,
