@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from openai import AsyncOpenAI
 
-from penstock.gateway.auth import session_digest
+from penstock.gateway.accounts.auth import session_digest
 from penstock.kvstore.sessions import SessionPhase
 from penstock.testing.mesh import Mesh, MeshSetup
 

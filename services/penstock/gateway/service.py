@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import grpc
 
 from penstock.chat.model import ChatModelError, load_chat_model
-from penstock.gateway.admission import Admission
-from penstock.gateway.auth import load_auth
-from penstock.gateway.completer import Completer
+from penstock.gateway.accounts.admission import Admission
+from penstock.gateway.accounts.auth import load_auth
+from penstock.gateway.completing.completer import Completer
+from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.http import application
-from penstock.gateway.reception import Reception
-from penstock.gateway.rpc import SERVICE, GatewayService
-from penstock.gateway.server import serve_http
-from penstock.gateway.threads import open_threads
-from penstock.gateway.view import RouterView, open_view
+from penstock.gateway.door.http import application
+from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.rpc import SERVICE, GatewayService
+from penstock.gateway.door.server import serve_http
+from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError, HostPort

@@ -16,7 +16,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused, RequestTooLong
 from penstock.engine.request import Request, SamplingParams
-from penstock.gateway.bounds import BOUNDS, MAX_LOGIT_BIAS
+from penstock.gateway.request.bounds import BOUNDS, MAX_LOGIT_BIAS
 from penstock.testing.checkpoints import END_OF_TURN, EOS, TinyModel, write_checkpoint
 
 

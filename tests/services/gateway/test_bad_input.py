@@ -11,8 +11,8 @@ import httpx2
 import openai
 import pytest
 
-from penstock.gateway.bounds import BOUNDS
-from penstock.gateway.protocol import Sparse
+from penstock.gateway.door.protocol import Sparse
+from penstock.gateway.request.bounds import BOUNDS
 
 from .fakes import CONTEXT
 
@@ -324,7 +324,7 @@ async def test_heads_are_bounded(setup, pieces):
 
 
 async def test_heads_that_never_end_are_not_waited_for(setup, monkeypatch):
-    monkeypatch.setattr("penstock.gateway.protocol.HEAD_S", 0.05)
+    monkeypatch.setattr("penstock.gateway.door.protocol.HEAD_S", 0.05)
     for begun in (b"", HEAD):
         assert (await raw(setup.gateway.address, begun)).startswith(b"HTTP/1.1 408")
 
@@ -367,14 +367,14 @@ async def test_bodies_in_tiny_chunks_are_served(setup):
 
 @pytest.mark.parametrize("tail", [b"0\r\nx-sum: ", b"5\r\nab", b""])
 async def test_messages_that_never_end_are_not_waited_for(setup, monkeypatch, tail):
-    monkeypatch.setattr("penstock.gateway.protocol.MESSAGE_S", 0.1)
+    monkeypatch.setattr("penstock.gateway.door.protocol.MESSAGE_S", 0.1)
     connection = await raw(setup.gateway.address, b"GET /healthz" + CHUNKED + tail)
     assert connection.startswith((b"HTTP/1.1 200", b"HTTP/1.1 408"))  # and then it ends
 
 
 async def test_a_running_stream_outlives_the_time_of_a_message_that_waits_behind_it(setup, monkeypatch):
     """A second request with a long body on the same connection is not read meanwhile; its client is not to blame."""
-    monkeypatch.setattr("penstock.gateway.protocol.MESSAGE_S", 0.1)
+    monkeypatch.setattr("penstock.gateway.door.protocol.MESSAGE_S", 0.1)
     setup.script.hang = True
     reader, writer = await asyncio.open_connection(*setup.gateway.address.split(":"))
     body = json.dumps(chat(stream=True)).encode()

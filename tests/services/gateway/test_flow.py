@@ -13,9 +13,9 @@ import pytest
 
 from penstock import gateway
 from penstock.errors import InvalidRequest, Overloaded, Unavailable
-from penstock.gateway.ask import Sampling
-from penstock.gateway.flow import Flow
-from penstock.gateway.work import (
+from penstock.gateway.completing.flow import Flow
+from penstock.gateway.request.ask import Sampling
+from penstock.gateway.request.work import (
     Assignment,
     ChoiceRequest,
     Finish,
@@ -365,7 +365,10 @@ async def test_what_decode_sent_before_it_was_lost_is_kept() -> None:
 
 
 def test_the_flow_knows_neither_messages_nor_grpc() -> None:
-    code = "import sys, penstock.gateway.flow; assert not {'grpc', 'google.protobuf', 'penstock.v1'} & set(sys.modules)"
+    code = (
+        "import sys, penstock.gateway.completing.flow\n"
+        "assert not {'grpc', 'google.protobuf', 'penstock.v1'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -9,7 +9,7 @@ import grpc
 import httpx2
 import pytest
 
-from penstock.gateway.auth import session_digest
+from penstock.gateway.accounts.auth import session_digest
 from penstock.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from .fakes import MODEL

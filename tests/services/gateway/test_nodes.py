@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
-from penstock.gateway import nodes
-from penstock.gateway.bounds import MAX_ITEMS, MAX_MESSAGES, MAX_NODES
-from penstock.gateway.nodes import Nodes
+from penstock.gateway.api import nodes
+from penstock.gateway.api.nodes import Nodes
+from penstock.gateway.request.bounds import MAX_ITEMS, MAX_MESSAGES, MAX_NODES
 
 TEXT = st.text(st.sampled_from('"\\{}[],: aé\n'), max_size=12)
 VALUES = st.recursive(

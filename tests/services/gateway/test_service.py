@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import trace
 from uvicorn.importer import ImportFromStringError
 
-from penstock.gateway.auth import load_auth, session_digest
+from penstock.gateway.accounts.auth import load_auth, session_digest
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import open_gateway
 from penstock.kv.identity import block_keys, namespace, root_key
@@ -174,7 +174,7 @@ async def test_another_tokenizer_is_not_served(opened, model_dir, tmp_path):
 
 async def test_a_server_that_fails_before_it_listens_ends_the_start(opened, monkeypatch):
     """uvicorn fails while it loads its protocol; the start neither succeeds nor waits for ever."""
-    monkeypatch.setattr("penstock.gateway.server.BoundedProtocol", "penstock.nowhere:Protocol")
+    monkeypatch.setattr("penstock.gateway.door.server.BoundedProtocol", "penstock.nowhere:Protocol")
     async with asyncio.timeout(10):
         with pytest.raises(ImportFromStringError, match=r"penstock\.nowhere"):
             async with opened():

@@ -18,17 +18,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Internal, PenstockError
-from penstock.gateway.admission import ClientGone
-from penstock.gateway.ask import Ask
-from penstock.gateway.auth import session_digest
-from penstock.gateway.completion import Caller, Completion
-from penstock.gateway.delta import Delta, fold
-from penstock.gateway.openai import chat_ask, completion_ask
-from penstock.gateway.pages import Pages, http_error, internal_error, penstock_error
-from penstock.gateway.reception import Reception
-from penstock.gateway.reply import Reply
-from penstock.gateway.shapes import ChatShape, CompletionShape
-from penstock.gateway.uploads import Uploads
+from penstock.gateway.accounts.admission import ClientGone
+from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.openai.asks import chat_ask, completion_ask
+from penstock.gateway.api.openai.shapes import ChatShape, CompletionShape
+from penstock.gateway.completing.completion import Caller, Completion
+from penstock.gateway.completing.delta import Delta, fold
+from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
+from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.reply import Reply
+from penstock.gateway.door.uploads import Uploads
+from penstock.gateway.request.ask import Ask
 from penstock.rpc.context import read_trace, safe_request_id
 from penstock.runtime.context import request_scope
 from penstock.runtime.tasks import first_of

@@ -11,8 +11,8 @@ from penstock.chat.events import CallArguments, CallStart, Content, Event
 from penstock.chat.model import ChatModel
 from penstock.chat.parser import AssistantParser
 from penstock.chat.stops import StopAutomaton, StopMatcher
-from penstock.gateway.delta import CallDelta, Delta, TokenLogprob
-from penstock.gateway.work import SampledToken
+from penstock.gateway.completing.delta import CallDelta, Delta, TokenLogprob
+from penstock.gateway.request.work import SampledToken
 
 
 class Answer:

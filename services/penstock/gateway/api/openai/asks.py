@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
-from penstock.gateway import bounds
-from penstock.gateway.ask import Ask, Conversation, Prompt, Sampling
-from penstock.gateway.bodies import (
+from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.api.nodes import Nodes
+from penstock.gateway.api.openai.bodies import (
     ChatBody,
     CompletionBody,
     ContentPart,
@@ -20,9 +20,9 @@ from penstock.gateway.bodies import (
     read_hint,
     small,
 )
-from penstock.gateway.bounds import check, check_count
-from penstock.gateway.extension import CacheControl, Extension, keeps_of
-from penstock.gateway.nodes import Nodes
+from penstock.gateway.request import bounds
+from penstock.gateway.request.ask import Ask, Conversation, Prompt, Sampling
+from penstock.gateway.request.bounds import check, check_count
 from penstock.kv.hint import ReturnHint
 
 _REFUSED = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from penstock.gateway import wire
-from penstock.gateway.faults import public_error
+from penstock.gateway.mesh import wire
+from penstock.gateway.mesh.faults import public_error
 from penstock.kv.hint import ReturnHint
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from penstock.gateway.answer import Answer
-from penstock.gateway.flow import ChoiceAccount
-from penstock.gateway.work import TIERS, Promised
+from penstock.gateway.completing.answer import Answer
+from penstock.gateway.completing.flow import ChoiceAccount
+from penstock.gateway.request.work import TIERS, Promised
 
 TIMES = ("tokenize", "plan", "queue", "fetch", "prefill", "first_token", "decode", "total")
 

@@ -13,16 +13,16 @@ import msgspec
 
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
-from penstock.gateway import bounds
-from penstock.gateway.ask import Ask, Conversation, Keep, Sampling
-from penstock.gateway.auth import session_digest
-from penstock.gateway.bounds import check, check_count
-from penstock.gateway.completion import Caller, Completion
-from penstock.gateway.delta import Delta, TokenLogprob
-from penstock.gateway.extension import SessionBody, seconds
-from penstock.gateway.nodes import Nodes
-from penstock.gateway.reception import Reception
-from penstock.gateway.usage import Usage
+from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.extension import SessionBody, seconds
+from penstock.gateway.api.nodes import Nodes
+from penstock.gateway.completing.completion import Caller, Completion
+from penstock.gateway.completing.delta import Delta, TokenLogprob
+from penstock.gateway.completing.usage import Usage
+from penstock.gateway.door.reception import Reception
+from penstock.gateway.request import bounds
+from penstock.gateway.request.ask import Ask, Conversation, Keep, Sampling
+from penstock.gateway.request.bounds import check, check_count
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc

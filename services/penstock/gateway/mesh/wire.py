@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.gateway.ask import Sampling
-from penstock.gateway.work import (
+from penstock.gateway.request.ask import Sampling
+from penstock.gateway.request.work import (
     TIERS,
     Assignment,
     ChoiceRequest,

@@ -9,9 +9,9 @@ from contextlib import suppress
 import grpc
 
 from penstock.errors import NotFound, Unavailable
-from penstock.gateway import wire
-from penstock.gateway.faults import public_error
-from penstock.gateway.work import Assignment, ChoiceRequest
+from penstock.gateway.mesh import wire
+from penstock.gateway.mesh.faults import public_error
+from penstock.gateway.request.work import Assignment, ChoiceRequest
 from penstock.kv.hint import ReturnHint
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing

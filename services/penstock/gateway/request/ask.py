@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from penstock.chat.messages import Message, Tool
 from penstock.errors import InvalidRequest, Unprocessable
-from penstock.gateway import bounds
-from penstock.gateway.bounds import check, check_count
+from penstock.gateway.request import bounds
+from penstock.gateway.request.bounds import check, check_count
 from penstock.kv.hint import ReturnHint
 
 

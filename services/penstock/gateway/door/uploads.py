@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from penstock.errors import DeadlineExceeded, Overloaded, TooLarge
-from penstock.gateway.admission import ClientGone
+from penstock.gateway.accounts.admission import ClientGone
 
 BODY_S = 30.0
 """Seconds for a body to arrive; a slower body is given up, because it occupies room."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from penstock.errors import InvalidRequest
-from penstock.gateway.extension import CacheControl, Extension, SessionBody
+from penstock.gateway.api.extension import CacheControl, Extension, SessionBody
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 _SMALL = 64

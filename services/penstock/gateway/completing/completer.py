@@ -15,19 +15,19 @@ from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
 from penstock.errors import DeadlineExceeded, InvalidRequest, NotFound
-from penstock.gateway.answer import Answer
-from penstock.gateway.ask import Ask, Conversation, Prompt
-from penstock.gateway.auth import Auth
-from penstock.gateway.completion import Caller, Completion, Speaker
+from penstock.gateway.accounts.auth import Auth
+from penstock.gateway.completing.answer import Answer
+from penstock.gateway.completing.completion import Caller, Completion, Speaker
+from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
+from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.flow import Flow
-from penstock.gateway.hints import send_hint
-from penstock.gateway.plans import PlanStream
-from penstock.gateway.prompts import Naming, Prepared, opening, prepare, weight
-from penstock.gateway.threads import Threads
-from penstock.gateway.view import RouterView
-from penstock.gateway.work import TIERS, ChoiceRequest, KeepWish, SampledToken
-from penstock.gateway.workers import WorkerChannels, Workers
+from penstock.gateway.mesh.hints import send_hint
+from penstock.gateway.mesh.plans import PlanStream
+from penstock.gateway.mesh.view import RouterView
+from penstock.gateway.mesh.workers import WorkerChannels, Workers
+from penstock.gateway.request.ask import Ask, Conversation, Prompt
+from penstock.gateway.request.work import TIERS, ChoiceRequest, KeepWish, SampledToken
 from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
 from penstock.rpc.channels import Channels

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from penstock.gateway.protocol import BoundedProtocol, Sparse
+from penstock.gateway.door.protocol import BoundedProtocol, Sparse
 from penstock.runtime.config import ConfigError, HostPort
 from penstock.runtime.ports import ports_are_reserved
 from penstock.runtime.tasks import Failed, beside

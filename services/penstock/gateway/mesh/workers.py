@@ -10,10 +10,19 @@ from typing import Any, TypeVar
 
 import grpc
 
-from penstock.gateway import wire
-from penstock.gateway.faults import blames_member, public_error
-from penstock.gateway.view import RouterView
-from penstock.gateway.work import Assignment, ChoiceRequest, Gain, Lost, Placement, Report, Stage, workers_failed
+from penstock.gateway.mesh import wire
+from penstock.gateway.mesh.faults import blames_member, public_error
+from penstock.gateway.mesh.view import RouterView
+from penstock.gateway.request.work import (
+    Assignment,
+    ChoiceRequest,
+    Gain,
+    Lost,
+    Placement,
+    Report,
+    Stage,
+    workers_failed,
+)
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
 from penstock.runtime.tasks import being_cancelled

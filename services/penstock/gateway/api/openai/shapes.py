@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.gateway.delta import Delta, TokenLogprob
-from penstock.gateway.usage import TIMES, Usage
-from penstock.gateway.work import TIERS
+from penstock.gateway.completing.delta import Delta, TokenLogprob
+from penstock.gateway.completing.usage import TIMES, Usage
+from penstock.gateway.request.work import TIERS
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.gateway.ask import Sampling
+from penstock.gateway.request.ask import Sampling
 
 Stage = Literal["prefill", "decode"]
 Finish = Literal["stop", "length"]

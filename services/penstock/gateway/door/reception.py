@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.admission import Admission
-from penstock.gateway.auth import Auth
-from penstock.gateway.completer import Completer
+from penstock.gateway.accounts.admission import Admission
+from penstock.gateway.accounts.auth import Auth
+from penstock.gateway.completing.completer import Completer
+from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.threads import Threads
-from penstock.gateway.view import RouterView
+from penstock.gateway.mesh.view import RouterView
 from penstock.runtime.metrics import GatewayMetrics
 
 

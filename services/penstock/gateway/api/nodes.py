@@ -8,7 +8,7 @@ slice by slice, which costs a few milliseconds and lets go of the lock in betwee
 from __future__ import annotations
 
 from penstock.errors import InvalidRequest
-from penstock.gateway.bounds import MAX_ITEMS, MAX_NODES
+from penstock.gateway.request.bounds import MAX_ITEMS, MAX_NODES
 
 _SLICE = 1 << 16
 """Bytes that are looked at in one go."""

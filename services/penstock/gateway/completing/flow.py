@@ -21,7 +21,7 @@ from typing import Protocol
 import structlog
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
-from penstock.gateway.work import (
+from penstock.gateway.request.work import (
     Assignment,
     ChoiceRequest,
     Finish,

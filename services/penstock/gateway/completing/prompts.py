@@ -12,9 +12,9 @@ from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded, TooManyTokens
 from penstock.errors import InvalidRequest
-from penstock.gateway.ask import Conversation, Keep, Prompt, check_token
-from penstock.gateway.threads import THREAD_FROM
-from penstock.gateway.work import KeepWish
+from penstock.gateway.completing.threads import THREAD_FROM
+from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
+from penstock.gateway.request.work import KeepWish
 from penstock.kv.identity import block_keys
 
 _OPENING = 4096

@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import Internal, InvalidRequest, NotFound, PenstockError
-from penstock.gateway.admission import ClientGone
-from penstock.gateway.auth import session_digest
-from penstock.gateway.openai import session_hint
-from penstock.gateway.reception import Reception
-from penstock.gateway.reply import JSON
-from penstock.gateway.shapes import Json, encode, error_json, models_json
-from penstock.gateway.uploads import Uploads
+from penstock.gateway.accounts.admission import ClientGone
+from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.openai.asks import session_hint
+from penstock.gateway.api.openai.shapes import Json, encode, error_json, models_json
+from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.reply import JSON
+from penstock.gateway.door.uploads import Uploads
 from penstock.runtime.metrics import CONTENT_TYPE
 
 _HINT_BYTES = 4096

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import structlog
 
 from penstock.errors import Internal, PenstockError, Unavailable
-from penstock.gateway.answer import Answer
-from penstock.gateway.ask import Ask
-from penstock.gateway.delta import Outbox
-from penstock.gateway.flow import Flow
-from penstock.gateway.prompts import Prepared
-from penstock.gateway.usage import Usage
-from penstock.gateway.work import SampledToken
+from penstock.gateway.completing.answer import Answer
+from penstock.gateway.completing.delta import Outbox
+from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.prompts import Prepared
+from penstock.gateway.completing.usage import Usage
+from penstock.gateway.request.ask import Ask
+from penstock.gateway.request.work import SampledToken
 from penstock.runtime.metrics import GatewayMetrics
 
 

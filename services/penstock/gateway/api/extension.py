@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.chat.messages import Message
 from penstock.errors import InvalidRequest
-from penstock.gateway import bounds
-from penstock.gateway.ask import Keep
-from penstock.gateway.bounds import BOUNDS
+from penstock.gateway.request import bounds
+from penstock.gateway.request.ask import Keep
+from penstock.gateway.request.bounds import BOUNDS
 from penstock.kv.hint import ReturnHint
 
 _TIME = re.compile(r"(\d{1,9})([smh])")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from starlette.types import Send
 
 from penstock.errors import PenstockError
-from penstock.gateway.shapes import Json, encode, error_json
+from penstock.gateway.api.openai.shapes import Json, encode, error_json
 
 JSON = "application/json"
 

@@ -1,0 +1,1 @@
+"""HTTP and gRPC: sockets, bodies, replies, errors."""
