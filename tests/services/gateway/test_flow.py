@@ -372,7 +372,8 @@ def test_the_flow_knows_neither_messages_nor_grpc() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("core", ["answer", "ask", "completer", "completion", "prompts", "usage"])
-def test_the_core_around_it_speaks_no_messages(core: str) -> None:
-    text = (Path(gateway.__path__[0]) / f"{core}.py").read_text()
-    assert "penstock.v1" not in text and "import grpc" not in text
+@pytest.mark.parametrize("floor", ["request", "completing", "accounts", "api"])
+def test_the_floors_around_it_speak_no_messages(floor: str) -> None:
+    texts = [path.read_text() for path in Path(gateway.__path__[0], floor).rglob("*.py")]
+    assert texts
+    assert not [text for text in texts if "penstock.v1" in text or "import grpc" in text]
