@@ -45,6 +45,8 @@ class SamplingParams:
     """Besides the model's own end tokens."""
     ignore_eos: bool = False
     """The model's end tokens are ordinary tokens."""
+    grammar: str = ""
+    """llguidance's JSON form: the output is a text of this grammar. Empty: any text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def _sampling(message: common_pb2.Sampling, max_tokens: int | None) -> SamplingP
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        grammar=message.grammar,
     )
 
 

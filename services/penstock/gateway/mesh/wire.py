@@ -128,6 +128,7 @@ def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_p
         logprobs=sampling.logprobs,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        grammar=sampling.grammar,
     )
 
 

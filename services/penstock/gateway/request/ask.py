@@ -31,6 +31,8 @@ class Sampling:
     logprobs: int | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    grammar: str = ""
+    """llguidance's JSON form: the answer is a text of this grammar. Empty: any text."""
 
     def check(self, max_tokens_field: str = "max_tokens") -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""
