@@ -102,7 +102,7 @@ def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json
     name:
         Of the bench: overhead, engine, kv or evict.
     rounds:
-        Runs in each checkout.
+        Runs in each checkout; the two of a round take turns, sample by sample.
     quick:
         Runs of the bench with --quick.
     """

@@ -20,6 +20,8 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress
 from rich.table import Table
 
+from penstock.bench.turns import pass_turn
+
 Sample = TypeVar("Sample")
 Measure = Callable[[int], Awaitable[Sample]]
 """Measures one subject in the round of that number."""
@@ -100,7 +102,10 @@ def missing(id: str, unit: str, why: str, goal: float | None = None) -> Figure:
 async def interleave(
     subjects: Mapping[str, Measure[Sample]], rounds: int, progress: bool = True, warm_up: bool = True
 ) -> dict[str, list[Sample]]:
-    """`rounds` samples of each subject. One more round at the start, number 0, warms up and is thrown away."""
+    """`rounds` samples of each subject. One more round at the start, number 0, warms up and is thrown away.
+
+    Passes the turn before each sample; see `turns`.
+    """
     samples: dict[str, list[Sample]] = {name: [] for name in subjects}
     names = list(subjects)
     with Progress(console=Console(stderr=True), disable=not (progress and sys.stderr.isatty())) as bar:
@@ -109,6 +114,7 @@ async def interleave(
         for number in range(first, rounds + 1):
             for name in names if number % 2 else reversed(names):
                 bar.update(task, description=f"round {number} of {rounds}: {name}")
+                await pass_turn()
                 sample = await subjects[name](number)
                 if number:
                     samples[name].append(sample)

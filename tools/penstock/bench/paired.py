@@ -1,14 +1,13 @@
 """`penstock bench paired OTHER NAME`: the same bench in two checkouts, in turns, and the ratio of each figure.
 
-One run after another would compare a quiet minute with a busy one. Here every round runs the bench in both checkouts,
-in an order that alternates, and a figure's ratio is taken within each round.
+One run after another would compare a quiet minute with a busy one. Here every round runs the bench in both checkouts
+at the same time, and they take turns sample by sample (see `turns`), so that each sample has its twin within a moment.
+Who goes first alternates with the rounds, and a figure's ratio is taken within each round.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from penstock.bench.harness import describe_host
+from penstock.bench.turns import TurnRun, take_turns
 from penstock.runtime.config import ConfigError
 
 _LESS = frozenset({"ms", "us", "s", "MB", "bytes"})
@@ -103,9 +103,12 @@ async def measure(here: Checkout, other: Checkout, name: str, *, rounds: int, qu
     sides = {"here": here, "other": other}
     runs: dict[str, list[Run]] = {side: [] for side in sides}
     for number in range(rounds):
-        for side in order(number):
-            print(f"round {number + 1} of {rounds}: {side}", file=sys.stderr)
-            runs[side].append(await _run(sides[side], name, quick))
+        print(f"round {number + 1} of {rounds}", file=sys.stderr)
+        first, second = order(number)
+        async with _run(sides[first], name, quick) as one, _run(sides[second], name, quick) as two:
+            await take_turns([one, two])
+            for side, run in ((first, one), (second, two)):
+                runs[side].append(_said(run, sides[side], name))
     return compared(name, runs["here"], runs["other"])
 
 
@@ -163,18 +166,14 @@ def _figures(run: Run) -> dict[str, dict[str, Any]]:
     return {figure["id"]: figure for figure in run["figures"]}
 
 
-async def _run(where: Checkout, name: str, quick: bool) -> Run:
+def _run(where: Checkout, name: str, quick: bool) -> TurnRun:
     command = [str(where.python), "-m", "penstock.cli", "bench", name, "--json", *(["--quick"] if quick else [])]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, cwd=where.directory, env=environment, stdout=pipe)
-    try:
-        said, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
-    if process.returncode:
-        raise ConfigError("name", name, f"the bench ended with {process.returncode} in {where.directory}")
-    run: Run = json.loads(said)
-    return run
+    return TurnRun(command, where.directory)
+
+
+def _said(run: TurnRun, where: Checkout, name: str) -> Run:
+    status, said = run.result()
+    if status:
+        raise ConfigError("name", name, f"the bench ended with {status} in {where.directory}")
+    found: Run = json.loads(said)
+    return found
