@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 from opentelemetry import trace
@@ -20,15 +20,15 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import Internal, PenstockError
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.inquiry import Api, Inquiry, Shape, Visit
+from penstock.gateway.api.openai.api import CompletionApi
 from penstock.gateway.api.openai.asks import chat_ask, completion_ask
-from penstock.gateway.api.openai.shapes import ChatShape, CompletionShape
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, fold
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.uploads import Uploads
-from penstock.gateway.request.ask import Ask
 from penstock.rpc.context import read_trace, safe_request_id
 from penstock.runtime.context import request_scope
 from penstock.runtime.tasks import first_of
@@ -36,15 +36,16 @@ from penstock.runtime.tasks import first_of
 _THREAD_BODY = 64 * 1024
 """Bytes from which a body is decoded in a thread."""
 
-Shape = ChatShape | CompletionShape
+Value = TypeVar("Value")
 
 
 def application(reception: Reception) -> Starlette:
     """The ASGI application."""
     uploads = Uploads(reception.config.max_upload_bytes)
     pages = Pages(reception, uploads)
-    chat = Generate(reception, uploads, read=chat_ask, shape=ChatShape)
-    text = Generate(reception, uploads, read=completion_ask, shape=CompletionShape)
+    max_n = reception.config.max_n
+    chat = Generate(reception, uploads, CompletionApi(chat_ask, max_n))
+    text = Generate(reception, uploads, CompletionApi(completion_ask, max_n))
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -63,26 +64,17 @@ def application(reception: Reception) -> Starlette:
 class Generate:
     """One generating endpoint, as a raw ASGI application: it watches for the client's leaving while it works."""
 
-    def __init__(
-        self,
-        reception: Reception,
-        uploads: Uploads,
-        *,
-        read: Callable[[bytes, int], Ask],
-        shape: type[Shape],
-    ) -> None:
-        """`read` makes an ask of a body and the most choices that a request may have."""
+    def __init__(self, reception: Reception, uploads: Uploads, api: Api) -> None:
         self._reception = reception
         self._uploads = uploads
-        self._read = read
-        self._shape = shape
+        self._api = api
         self._tracer = trace.get_tracer("penstock")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request, in its own request scope and span."""
         headers = Headers(scope=scope)
         request_id = safe_request_id(headers.get("x-request-id")) or f"req-{secrets.token_hex(12)}"
-        reply = Reply(send, request_id)
+        reply = Reply(send, request_id, self._api.style)
         with request_scope(request_id):
             with self._tracer.start_as_current_span(
                 f"POST {scope['path']}", read_trace(headers.items()), SpanKind.SERVER, record_exception=False
@@ -105,53 +97,61 @@ class Generate:
     async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         began = time.perf_counter()
         tenant = self._reception.auth.tenant(headers.get("authorization"))
-        ask = await self._ask(headers, receive)
-        session = session_digest(tenant, headers, ask.cache_key)
+        inquiry = await self._exchange(headers, receive, tenant)
+        session = session_digest(tenant, headers, inquiry.ask.cache_key)
         caller = Caller(tenant, session, request_id, began)
-        await _until_gone(receive, reply, self._answer(ask, caller, reply))
+        await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
 
-    async def _ask(self, headers: Headers, receive: Receive) -> Ask:
-        config = self._reception.config
-        async with self._uploads.body(headers, receive, config.max_body_bytes) as body:
+    async def _exchange(self, headers: Headers, receive: Receive, tenant: str) -> Inquiry:
+        async with self._uploads.body(headers, receive, self._reception.config.max_body_bytes) as body:
             size = len(body) if len(body) >= _THREAD_BODY else 0
-            return await self._reception.threads.run(lambda: self._read(body, config.max_n), size)
 
-    async def _answer(self, ask: Ask, caller: Caller, reply: Reply) -> None:
-        async with self._reception.completer.open(ask, caller) as completion:
-            shape = self._shape(
-                completion.id,
-                completion.created,
-                ask.model,
-                logprobs=ask.sampling.logprobs is not None,
-                include_usage=ask.include_usage,
-                token_ids=ask.return_token_ids,
-            )
-            if ask.stream:
-                await self._stream(completion, shape, reply)
+            def apart(work: Callable[[], Value]) -> Awaitable[Value]:
+                return self._reception.threads.run(work, size)
+
+            return await self._api.read(body, Visit(tenant, apart))
+
+    async def _answer(self, inquiry: Inquiry, caller: Caller, reply: Reply) -> None:
+        async with self._reception.completer.open(inquiry.ask, caller) as completion:
+            shape = inquiry.shape(completion.id, completion.created)
+            if inquiry.ask.stream:
+                await self._stream(inquiry, completion, shape, reply)
             else:
-                await self._whole(completion, shape, reply)
+                await self._whole(inquiry, completion, shape, reply)
 
-    async def _whole(self, completion: Completion, shape: Shape, reply: Reply) -> None:
+    async def _whole(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
         choices: dict[int, Delta] = {}
         while deltas := await completion.outbox.next():
             fold(choices, deltas)
-        await reply.json(shape.whole([choices[number] for number in sorted(choices)], completion.usage()))
+        whole = shape.whole([choices[number] for number in sorted(choices)], completion.usage())
+        await inquiry.settle()
+        await reply.json(whole)
 
-    async def _stream(self, completion: Completion, shape: Shape, reply: Reply) -> None:
-        ping = self._reception.config.ping_s
-        while True:
-            try:
-                async with asyncio.timeout(ping):
-                    deltas = await completion.outbox.next()
-            except TimeoutError:
-                await reply.ping()
-                continue
-            if not deltas:
-                break
-            await reply.events([chunk for delta in deltas for chunk in shape.chunks(delta)])
-        if completion.ask.include_usage:
-            await reply.events([shape.last(completion.usage())])
-        await reply.end_events()
+    async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
+        begun = False
+        try:
+            while (deltas := await self._next(completion)) != []:
+                events = [] if begun else shape.begin(completion.usage())
+                begun = True
+                events += [event for delta in deltas or () for event in shape.events(delta)]
+                if events:
+                    await reply.events(events)
+                if deltas is None:
+                    await reply.ping()
+            last = shape.end(completion.usage())
+            await inquiry.settle()
+        except PenstockError as error:
+            await reply.error(error, shape.fail(error, completion.usage()))
+            raise
+        await reply.end_events(last)
+
+    async def _next(self, completion: Completion) -> list[Delta] | None:
+        """The next deltas; an empty list at the end, None after a silence."""
+        try:
+            async with asyncio.timeout(self._reception.config.ping_s):
+                return await completion.outbox.next()
+        except TimeoutError:
+            return None
 
 
 async def _until_gone(receive: Receive, reply: Reply, work: Coroutine[Any, Any, None]) -> None:

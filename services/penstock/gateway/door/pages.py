@@ -9,8 +9,9 @@ from starlette.responses import Response
 from penstock.errors import Internal, InvalidRequest, NotFound, PenstockError
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.inquiry import Json, encode
 from penstock.gateway.api.openai.asks import session_hint
-from penstock.gateway.api.openai.shapes import Json, encode, error_json, models_json
+from penstock.gateway.api.openai.shapes import error_json, models_json
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.door.uploads import Uploads

@@ -9,7 +9,7 @@ from contextlib import suppress
 from starlette.types import Send
 
 from penstock.errors import PenstockError
-from penstock.gateway.api.openai.shapes import Json, encode, error_json
+from penstock.gateway.api.inquiry import Json, Style, encode
 
 JSON = "application/json"
 
@@ -17,9 +17,10 @@ JSON = "application/json"
 class Reply:
     """Sends one response, whole or as events. An error before the first byte is a status, after it an event."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, style: Style) -> None:
         self._send = send
-        self._request_id = request_id.encode()
+        self._request_id = request_id
+        self._style = style
         self._begun = False
         self.ended = False
         """Whether the last byte was sent."""
@@ -36,27 +37,33 @@ class Reply:
 
     async def events(self, values: Sequence[Json]) -> None:
         """Sends each value as a server-sent event."""
-        await self._write(b"".join(b"data: " + encode(value) + b"\n\n" for value in values))
+        await self._write(self._written(values))
 
     async def ping(self) -> None:
-        """Sends a comment, which clients skip."""
-        await self._write(b": ping\n\n")
+        """Sends what clients skip."""
+        await self._write(self._style.ping)
 
-    async def end_events(self) -> None:
-        """Sends the last event and ends the response."""
-        await self._write(b"data: [DONE]\n\n", more=False)
+    async def end_events(self, values: Sequence[Json]) -> None:
+        """Sends the last events and ends the response."""
+        await self._write(self._written(values) + self._style.last, more=False)
         self.ended = True
 
-    async def error(self, error: PenstockError) -> None:
-        """Reports an error to the client: as a response of its own, or as an event when the stream has begun."""
+    async def error(self, error: PenstockError, failed: Sequence[Json] = ()) -> None:
+        """Reports an error to the client: as a response of its own, or as `failed` when the stream has begun."""
         if self.ended:
             return
         with suppress(OSError):
+            body = self._style.error(error, self._request_id)
             if not self._begun:
-                await self.json(error_json(error), error.http_status, error.retry_after)
+                await self.json(body, error.http_status, error.retry_after)
                 return
-            await self._write(b"data: " + encode(error_json(error)) + b"\n\n", more=False)
+            await self._write(self._written(failed or [body]), more=False)
         self.ended = True
+
+    def _written(self, values: Sequence[Json]) -> bytes:
+        if not self._style.named:
+            return b"".join(b"data: " + encode(value) + b"\n\n" for value in values)
+        return b"".join(b"event: " + value["type"].encode() + b"\ndata: " + encode(value) + b"\n\n" for value in values)
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         if not self._begun:
@@ -65,5 +72,6 @@ class Reply:
 
     async def _begin(self, status: int, kind: str, headers: list[tuple[bytes, bytes]]) -> None:
         self._begun = True
-        own = [(b"content-type", kind.encode()), (b"x-request-id", self._request_id)]
+        names = {"x-request-id", self._style.id_header}
+        own = [(b"content-type", kind.encode()), *((name.encode(), self._request_id.encode()) for name in names)]
         await self._send({"type": "http.response.start", "status": status, "headers": own + headers})

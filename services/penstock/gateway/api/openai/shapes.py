@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from penstock.errors import PenstockError
+from penstock.gateway.api.inquiry import Json, Style
 from penstock.gateway.completing.delta import Delta, TokenLogprob
 from penstock.gateway.completing.usage import TIMES, Usage
+from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import TIERS
 
-Json = dict[str, Any]
 
-
-def error_json(error: PenstockError) -> Json:
+def error_json(error: PenstockError, _request_id: str = "") -> Json:
     """OpenAI's error object."""
     code = error.code or ("rate_limit_exceeded" if error.http_status == 429 else None)
     return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": code}}
+
+
+STYLE = Style(error=error_json, last=b"data: [DONE]\n\n")
 
 
 def models_json(name: str, created: int, context: int | None) -> Json:
@@ -40,28 +40,51 @@ def usage_json(usage: Usage) -> Json:
             "rejected_prediction_tokens": 0,
             "audio_tokens": 0,
         },
-        "penstock": {
-            "cached_tokens": {tier: usage.cached[tier] for tier in TIERS},
-            "computed_tokens": usage.computed_tokens,
-            "drafted_tokens": usage.drafted,
-            "accepted_tokens": usage.accepted,
-            "retained_tokens": usage.retained_tokens,
-            "retained_s": round(usage.retained_s, 3),
-            "times": {name: round(usage.times[name], 6) for name in TIMES},
-        },
+        "penstock": own_usage(usage),
     }
 
 
-class ChatShape:
+def own_usage(usage: Usage) -> Json:
+    """What Penstock counts beyond the usage of any other API."""
+    return {
+        "cached_tokens": {tier: usage.cached[tier] for tier in TIERS},
+        "computed_tokens": usage.computed_tokens,
+        "drafted_tokens": usage.drafted,
+        "accepted_tokens": usage.accepted,
+        "retained_tokens": usage.retained_tokens,
+        "retained_s": round(usage.retained_s, 3),
+        "times": {name: round(usage.times[name], 6) for name in TIMES},
+    }
+
+
+class _Shape:
+    """What both kinds of completions share."""
+
+    def __init__(self, ask: Ask, created: int) -> None:
+        self._head: Json = {"created": created, "model": ask.model}
+        self._logprobs = ask.sampling.logprobs is not None
+        self._include_usage = ask.include_usage
+        self._token_ids = ask.return_token_ids
+
+    def begin(self, _usage: Usage) -> list[Json]:
+        """Nothing: the first delta begins the stream."""
+        return []
+
+    def end(self, usage: Usage) -> list[Json]:
+        """The chunk that holds the usage, and no choices, for clients that ask for it."""
+        return [{**self._head, "choices": [], "usage": usage_json(usage)}] if self._include_usage else []
+
+    def fail(self, error: PenstockError, _usage: Usage) -> list[Json]:
+        """The error object in place of a chunk."""
+        return [error_json(error)]
+
+
+class ChatShape(_Shape):
     """`chat.completion` and its chunks."""
 
-    def __init__(
-        self, id: str, created: int, model: str, *, logprobs: bool, include_usage: bool, token_ids: bool
-    ) -> None:
-        self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._token_ids = token_ids
+    def __init__(self, ask: Ask, id: str, created: int) -> None:
+        super().__init__(ask, created)
+        self._head = {"id": f"chatcmpl-{id}", "object": "chat.completion.chunk", **self._head}
         self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
@@ -69,7 +92,7 @@ class ChatShape:
         found = [self._choice(delta) for delta in choices]
         return {**self._head, "object": "chat.completion", "choices": found, "usage": usage_json(usage)}
 
-    def chunks(self, delta: Delta) -> list[Json]:
+    def events(self, delta: Delta) -> list[Json]:
         """The chunks for one delta: the role first, the finish reason last and alone."""
         chunks = []
         if delta.choice not in self._begun:
@@ -92,10 +115,6 @@ class ChatShape:
             chunks.append(self._chunk(delta.choice, {}, None, delta.finish))
         return chunks
 
-    def last(self, usage: Usage) -> Json:
-        """The chunk that holds the usage, and no choices."""
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_json(usage)}
-
     def _choice(self, delta: Delta) -> Json:
         message: Json = {
             "role": "assistant",
@@ -115,43 +134,30 @@ class ChatShape:
 
     def _chunk(self, choice: int, gained: Json, logprobs: Json | None, finish: str | None) -> Json:
         found = {"index": choice, "delta": gained, "logprobs": logprobs, "finish_reason": finish}
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [found]}
+        chunk = {**self._head, "choices": [found]}
         return chunk | {"usage": None} if self._include_usage else chunk
 
 
-class CompletionShape:
+class CompletionShape(_Shape):
     """`text_completion` and its chunks."""
 
-    def __init__(
-        self, id: str, created: int, model: str, *, logprobs: bool, include_usage: bool, token_ids: bool
-    ) -> None:
-        self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._token_ids = token_ids
+    def __init__(self, ask: Ask, id: str, created: int) -> None:
+        super().__init__(ask, created)
+        self._head = {"id": f"cmpl-{id}", "object": "text_completion", **self._head}
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
         """The response to a request without stream."""
         return {**self._head, "choices": [self._choice(delta) for delta in choices], "usage": usage_json(usage)}
 
-    def chunks(self, delta: Delta) -> list[Json]:
+    def events(self, delta: Delta) -> list[Json]:
         """The chunk for one delta."""
         chunk = {**self._head, "choices": [self._choice(delta)]}
         return [chunk | {"usage": None} if self._include_usage else chunk]
-
-    def last(self, usage: Usage) -> Json:
-        """The chunk that holds the usage, and no choices."""
-        return {**self._head, "choices": [], "usage": usage_json(usage)}
 
     def _choice(self, delta: Delta) -> Json:
         logprobs = _legacy_logprobs(delta.logprobs) if self._logprobs else None
         choice = {"index": delta.choice, "text": delta.content, "logprobs": logprobs, "finish_reason": delta.finish}
         return choice | {"token_ids": delta.token_ids} if self._token_ids else choice
-
-
-def encode(value: Json) -> bytes:
-    """Encodes a value as JSON."""
-    return msgspec.json.encode(value)
 
 
 def _call_chunk(index: int, id: str, name: str, arguments: str) -> Json:
