@@ -1,20 +1,22 @@
-"""The server's one interceptor: request scope, span, error mapping, and a count of handlers in flight."""
+"""The server's one interceptor: request scope, parsing, span, error mapping, and a count of handlers in flight."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock.errors import Internal, PenstockError
 from penstock.rpc.context import REQUEST_ID, read_trace, safe_request_id
 from penstock.rpc.errors import status_code, to_trailers
+from penstock.rpc.parsing import Parser, Requests
 from penstock.runtime.context import request_scope
 from penstock.runtime.telemetry import recording
 
@@ -49,13 +51,14 @@ class InFlight:
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler but those of health and reflection."""
+    """Wraps every handler; those of health and reflection only get short requests."""
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
         self._log = structlog.get_logger("penstock.rpc")
         self._tracer = trace.get_tracer("penstock")
         self._recording = recording()
+        self._parsers: dict[str, Parser] = {}
 
     async def intercept_service(
         self,
@@ -63,55 +66,54 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         """Replaces the method's behaviour by the wrapped one."""
-        handler = await continuation(handler_call_details)
+        handler: Any = await continuation(handler_call_details)
         method: str = handler_call_details.method
-        if handler is None or method.startswith(_QUIET):
-            return handler
+        if handler is None:
+            return None
+        parser = self._parser(method, handler)
+        if method.startswith(_QUIET):
+            return _same(handler, _behaviour(handler), parser.only_short if parser else None)
         metadata = tuple(handler_call_details.invocation_metadata or ())
-        found: Any = handler
-        if found.response_streaming:
-            behaviour = found.stream_stream if found.request_streaming else found.unary_stream
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if found.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            wrapped: Any = self._stream(method, metadata, behaviour)
-        else:
-            behaviour = found.stream_unary if found.request_streaming else found.unary_unary
-            make = (
-                grpc.stream_unary_rpc_method_handler if found.request_streaming else grpc.unary_unary_rpc_method_handler
-            )
-            wrapped = self._unary(method, metadata, behaviour)
-        made: Handler = make(wrapped, found.request_deserializer, found.response_serializer)
-        return made
+        wrap = self._stream if handler.response_streaming else self._unary
+        return _same(handler, wrap(method, metadata, parser, _behaviour(handler)), parser.short if parser else None)
 
-    def _unary(self, method: str, metadata: tuple[Any, ...], behaviour: Any) -> Any:
+    def _parser(self, method: str, handler: Any) -> Parser | None:
+        """None for a method that takes bytes."""
+        if handler.request_deserializer is None:
+            return None
+        if method not in self._parsers:
+            self._parsers[method] = Parser(handler.request_deserializer)
+        return self._parsers[method]
+
+    def _unary(self, method: str, metadata: tuple[Any, ...], parser: Parser | None, behaviour: Any) -> Any:
         async def call(request: Any, context: Any) -> Any:
             with self._in_flight.one(), self._scope(method, metadata):
                 try:
-                    return await behaviour(request, context)
+                    async with _received(parser, request) as received:
+                        return await behaviour(received, context)
                 except Exception as error:
                     await self._abort(method, error, context)
 
         return call
 
-    def _stream(self, method: str, metadata: tuple[Any, ...], behaviour: Any) -> Any:
+    def _stream(self, method: str, metadata: tuple[Any, ...], parser: Parser | None, behaviour: Any) -> Any:
         async def call(request: Any, context: Any) -> None:
             """Writes, not yields: a generator that is dropped would leave its span in another task's context."""
             with self._in_flight.one(), self._scope(method, metadata):
-                replies, writing = behaviour(request, context), False
+                writing = False
                 try:
-                    async for reply in replies:
-                        writing = True
-                        await context.write(reply)
-                        writing = False
+                    async with (
+                        _received(parser, request) as received,
+                        aclosing(behaviour(received, context)) as replies,
+                    ):
+                        async for reply in replies:
+                            writing = True
+                            await context.write(reply)
+                            writing = False
                 except Exception as error:
                     if writing:  # the reader has gone: left to grpc
                         raise
                     await self._abort(method, error, context)
-                finally:
-                    await replies.aclose()
 
         return call
 
@@ -136,3 +138,39 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             error = Internal("internal error")
         trace.get_current_span().set_status(StatusCode.ERROR, error.message)
         await context.abort(status_code(error), error.message, to_trailers(error))
+
+
+def _behaviour(handler: Any) -> Any:
+    """The one of a handler's four shapes that it has."""
+    if handler.response_streaming:
+        return handler.stream_stream if handler.request_streaming else handler.unary_stream
+    return handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+
+def _same(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None) -> Handler:
+    """A handler of the same shape, that does `behaviour`."""
+    if handler.response_streaming:
+        make: Any = (
+            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+        )
+    else:
+        make = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+    made: Handler = make(behaviour, parse, handler.response_serializer)
+    return made
+
+
+@asynccontextmanager
+async def _received(parser: Parser | None, given: Any) -> AsyncIterator[Any]:
+    """The request, or the stream of requests, of what grpc hands over. Raises InvalidRequest."""
+    if parser is None:
+        yield given
+    elif isinstance(given, bytes | Message):
+        yield await parser.whole(given)
+    else:
+        requests = Requests(parser, given)
+        try:
+            yield requests
+        finally:
+            await requests.aclose()
