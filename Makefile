@@ -6,7 +6,7 @@ PYTHON ?= python3
 CPP = $(shell find libs services -name '*.cpp' -o -name '*.h')
 EXTRAS := gateway,engine,demo,train,events,dev
 
-.PHONY: setup demo up test fmt check bench house measured proto lock
+.PHONY: setup demo up test fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -49,6 +49,9 @@ house: setup
 
 measured: setup
 	$(BIN)/penstock bench measured
+
+fields: setup
+	$(BIN)/python -m penstock.gateway.api.table > docs/fields.md
 
 proto: setup
 	proto/generate

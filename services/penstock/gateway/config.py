@@ -44,6 +44,9 @@ class GatewayConfig:
     built-in one, which is good for a single user and refused together with api_keys."""
     server_key_file: Path | None = None
     """A file that holds the server key, instead of server_key."""
+    unknown_fields: str = "refuse"
+    """refuse: a request with an unknown field is an error. warn: the field is ignored, and the answer's header
+    x-penstock-ignored-fields names it; for clients that cannot be changed."""
     max_live_requests: int = 256
     """Requests between first and last byte; more are answered with 429 at once."""
     max_body_bytes: Size = 16 * 1024 * 1024
@@ -53,7 +56,7 @@ class GatewayConfig:
     max_n: int = 16
     """Choices per request, over all its prompts."""
     max_output_tokens: int = 131_072
-    """Upper bound and default of max_tokens; the model's context bounds it further."""
+    """Most tokens of one answer: max_tokens is lowered to it, and to the room in the model's context."""
     request_timeout_s: float = 600.0
     """A request's whole life."""
     failover_s: float = 30.0
@@ -78,6 +81,7 @@ class GatewayConfig:
         more_than(self, 0, "request_timeout_s", "ping_s")
         at_least(self, 0, "failover_s", "max_sessions", "drain_s")
         one_of(self, LOG_LEVELS, "log_level")
+        one_of(self, ("refuse", "warn"), "unknown_fields")
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 

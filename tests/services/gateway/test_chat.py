@@ -187,6 +187,27 @@ async def test_logprobs(setup):
     assert not (await both(setup.client)).choices[0]["logprobs"]
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("The quick brown fox.", {"stop": "brown"}),
+        ("The quick brown fox.", {"stop": [" quick", "zzz"], "n": 2}),
+        ("<think>hm hm</think>yes", {}),
+        ("<think>hm hm</think>yes", {"stop": "hm"}),
+        ("Wait." + CALL, {"tools": TOOLS}),
+        ("Wait." + CALL, {"tools": TOOLS, "stop": "Trom"}),
+        ("Wait." + CALL, {"tools": TOOLS, "max_tokens": 9}),
+        ("fox 🎉 x", {"max_tokens": 3}),
+    ],
+)
+async def test_logprobs_of_every_counted_token(setup, text, options, batch):
+    setup.says(text)
+    setup.script.batch = batch
+    found = await both(setup.client, logprobs=True, top_logprobs=1, **options)
+    assert sum(len(choice["logprobs"]) for choice in found.choices.values()) == found.usage.completion_tokens > 0
+
+
 @pytest.mark.parametrize("prefill", [True, False])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("max_tokens", [1, 3, 100])
@@ -248,7 +269,7 @@ async def test_stop_strings(setup, stop, batch):
     ids = setup.ids(text)
     counted = next(n for n in range(len(ids) + 1) if len(setup.tokenizer.decode(ids[:n])) >= end)
     assert first.usage.completion_tokens == second.usage.completion_tokens == counted
-    assert len(choice["logprobs"]) <= counted
+    assert len(choice["logprobs"]) == counted
     await setup.mesh.until(lambda: setup.mesh.live == 0)
 
 
@@ -290,7 +311,7 @@ async def test_every_sampling_field_arrives(setup):
         logprobs=True,
         top_logprobs=4,
         user="somebody",
-        extra_body={**body, "stop_token_ids": [11], "made_up": 1},
+        extra_body={**body, "stop_token_ids": [11]},
     )
     sampling = setup.mesh.decodes[0].requests[-1].sampling
     assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_k) == (9, 2, 0.5, 7)

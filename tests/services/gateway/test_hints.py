@@ -78,7 +78,7 @@ async def test_without_a_request(setup) -> None:
         (b"{}", SESSION, "ended"),
         (b'{"ended": true}', {}, "x-session-affinity"),
         (b'{"ended": 1}', SESSION, "ended"),
-        (b'{"over": true}', SESSION, None),
+        (b'{"over": true}', SESSION, "over"),
         (b'{"returns_in": "25h"}', SESSION, "returns_in"),
         (b"[", SESSION, None),
     ],

@@ -15,7 +15,7 @@ from penstock.chat.messages import Message
 from penstock.errors import InvalidRequest
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Keep
-from penstock.gateway.request.bounds import BOUNDS
+from penstock.gateway.request.bounds import BOUNDS, number
 from penstock.kv.hint import ReturnHint
 
 _TIME = re.compile(r"(\d{1,9})([smh])")
@@ -37,7 +37,7 @@ class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
 class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
     """The client's knowledge of its session's future."""
 
-    ended: bool = False
+    ended: bool | None = None
     returns_in: Time | None = None
 
     def outlook(self, field: str) -> ReturnHint:
@@ -48,7 +48,7 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
         returns_in = None
         if self.returns_in is not None:
             returns_in = seconds("penstock.session.returns_in", self.returns_in, place)
-        return ReturnHint(self.ended, returns_in)
+        return ReturnHint(bool(self.ended), returns_in)
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ def seconds(bound: str, given: Time, field: str) -> float:
         found = int(match[1]) * _UNITS[match[2]]
     if found is None or not limits.low <= found <= limits.high:  # also for a NaN
         shown = repr(given[:40]) if isinstance(given, str) else f"{given:g}"
-        right = f'"30s", "5m", "1h" or a number of seconds, {limits.low:g} to {limits.high:g}'
+        right = f'"30s", "5m", "1h" or a number of seconds, {number(limits.low)} to {number(limits.high)}'
         raise InvalidRequest(f"{field}: must be {right}, not {shown}", field=field)
     return float(found)
 

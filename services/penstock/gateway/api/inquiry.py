@@ -30,6 +30,8 @@ class Visit:
 
     tenant: str
     apart: Apart
+    ignored: list[str] | None = None
+    """Gets the unknown fields of the body; None: they are errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

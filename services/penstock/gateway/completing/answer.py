@@ -49,7 +49,7 @@ class Answer:
 
     def feed(self, token: SampledToken) -> Delta:
         """Takes the next token and returns the text, calls and logprobs that it adds. Every counted token has its
-        logprob, also a token without text; only the tokens of a stop string have none."""
+        logprob, also a token without text and those of a stop string."""
         delta = Delta(self.choice)
         if self.ended:
             return delta
@@ -77,8 +77,7 @@ class Answer:
             if self._stops is not None and not self.ended:
                 shown += self._stops.finish()
             self._show(shown, delta)
-            if not self.ended:
-                delta.logprobs += self._logprobs
+        delta.logprobs += self._logprobs
         if self._parser is not None:
             self._add(self._parser.finish(), delta)
         if self.ended:

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
 from penstock.chat.stops import StopAutomaton
-from penstock.errors import DeadlineExceeded, InvalidRequest, NotFound
+from penstock.errors import DeadlineExceeded, NotFound
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
@@ -175,24 +175,11 @@ class Completer:
         return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self._config.failover_s)
 
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
-        """Tokens that may be generated: as many as asked for, else as many as there is room for.
-
-        Raises InvalidRequest when the client asks for more than there is room for, instead of shortening the answer.
-        """
-        asked, field, most = ask.sampling.max_tokens, ask.max_tokens_field, self._config.max_output_tokens
-        room = context - prompt_tokens
-        if asked is None:
-            return min(room, most)
-        if asked > most:
-            raise InvalidRequest(f"{field}: must be at most {most}, not {asked}", field=field)
-        if asked > room:
-            raise InvalidRequest(
-                f"{field} is {asked}, but the prompt of {prompt_tokens} tokens leaves room for {room} more"
-                f" in the model's context of {context}",
-                field=field,
-                code="context_length_exceeded",
-            )
-        return asked
+        """Tokens that may be generated. What the client asks for is an upper bound, so it is lowered to the room there
+        is: many clients send the same number with every prompt."""
+        room = min(context - prompt_tokens, self._config.max_output_tokens)
+        asked = ask.sampling.max_tokens
+        return room if asked is None else min(asked, room)
 
     def _count(self, completion: Completion) -> None:
         usage = completion.usage()

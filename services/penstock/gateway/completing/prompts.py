@@ -118,7 +118,11 @@ def prepare(model: ChatModel, prompt: Prompt, naming: Naming, earlier: Remembere
 def check_length(tokens: int, context: int, field: str) -> None:
     """Raises InvalidRequest for a prompt that leaves no room for an answer."""
     if tokens >= context:
-        what = f"{field}: has at least {tokens} tokens; the model's context is {context} tokens, including the answer"
+        # Clients look for the first sentence, to shorten the conversation.
+        what = (
+            f"This model's maximum context length is {context} tokens. However, {field} has at least {tokens} tokens,"
+            " and the answer needs room for one or more; send less."
+        )
         raise InvalidRequest(what, field=field, code="context_length_exceeded")
 
 
@@ -134,11 +138,12 @@ def _bounded(context: int, field: str) -> Iterator[None]:
 
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, earlier: Remembered | None) -> Prepared:
     text = model.render(prompt.messages, prompt.tools)
-    check_length(model.encoder.at_least(text), naming.context, "messages")
-    with _bounded(naming.context, "messages"):
+    check_length(model.encoder.at_least(text), naming.context, prompt.field)
+    with _bounded(naming.context, prompt.field):
         encoded = model.encoder.encode(text, earlier.encoded if earlier else None, most=naming.context - 1)
     if not encoded.ids:
-        raise InvalidRequest("messages: the chat template renders them to an empty prompt", field="messages")
+        what = f"{prompt.field}: the chat template renders this to an empty prompt"
+        raise InvalidRequest(what, field=prompt.field)
     known = remember(encoded, earlier, naming.root, naming.block_size)
     leading = ((keep.seconds, _leading(model, prompt, keep, encoded) // naming.block_size) for keep in prompt.keeps)
     wishes = [KeepWish(seconds, blocks) for seconds, blocks in leading if blocks]

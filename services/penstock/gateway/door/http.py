@@ -97,19 +97,23 @@ class Generate:
     async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         began = time.perf_counter()
         tenant = self._reception.auth.tenant(headers.get("authorization"))
-        inquiry = await self._exchange(headers, receive, tenant)
+        inquiry = await self._exchange(headers, receive, tenant, reply)
         session = session_digest(tenant, headers, inquiry.ask.cache_key)
         caller = Caller(tenant, session, request_id, began)
         await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
 
-    async def _exchange(self, headers: Headers, receive: Receive, tenant: str) -> Inquiry:
-        async with self._uploads.body(headers, receive, self._reception.config.max_body_bytes) as body:
+    async def _exchange(self, headers: Headers, receive: Receive, tenant: str, reply: Reply) -> Inquiry:
+        config = self._reception.config
+        ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
+        async with self._uploads.body(headers, receive, config.max_body_bytes) as body:
             size = len(body) if len(body) >= _THREAD_BODY else 0
 
             def apart(work: Callable[[], Value]) -> Awaitable[Value]:
                 return self._reception.threads.run(work, size)
 
-            return await self._api.read(body, Visit(tenant, apart))
+            inquiry = await self._api.read(body, Visit(tenant, apart, ignored))
+        reply.ignored(ignored or ())
+        return inquiry
 
     async def _answer(self, inquiry: Inquiry, caller: Caller, reply: Reply) -> None:
         async with self._reception.completer.open(inquiry.ask, caller) as completion:

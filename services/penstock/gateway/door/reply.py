@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,6 +13,8 @@ from penstock.errors import PenstockError
 from penstock.gateway.api.inquiry import Json, Style, encode
 
 JSON = "application/json"
+_MOST_IGNORED = 32
+_NO_NAME = re.compile(r"[^\w.\[\]-]", re.ASCII)
 
 
 class Reply:
@@ -21,9 +24,16 @@ class Reply:
         self._send = send
         self._request_id = request_id
         self._style = style
+        self._headers: list[tuple[bytes, bytes]] = []
         self._begun = False
         self.ended = False
         """Whether the last byte was sent."""
+
+    def ignored(self, fields: Sequence[str]) -> None:
+        """Names fields of the request that had no effect in a header of the response."""
+        if fields:
+            names = ", ".join(_NO_NAME.sub("?", field) for field in fields[:_MOST_IGNORED])
+            self._headers.append((b"x-penstock-ignored-fields", names.encode()))
 
     async def json(self, value: Json, status: int = 200, retry_after: float | None = None) -> None:
         """Sends a whole response."""
@@ -75,3 +85,4 @@ class Reply:
         names = {"x-request-id", self._style.id_header}
         own = [(b"content-type", kind.encode()), *((name.encode(), self._request_id.encode()) for name in names)]
         await self._send({"type": "http.response.start", "status": status, "headers": own + headers})
+        self._headers: list[tuple[bytes, bytes]] = []

@@ -78,6 +78,8 @@ class Conversation:
     call_tools: bool = False
     """Whether the gateway looks for tool calls in the answer."""
     keeps: Sequence[Keep] = ()
+    field: str = "messages"
+    """Its name in the client's API, for error messages."""
 
 
 Prompt = Conversation | str | Sequence[int]

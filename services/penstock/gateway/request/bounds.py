@@ -56,10 +56,16 @@ def check(name: str, value: float | None, field: str | None = None) -> None:
         return
     bound = BOUNDS[name]
     if not bound.low <= value <= bound.high:  # also false for a NaN
-        raise InvalidRequest(f"{field or name}: must be between {bound.low:g} and {bound.high:g}", field=field or name)
+        what = f"{field or name}: must be between {number(bound.low)} and {number(bound.high)}"
+        raise InvalidRequest(what, field=field or name)
 
 
 def check_count(field: str, count: int, most: int) -> None:
     """Raises InvalidRequest when a list is too long."""
     if count > most:
         raise InvalidRequest(f"{field}: must have at most {most} entries, not {count}", field=field)
+
+
+def number(value: float) -> str:
+    """The number as people write it: no exponent, no fraction of a whole number."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"

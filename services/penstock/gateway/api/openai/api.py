@@ -29,11 +29,12 @@ class CompletionApi:
 
     style = STYLE
 
-    def __init__(self, read: Callable[[bytes, int], Ask], max_choices: int) -> None:
-        """`read` makes an ask of a body and the most choices that a request may have."""
+    def __init__(self, read: Callable[[bytes, int, list[str] | None], Ask], max_choices: int) -> None:
+        """`read` makes an ask of a body and the most choices that a request may have; see `BodyReader.read` for its last
+        argument."""
         self._read = read
         self._max_choices = max_choices
 
     async def read(self, body: bytes, visit: Visit) -> CompletionInquiry:
         """The inquiry that a body makes. Raises InvalidRequest."""
-        return CompletionInquiry(await visit.apart(lambda: self._read(body, self._max_choices)))
+        return CompletionInquiry(await visit.apart(lambda: self._read(body, self._max_choices, visit.ignored)))

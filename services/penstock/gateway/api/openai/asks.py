@@ -8,6 +8,7 @@ from typing import TypeVar
 from penstock.chat.messages import Call, Message, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
+from penstock.gateway.api.fields import small
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.bodies import (
     ChatBody,
@@ -18,33 +19,18 @@ from penstock.gateway.api.openai.bodies import (
     read_chat,
     read_completion,
     read_hint,
-    small,
 )
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Prompt, Sampling
 from penstock.gateway.request.bounds import check, check_count
 from penstock.kv.hint import ReturnHint
 
-_REFUSED = (
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "use_beam_search",
-    "prompt_logprobs", "logits_processors",
-)  # fmt: skip
-_REFUSED_CHAT = (
-    "functions", "function_call", "audio", "prediction", "web_search_options", "chat_template", "chat_template_kwargs",
-    "continue_final_message",
-)  # fmt: skip
 
-
-def chat_ask(raw: bytes, max_choices: int) -> Ask:
-    """Reads a chat request. Raises InvalidRequest naming the field."""
+def chat_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> Ask:
+    """Reads a chat request. Raises InvalidRequest naming the field; see `BodyReader.read` for `ignored`."""
     nodes = Nodes()
     nodes.add(raw)
-    body = read_chat(raw)
-    _refuse(body, (*_REFUSED, *_REFUSED_CHAT))
-    if small(body.modalities) not in (None, ["text"]):
-        raise _unserved("modalities", 'only ["text"] is supported')
-    if small(body.add_generation_prompt) not in (None, True):
-        raise _unserved("add_generation_prompt")
+    body = read_chat(raw, ignored)
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
         raise InvalidRequest("max_tokens and max_completion_tokens differ; send one of them", field="max_tokens")
     check_count("messages", len(body.messages), bounds.MAX_MESSAGES)
@@ -59,15 +45,10 @@ def chat_ask(raw: bytes, max_choices: int) -> Ask:
     return _ask(body, [prompt], max_choices, logprobs=logprobs, max_tokens=most, max_tokens_field=field)
 
 
-def completion_ask(raw: bytes, max_choices: int) -> Ask:
-    """Reads a legacy completion request. Raises InvalidRequest naming the field."""
+def completion_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> Ask:
+    """Reads a legacy completion request. Raises InvalidRequest naming the field; see `BodyReader.read` for `ignored`."""
     Nodes().add(raw)
-    body = read_completion(raw)
-    _refuse(body, _REFUSED)
-    if body.echo:
-        raise _unserved("echo")
-    if body.suffix:
-        raise _unserved("suffix")
+    body = read_completion(raw, ignored)
     if body.best_of is not None and body.best_of != (body.n or 1):
         check("best_of", body.best_of)
         raise _unserved("best_of", "must be equal to n")
@@ -87,14 +68,6 @@ def session_hint(raw: bytes) -> HintBody:
 
 def _unserved(field: str, why: str = "is not supported") -> InvalidRequest:
     return InvalidRequest(f"{field}: {why}", field=field, code="unsupported_parameter")
-
-
-def _refuse(body: ChatBody | CompletionBody, names: Sequence[str]) -> None:
-    for name in names:
-        if small(getattr(body, name)) not in (None, False):
-            raise _unserved(name)
-    if small(body.response_format) not in (None, {"type": "text"}):
-        raise _unserved("response_format", 'only {"type": "text"} is supported')
 
 
 def _ask(
@@ -170,25 +143,26 @@ def _chat_logprobs(body: ChatBody) -> int | None:
 
 def _message(body: MessageBody, at: int, nodes: Nodes) -> Message:
     field = f"messages[{at}]"
-    for name in ("function_call", "audio"):
-        if small(getattr(body, name)) is not None:
-            raise _unserved(f"{field}.{name}")
     if body.role == "tool" and body.tool_call_id is None:
         raise InvalidRequest(f"{field}.tool_call_id: is required for the role tool", field=f"{field}.tool_call_id")
     if body.tool_calls and body.role != "assistant":
         raise InvalidRequest(f"{field}.tool_calls: requires the role assistant", field=f"{field}.tool_calls")
-    if body.content is None and not (body.role == "assistant" and (body.tool_calls or body.reasoning_content)):
+    content = _content(body.content, field)
+    reasoning = body.reasoning_content or body.reasoning or ""
+    if body.role == "assistant" and body.content is None:
+        content = body.refusal or ""
+    if body.content is None and not (body.role == "assistant" and (body.tool_calls or reasoning or content)):
         raise InvalidRequest(f"{field}.content: is required", field=f"{field}.content")
     for number, call in enumerate(body.tool_calls or ()):
         nodes.add(call.function.arguments.encode(), f"{field}.tool_calls[{number}].function.arguments")
     calls = tuple(Call(call.id, call.function.name, call.function.arguments) for call in body.tool_calls or ())
     return Message(
         role="system" if body.role == "developer" else body.role,
-        content=_content(body.content, field),
+        content=content,
         calls=calls,
         call_id=body.tool_call_id or "",
         name=body.name or "",
-        reasoning=body.reasoning_content or "",
+        reasoning=reasoning,
     )
 
 
@@ -197,7 +171,7 @@ def _marks(messages: Sequence[MessageBody]) -> Iterator[tuple[int, str | None, s
     for at, message in enumerate(messages):
         text = ""
         for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            text += part.text or ""
+            text += _part(part)
             if part.cache_control is not None:
                 yield at, text, f"messages[{at}].content[{number}].cache_control", part.cache_control
         if message.cache_control is not None:
@@ -209,11 +183,15 @@ def _content(content: str | list[ContentPart] | None, field: str) -> str:
         return content or ""
     for at, part in enumerate(content):
         where = f"{field}.content[{at}]"
-        if part.type != "text":
+        if part.type not in ("text", "refusal"):
             raise _unserved(f"{where}.type", f"{part.type[:40]!r} is not supported; send parts of type text")
-        if part.text is None:
-            raise InvalidRequest(f"{where}.text: is required", field=f"{where}.text")
-    return "".join(part.text or "" for part in content)
+        if getattr(part, part.type) is None:
+            raise InvalidRequest(f"{where}.{part.type}: is required", field=f"{where}.{part.type}")
+    return "".join(map(_part, content))
+
+
+def _part(part: ContentPart) -> str:
+    return (part.refusal if part.type == "refusal" else part.text) or ""
 
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], bool]:
@@ -229,8 +207,6 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], bool]:
         return (), False
     check_count("tools", len(body.tools), bounds.MAX_TOOLS)
     for at, tool in enumerate(body.tools):
-        if tool.function.strict:
-            raise _unserved(f"tools[{at}].function.strict")
         if not tool.function.name:
             raise InvalidRequest(f"tools[{at}].function.name: must not be empty", field=f"tools[{at}].function.name")
     functions = (tool.function for tool in body.tools)

@@ -1,153 +1,174 @@
-"""OpenAI's request bodies, as far as they are served, and how they are decoded.
-
-Unknown fields are ignored. Fields that would change the meaning of an answer and are not served are declared here as
-raw JSON: they are refused by name, and their contents are never decoded.
-"""
+"""OpenAI's request bodies: every field of its API, what becomes of it, and how bodies are read."""
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Raw
 
-from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import CacheControl, Extension, SessionBody
+from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
+from penstock.gateway.api.openai.foreign import ForeignFields
+from penstock.gateway.api.reader import BodyReader
 
-_AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
-_SMALL = 64
-"""Longest raw JSON, in bytes, that can still be a supported value."""
-ABSENT = Raw()
+_OTHER_MEDIA = "send parts of type text"
+_TOOLS = "send tools and tool_choice"
+_TEMPLATE = "the model's own chat template is used"
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """`stream_options`."""
 
-    include_usage: bool = False
+    include_usage: Annotated[bool | None, honoured("a last chunk with the usage")] = None
+    include_obfuscation: Annotated[Raw, refused("", False)] = ABSENT
+    continuous_usage_stats: Annotated[Raw, refused("", False)] = ABSENT
 
 
-class _Generation(msgspec.Struct, kw_only=True):
+class _Generation(ForeignFields, kw_only=True):
     """Fields that both endpoints share."""
 
-    model: str
+    model: Annotated[str, honoured("must be the name of the served model")]
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
+    stream_options: Annotated[StreamOptions | None, honoured("requires stream")] = None
+    max_tokens: Annotated[int | None, honoured("lowered to the room in the context")] = None
+    min_tokens: Annotated[int | None, honoured("no end before so many tokens")] = None
+    temperature: Annotated[float | None, honoured("default 1; 0 is greedy")] = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Annotated[int | None, honoured("0 and -1: all tokens")] = None
     min_p: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[float | None, honoured("of all tokens of prompt and answer")] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
+    logit_bias: Annotated[dict[str, float] | None, honoured("token id to bias")] = None
+    seed: Annotated[int | None, honoured("left out, one is drawn; the usage says which")] = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    return_token_ids: bool | None = None
+    return_token_ids: Annotated[bool | None, honoured("every choice has its token ids")] = None
     n: int | None = None
-    prompt_cache_key: str | None = None
-    penstock: Extension | None = None
-    # Not served.
-    response_format: Raw = ABSENT
-    guided_json: Raw = ABSENT
-    guided_regex: Raw = ABSENT
-    guided_choice: Raw = ABSENT
-    guided_grammar: Raw = ABSENT
-    structured_outputs: Raw = ABSENT
-    use_beam_search: Raw = ABSENT
-    prompt_logprobs: Raw = ABSENT
-    logits_processors: Raw = ABSENT
+    prompt_cache_key: Annotated[str | None, honoured("names the session, like the header x-session-affinity")] = None
+    penstock: Annotated[Extension | None, honoured("see docs/design/retention.md")] = None
+    user: Annotated[Raw, accepted("a name for the client's own use")] = ABSENT
+    response_format: Annotated[Raw, refused("", {"type": "text"})] = ABSENT
 
 
-class FunctionCallBody(msgspec.Struct):
+class FunctionCallBody(msgspec.Struct, forbid_unknown_fields=True):
     """The function of a call, as the client sends it back."""
 
     name: str
     arguments: str
 
 
-class ToolCallBody(msgspec.Struct):
+class ToolCallBody(msgspec.Struct, forbid_unknown_fields=True):
     """A call of an earlier assistant message."""
 
     id: str
     function: FunctionCallBody
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
+    index: Annotated[Raw, accepted("the calls are in order")] = ABSENT
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a message; only text is served."""
 
-    type: str
+    type: Annotated[str, honoured("text; refusal in messages of the assistant")]
     text: str | None = None
-    cache_control: CacheControl | None = None
+    refusal: str | None = None
+    cache_control: Annotated[CacheControl | None, honoured("see docs/design/retention.md")] = None
+    prompt_cache_breakpoint: Annotated[Raw, accepted("whatever is repeated is found in the cache")] = ABSENT
+    image_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
+    input_audio: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
+    audio_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
+    video_url: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
+    file: Annotated[Raw, refused(_OTHER_MEDIA)] = ABSENT
 
 
-class MessageBody(msgspec.Struct):
+class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
     """A message of any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
-    name: str | None = None
+    name: Annotated[str | None, honoured("given to the chat template")] = None
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    cache_control: CacheControl | None = None
-    function_call: Raw = ABSENT
-    audio: Raw = ABSENT
+    reasoning_content: Annotated[str | None, honoured("given to the chat template")] = None
+    reasoning: Annotated[str | None, honoured("another name of reasoning_content")] = None
+    refusal: Annotated[str | None, honoured("is the content where there is no other")] = None
+    cache_control: Annotated[CacheControl | None, honoured("see docs/design/retention.md")] = None
+    annotations: Annotated[Raw, accepted("notes on a text, for people")] = ABSENT
+    provider_specific_fields: Annotated[Raw, accepted("litellm's notes on an earlier answer")] = ABSENT
+    function_call: Annotated[Raw, refused("send tool_calls")] = ABSENT
+    audio: Annotated[Raw, refused()] = ABSENT
 
 
-class FunctionBody(msgspec.Struct):
+class FunctionBody(msgspec.Struct, forbid_unknown_fields=True):
     """A function that the model may call."""
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON Schema."""
-    strict: bool | None = None
+    parameters: Annotated[dict[str, Any] | None, honoured("JSON Schema")] = None
+    strict: Annotated[bool | None, refused("", False)] = None
 
 
-class ToolBody(msgspec.Struct):
+class ToolBody(msgspec.Struct, forbid_unknown_fields=True):
     """A tool; only functions are served."""
 
     type: Literal["function"]
     function: FunctionBody
 
 
-class ChatBody(_Generation, kw_only=True):
+class _Rendered(_Generation, kw_only=True):
+    """How other servers render a chat."""
+
+    chat_template: Annotated[Raw, refused(_TEMPLATE)] = ABSENT
+    chat_template_kwargs: Annotated[Raw, refused(_TEMPLATE, {})] = ABSENT
+    add_generation_prompt: Annotated[Raw, refused("", True)] = ABSENT
+    continue_final_message: Annotated[Raw, refused("", False)] = ABSENT
+    documents: Annotated[Raw, refused("", [])] = ABSENT
+    mm_processor_kwargs: Annotated[Raw, refused("", {})] = ABSENT
+    echo: Annotated[Raw, refused("", False)] = ABSENT
+    best_of: Annotated[Raw, refused("", 1)] = ABSENT
+    parse_tool_calls: Annotated[Raw, refused("", True)] = ABSENT
+    thinking_forced_open: Annotated[Raw, refused("", False)] = ABSENT
+    stream_tool_calls: Annotated[Raw, refused("", True)] = ABSENT
+
+
+class ChatBody(_Rendered, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
     messages: list[MessageBody]
     tools: list[ToolBody] | None = None
-    tool_choice: Raw = ABSENT
-    parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
+    tool_choice: Annotated[Raw, honoured('"auto" and "none"')] = ABSENT
+    parallel_tool_calls: Annotated[bool | None, honoured("true")] = None
+    max_completion_tokens: Annotated[int | None, honoured("another name of max_tokens")] = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    # Not served.
-    functions: Raw = ABSENT
-    function_call: Raw = ABSENT
-    audio: Raw = ABSENT
-    modalities: Raw = ABSENT
-    prediction: Raw = ABSENT
-    web_search_options: Raw = ABSENT
-    chat_template: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
-    add_generation_prompt: Raw = ABSENT
-    continue_final_message: Raw = ABSENT
+    top_logprobs: Annotated[int | None, honoured("requires logprobs")] = None
+    metadata: Annotated[Raw, accepted("notes for the client's own use")] = ABSENT
+    store: Annotated[Raw, refused("no chat completion is stored", False)] = ABSENT
+    safety_identifier: Annotated[Raw, accepted("a name for the client's own use")] = ABSENT
+    service_tier: Annotated[Raw, refused("", "auto", "default")] = ABSENT
+    prompt_cache_retention: Annotated[Raw, accepted("a wish for the cache; penstock.retain is a promise")] = ABSENT
+    prompt_cache_options: Annotated[Raw, accepted("a wish for the cache; penstock.retain is a promise")] = ABSENT
+    prediction: Annotated[Raw, accepted("a hint for speed; drafts come from the mesh itself")] = ABSENT
+    reasoning_effort: Annotated[Raw, refused("the model has no levels of effort", "medium")] = ABSENT
+    verbosity: Annotated[Raw, refused("", "medium")] = ABSENT
+    modalities: Annotated[Raw, refused("", ["text"])] = ABSENT
+    moderation: Annotated[Raw, refused()] = ABSENT
+    audio: Annotated[Raw, refused()] = ABSENT
+    web_search_options: Annotated[Raw, refused()] = ABSENT
+    functions: Annotated[Raw, refused(_TOOLS, [])] = ABSENT
+    function_call: Annotated[Raw, refused(_TOOLS, "none")] = ABSENT
 
 
-class CompletionBody(_Generation, kw_only=True):
+class CompletionBody(_Generation, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
-    echo: bool | None = None
-    best_of: int | None = None
-    suffix: str | None = None
+    prompt: Annotated[str | list[str | int | list[int]], honoured("text, texts, token ids or lists of them")]
+    logprobs: Annotated[int | None, honoured("so many alternatives of each token")] = None
+    echo: Annotated[bool | None, refused("", False)] = None
+    best_of: Annotated[int | None, honoured("must be equal to n")] = None
+    suffix: Annotated[str | None, refused("", "")] = None
 
 
 class HintBody(SessionBody, forbid_unknown_fields=True):
@@ -156,53 +177,9 @@ class HintBody(SessionBody, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody, HintBody)
-_HINT = msgspec.json.Decoder(HintBody)
-_CHAT = msgspec.json.Decoder(ChatBody)
-_COMPLETION = msgspec.json.Decoder(CompletionBody)
-
-
-def read_chat(raw: bytes) -> ChatBody:
-    """POST /v1/chat/completions. Raises InvalidRequest naming the field."""
-    return _decode(_CHAT, raw)
-
-
-def read_completion(raw: bytes) -> CompletionBody:
-    """POST /v1/completions. Raises InvalidRequest naming the field."""
-    return _decode(_COMPLETION, raw)
-
-
-def read_hint(raw: bytes) -> HintBody:
-    """POST /v1/sessions/hint. Raises InvalidRequest naming the field."""
-    return _decode(_HINT, raw)
-
-
-def small(raw: Raw) -> object:
-    """The value of a field of raw JSON; the field's text when it is too long for a supported value."""
-    text = bytes(raw) or b"null"
-    return msgspec.json.decode(text) if len(text) <= _SMALL else text
-
-
-def _decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is not valid UTF-8", code="invalid_json") from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
-
-
-def _named(text: str) -> InvalidRequest:
-    """msgspec's message, with its path as OpenAI's `param`."""
-    match = _AT.fullmatch(text)
-    field = (match["path"] if match else "").removeprefix("$").removeprefix(".")
-    what = match["what"] if match else text
-    missing = re.search(r"missing required field `(\w+)`", text)
-    if missing:
-        field = f"{field}.{missing[1]}" if field else missing[1]
-        what = "is required"
-    return InvalidRequest(f"{field}: {what}" if field else what, field=field or None)
+read_chat = BodyReader(ChatBody).read
+"""POST /v1/chat/completions."""
+read_completion = BodyReader(CompletionBody).read
+"""POST /v1/completions."""
+read_hint = BodyReader(HintBody).read
+"""POST /v1/sessions/hint."""
