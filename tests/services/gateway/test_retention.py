@@ -84,7 +84,7 @@ async def test_what_was_granted_is_told_whole_and_streamed(setup) -> None:
         ({"penstock": {"retain": "25h"}}, "penstock.retain", "1 to 86400"),
         ({"penstock": {"retain": -1.0}}, "penstock.retain", "1 to 86400"),
         ({"penstock": {"retain": []}}, "penstock.retain", ""),
-        ({"penstock": {"retian": "5m"}}, "penstock", "retian"),
+        ({"penstock": {"retian": "5m"}}, "penstock.retian", "retian"),
         ({"penstock": {"session": {"returns_in": "soon"}}}, "penstock.session.returns_in", "0 to 86400"),
         (
             {"penstock": {"session": {"returns_in": 1, "ended": True}}},

@@ -1,7 +1,7 @@
 """What becomes of each field of a request body: honoured, accepted or refused.
 
-It is declared with the types of the bodies. `BodyReader` and docs/fields.md are made from the same declarations. A field
-without a declaration is honoured.
+It is declared with the types of the bodies, for those who read bodies and for docs/fields.md. A field without a
+declaration is honoured.
 """
 
 from __future__ import annotations

@@ -84,5 +84,5 @@ class Reply:
         self._begun = True
         names = {"x-request-id", self._style.id_header}
         own = [(b"content-type", kind.encode()), *((name.encode(), self._request_id.encode()) for name in names)]
-        await self._send({"type": "http.response.start", "status": status, "headers": own + headers})
-        self._headers: list[tuple[bytes, bytes]] = []
+        headers = own + headers + self._headers
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -30,8 +30,7 @@ class CompletionApi:
     style = STYLE
 
     def __init__(self, read: Callable[[bytes, int, list[str] | None], Ask], max_choices: int) -> None:
-        """`read` makes an ask of a body and the most choices that a request may have; see `BodyReader.read` for its last
-        argument."""
+        """`read` makes an ask of a body, the most choices that a request may have, and the list of ignored fields."""
         self._read = read
         self._max_choices = max_choices
 

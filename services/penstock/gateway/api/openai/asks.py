@@ -46,7 +46,7 @@ def chat_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> 
 
 
 def completion_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> Ask:
-    """Reads a legacy completion request. Raises InvalidRequest naming the field; see `BodyReader.read` for `ignored`."""
+    """Reads a legacy completion. Raises InvalidRequest naming the field; see `BodyReader.read` for `ignored`."""
     Nodes().add(raw)
     body = read_completion(raw, ignored)
     if body.best_of is not None and body.best_of != (body.n or 1):
