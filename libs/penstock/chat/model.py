@@ -15,6 +15,7 @@ from penstock.chat.detokenize import TextStream, TokenBytes
 from penstock.chat.messages import Message, Tool
 from penstock.chat.parser import CALL_OPEN, MARKERS, THINK_OPEN, AssistantParser
 from penstock.chat.prompt import Marker, PromptEncoder
+from penstock.chat.sessions import Continuations
 from penstock.chat.template import ChatTemplate, generated_arguments
 from penstock.errors import InvalidRequest
 
@@ -44,6 +45,8 @@ class ChatModel:
     """Special tokens, which have no text in an answer."""
     thinks: bool
     """Whether answers may begin with a think block."""
+    continuations: Continuations
+    """Finds what a session's next prompt may take over."""
     _foreign: Marker
     _own: Marker
 
@@ -102,18 +105,24 @@ def load_chat_model(directory: Path) -> ChatModel:
     tokenizer.no_padding()
     settings = _read_object(directory / "tokenizer_config.json")
     added = tokenizer.get_added_tokens_decoder()
+    eos_ids = _eos_ids(directory, tokenizer, settings)
+    encoder = PromptEncoder(tokenizer)
     special = {what.content for what in added.values() if what.special}
     control = {what.content for what in added.values()}
     return ChatModel(
         tokenizer=tokenizer,
         fingerprint=hashlib.sha256(raw).hexdigest(),
         template=_template(directory, settings),
-        encoder=PromptEncoder(tokenizer),
+        encoder=encoder,
         token_bytes=TokenBytes(tokenizer, b'"ByteLevel"' in raw),
-        eos_ids=_eos_ids(directory, tokenizer, settings),
+        eos_ids=eos_ids,
         vocab_size=_vocab_size(directory, tokenizer),
         silent=frozenset(token for token, what in added.items() if what.special and what.content not in MARKERS),
         thinks=THINK_OPEN in control,
+        continuations=Continuations(
+            [text for token, text in encoder.cut_texts.items() if token in eos_ids],
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        ),
         _foreign=Marker(control | {CALL_OPEN}),
         _own=Marker(special),
     )

@@ -5,8 +5,9 @@ Control tokens that a *client* wrote (in a message, a tool's description, a tool
 that no token can span it. What the template itself writes stays a control token.
 
 `Encoded` remembers where the text may be cut: at an added token that absorbs no white space, everything before it is
-tokenized without a look at what follows. A longer text that begins with an earlier one keeps the earlier ids up to
-the last such cut; the result equals a tokenization from scratch, which a test holds for random splits.
+tokenized without a look at what follows. A text that shares its beginning with an earlier one keeps the earlier ids up
+to the last cut that they share; the result equals a tokenization from scratch, which a test holds for random splits,
+unless the earlier ids are those of a generated answer (see `sessions`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -31,7 +33,7 @@ _SLICE = 1 << 16
 
 
 class Cut(NamedTuple):
-    """The last place where a text may be cut: right before an added token."""
+    """A place where a text may be cut: right before an added token."""
 
     chars: int
     ids: int
@@ -46,9 +48,17 @@ class Encoded:
     text: str
     """As rendered, with split marks."""
     ids: array[int]
-    cut: Cut
+    cuts: Sequence[Cut] = field(default=(), compare=False)
+    """Places where it may be cut, in order: the last one, and those where earlier prompts of its session ended."""
     reused: int = field(default=0, compare=False)
     """Leading ids that were taken from an earlier prompt."""
+
+    def shared(self, text: str) -> Sequence[Cut]:
+        """The leading cuts that `text` has too, with all before them."""
+        if not self.cuts or text.startswith(self.text[: self.cuts[-1].through]):
+            return self.cuts
+        common = common_prefix(text, self.text)
+        return self.cuts[: bisect_right(self.cuts, common, key=lambda cut: cut.through)]
 
 
 class TooManyTokens(Exception):
@@ -68,7 +78,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._cuts = _cut_tokens(tokenizer)
+        self.cut_texts = _cut_tokens(tokenizer)
+        """The added tokens at which a text may be cut, with their texts."""
 
     def at_least(self, text: str) -> int:
         """A lower bound of the tokens in `text`, found without tokenizing it."""
@@ -96,13 +107,11 @@ class PromptEncoder:
 
         Raises TooManyTokens as soon as more than `most` ids are certain.
         """
-        cut = Cut(0, 0, 0)
-        ids: array[int] = array("I")
-        if earlier is not None and text.startswith(earlier.text[: earlier.cut.through]):
-            cut = earlier.cut
-            ids = earlier.ids[: cut.ids]
-        reused = cut.ids
-        for batch in _batches(_pieces(text, cut.chars)):
+        cuts = () if earlier is None else tuple(earlier.shared(text))
+        begun = cuts[-1] if cuts else Cut(0, 0, 0)
+        ids: array[int] = array("I") if earlier is None else earlier.ids[: begun.ids]
+        last: Cut | None = None
+        for batch in _batches(_pieces(text, begun.chars)):
             pieces = [text[begin:end] for begin, end in batch]
             encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
             for (begin, _), piece, encoding in zip(batch, pieces, encodings, strict=True):
@@ -110,13 +119,15 @@ class PromptEncoder:
                 if start + len(encoding) > most:
                     raise TooManyTokens(start + len(encoding))
                 ids.extend(encoding.ids)
-                cut = self._last_cut(piece, ids, start, begin) or cut
-        return Encoded(text, ids, cut, reused)
+                last = self._last_cut(piece, ids, start, begin) or last
+        if last is not None and last != begun:
+            cuts = (*cuts, last)
+        return Encoded(text, ids, cuts, begun.ids)
 
     def _last_cut(self, piece: str, ids: array[int], start: int, begin: int) -> Cut | None:
         """The last cut of `piece`, whose ids begin at `start` and whose characters begin at `begin`."""
         for at in range(len(ids) - 1, start - 1, -1):
-            content = self._cuts.get(ids[at])
+            content = self.cut_texts.get(ids[at])
             if content is not None:
                 found = begin + piece.rindex(content)
                 return Cut(found, at, found + len(content))
@@ -145,6 +156,20 @@ def _may_cover(text: str, content: str) -> bool:
     if text != content and content in text:
         return True
     return any(content.startswith(text[at:]) for at in range(1, len(text)))
+
+
+def common_prefix(one: str | array[int], other: str | array[int]) -> int:
+    """Number of leading items that are equal, found by halving, since slices compare far faster than items."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _pieces(text: str, at: int) -> Iterator[tuple[int, int]]:

@@ -117,6 +117,12 @@ class GatewayMetrics(Metrics):
         self.remembered = self._counter(
             "penstock_prompt_tokens_remembered", "Prompt tokens known from the session's last turn, not encoded again"
         )
+        self.spliced = self._counter(
+            "penstock_answer_tokens_spliced", "Generated tokens that the session's next prompt took over as they were"
+        )
+        self.diverged = self._counter(
+            "penstock_session_divergences", "Prompts that left what was known of their session, so that less was reused"
+        )
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out")
         self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a stream")
         self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "First byte in to last byte out")

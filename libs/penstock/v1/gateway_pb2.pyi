@@ -399,6 +399,7 @@ class Usage(_message.Message):
     RETAINED_TOKENS_FIELD_NUMBER: _builtins.int
     RETAINED_S_FIELD_NUMBER: _builtins.int
     CACHED_WORKER_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """computed_tokens + cached_tokens"""
     completion_tokens: _builtins.int
@@ -421,6 +422,8 @@ class Usage(_message.Message):
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by stage: tokenize, plan, queue, fetch, prefill, first_token, decode, total"""
 
+    @_builtins.property
+    def session(self) -> Global___SessionUse: ...
     def __init__(
         self,
         *,
@@ -439,14 +442,52 @@ class Usage(_message.Message):
         retained_tokens: _builtins.int = ...,
         retained_s: _builtins.float = ...,
         cached_worker: _builtins.int = ...,
+        session: Global___SessionUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
+    _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session) -> _WhichOneofReturnType__session | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class SessionUse(_message.Message):
+    """What a conversation took over from its session's last turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_TOKENS_FIELD_NUMBER: _builtins.int
+    SPLICED_TOKENS_FIELD_NUMBER: _builtins.int
+    DIVERGED_AT_TOKEN_FIELD_NUMBER: _builtins.int
+    DIVERGED_AT_TURN_FIELD_NUMBER: _builtins.int
+    known_tokens: _builtins.int
+    """a prompt and its answer"""
+    spliced_tokens: _builtins.int
+    """of that answer, taken over as they were generated"""
+    diverged_at_token: _builtins.int
+    """leading tokens that agree; absent: the prompt goes on from all of them"""
+    diverged_at_turn: _builtins.int
+    def __init__(
+        self,
+        *,
+        known_tokens: _builtins.int = ...,
+        spliced_tokens: _builtins.int = ...,
+        diverged_at_token: _builtins.int | None = ...,
+        diverged_at_turn: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_diverged_at_token", b"_diverged_at_token", "diverged_at_token", b"diverged_at_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diverged_at_token", b"_diverged_at_token", "diverged_at_token", b"diverged_at_token", "diverged_at_turn", b"diverged_at_turn", "known_tokens", b"known_tokens", "spliced_tokens", b"spliced_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__diverged_at_token: _TypeAlias = _typing.Literal["diverged_at_token"]  # noqa: Y015
+    _WhichOneofArgType__diverged_at_token: _TypeAlias = _typing.Literal["_diverged_at_token", b"_diverged_at_token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__diverged_at_token) -> _WhichOneofReturnType__diverged_at_token | None: ...
+
+Global___SessionUse: _TypeAlias = SessionUse  # noqa: Y015
 
 @_typing.final
 class ChatCompletionChunk(_message.Message):

@@ -62,7 +62,11 @@ class GatewayConfig:
     failover_s: float = 30.0
     """How long a request may go without a token while no worker, or no router, takes it; 0: not at all."""
     max_sessions: int = 1024
-    """Sessions whose last prompt is remembered."""
+    """Sessions whose last prompts and answers are remembered."""
+    max_session_tokens: int = 4_000_000
+    """Tokens of all remembered sessions together, about 12 bytes each."""
+    max_tenant_session_tokens: int = 2_000_000
+    """Tokens of one tenant's remembered sessions."""
     ping_s: float = 15.0
     """A stream that is silent for this long gets a comment, so that no proxy on its way gives up."""
     drain_s: float = 5.0
@@ -79,7 +83,7 @@ class GatewayConfig:
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens")
         more_than(self, 0, "request_timeout_s", "ping_s")
-        at_least(self, 0, "failover_s", "max_sessions", "drain_s")
+        at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
         one_of(self, LOG_LEVELS, "log_level")
         one_of(self, ("refuse", "warn"), "unknown_fields")
         if self.server_key and self.server_key_file:

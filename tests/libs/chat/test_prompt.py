@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 
 import pytest
 from hypothesis import example, given
@@ -12,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from penstock.chat import prompt
-from penstock.chat.memory import PromptMemory, remember
 from penstock.chat.messages import Call, Message, Tool
 from penstock.chat.model import ChatModel, ChatModelError, load_chat_model
-from penstock.chat.prompt import Cut, Encoded, Marker, PromptEncoder, TooManyTokens
+from penstock.chat.prompt import Marker, PromptEncoder, TooManyTokens
+from penstock.chat.sessions import branch_of
 from penstock.kv.identity import block_keys
 
 from .tiny import tiny_tokenizer, write_model
@@ -42,11 +41,25 @@ def test_reuse_equals_a_fresh_tokenization(common, old, new):
     earlier = ENCODER.encode(common + old)
     fresh, reused = ENCODER.encode(common + new), ENCODER.encode(common + new, earlier)
     assert reused == fresh
-    assert reused.cut == fresh.cut
+    assert reused.cuts[-1:] == fresh.cuts[-1:]
     root = b"r" * 32
-    known = remember(earlier, None, root, 4)
-    assert remember(reused, known, root, 4).keys == block_keys(root, fresh.ids, 4)
-    assert remember(reused, known, b"s" * 32, 4).keys == block_keys(b"s" * 32, fresh.ids, 4)
+    known = branch_of(earlier, 1, None, root, 4)
+    assert branch_of(reused, 1, known, root, 4).keys == block_keys(root, fresh.ids, 4)
+    assert branch_of(reused, 1, known, b"s" * 32, 4).keys == block_keys(b"s" * 32, fresh.ids, 4)
+
+
+@given(st.lists(TEXT, min_size=2, max_size=6), st.integers(0, 5), TEXT)
+def test_a_fork_of_any_turn_reuses_what_it_shares(turns, at, new):
+    """A prompt grows turn by turn, then another one leaves it in the middle."""
+    text, encoded = "", ENCODER.encode("")
+    for turn in turns:
+        text += turn + "<|im_end|>"
+        encoded = ENCODER.encode(text, encoded)
+    shared = "".join(turn + "<|im_end|>" for turn in turns[:at])
+    fork = ENCODER.encode(shared + new, encoded)
+    assert fork == ENCODER.encode(shared + new)
+    before_the_end = ENCODER.encode(shared).cuts
+    assert fork.reused >= (before_the_end[-1].ids if before_the_end else 0)
 
 
 @given(TEXT.filter(lambda text: "\ufdd0" not in text))
@@ -73,8 +86,8 @@ def test_many_marks_are_one_batch_after_another():
     encoded = ENCODER.encode(text)
     pieces = [TOKENIZER.encode(piece, add_special_tokens=False).ids for piece in text.split("\ufdd0")]
     assert list(encoded.ids) == [token for piece in pieces for token in piece]
-    assert text[encoded.cut.chars : encoded.cut.through] == "<|im_end|>"
-    assert encoded.ids[encoded.cut.ids] == IM_END
+    assert text[encoded.cuts[-1].chars : encoded.cuts[-1].through] == "<|im_end|>"
+    assert encoded.ids[encoded.cuts[-1].ids] == IM_END
 
 
 def test_what_is_too_long_is_left_alone():
@@ -109,7 +122,7 @@ def test_the_next_turn_costs_only_what_is_new(model):
         Message("tool", "clear", call_id="1"),
     ]
     second = model.encoder.encode(model.render(turn, [TOOL]), first)
-    assert second.reused == first.cut.ids > 0.8 * len(first.ids)
+    assert second.reused == first.cuts[-1].ids > 0.8 * len(first.ids)
     assert second.text.startswith(first.text)
 
 
@@ -149,24 +162,6 @@ def test_what_the_parser_took_for_content_comes_back_as_it_was(model):
 
 def test_raw_prompts_are_the_clients_own():
     assert list(ENCODER.encode_raw("<|im_start|>")) == [IM_START]
-
-
-def encoded(count: int) -> Encoded:
-    return Encoded("", array("I", range(count)), Cut(0, 0, 0))
-
-
-def test_memory_is_bounded():
-    memory = PromptMemory(max_sessions=2, max_tokens=100)
-    for name, size in (("a", 40), ("b", 40), ("c", 10)):
-        memory.put("t", name, remember(encoded(size), None, b"r" * 32, 4))
-    assert (len(memory), memory.tokens) == (2, 50)
-    assert memory.get("t", "a") is None
-    assert memory.get("other", "b") is None
-    memory.get("t", "b")
-    memory.put("t", "d", remember(encoded(80), None, b"r" * 32, 4))
-    assert (len(memory), memory.tokens) == (1, 80)
-    memory.put("t", "huge", remember(encoded(101), None, b"r" * 32, 4))
-    assert memory.get("t", "huge") is None
 
 
 def test_the_vocabulary_is_the_models(tmp_path):

@@ -163,5 +163,5 @@ def test_a_malformed_template_is_named():
 
 def test_nothing_heavy_is_imported():
     heavy = "{'torch', 'transformers', 'numpy', 'grpc'}"
-    code = f"import sys, penstock.chat.model, penstock.chat.memory; print({heavy} & set(sys.modules))"
+    code = f"import sys, penstock.chat.model, penstock.chat.sessions; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -84,7 +84,9 @@ async def both(client: AsyncOpenAI, **body) -> Folded:
 
 
 def without_times(usage) -> dict:
+    """Usage that does not depend on what was asked before."""
     found = usage.model_dump()
+    assert found["penstock"].pop("session").keys() == {"known_tokens", "spliced_tokens", "diverged_at"}
     assert all(seconds >= 0 for seconds in found["penstock"].pop("times").values())
     return found
 
@@ -353,7 +355,7 @@ async def test_the_other_choices_wait_until_the_prompt_is_stored(setup):
 
 
 async def test_clients_without_a_session_key_are_remembered_too(setup):
-    memory = setup.gateway.reception.completer.memory
+    memory = setup.gateway.reception.completer.sessions
     messages = [{"role": "system", "content": "You are X."}, *HELLO]
     before = len(memory)
     await whole(setup.client, messages=messages)

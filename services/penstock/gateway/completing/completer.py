@@ -6,19 +6,21 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import structlog
 from opentelemetry import trace
 
-from penstock.chat.memory import PromptMemory
 from penstock.chat.model import ChatModel
+from penstock.chat.sessions import Sessions
 from penstock.chat.stops import StopAutomaton
 from penstock.errors import DeadlineExceeded, NotFound
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
 from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
@@ -60,7 +62,7 @@ class Completer:
         self._workers = WorkerChannels(channels)
         self._threads = threads
         self._metrics = metrics
-        self.memory = PromptMemory(config.max_sessions)
+        self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
         self._log = structlog.get_logger("penstock.gateway")
 
     def check_model(self, name: str) -> None:
@@ -81,7 +83,13 @@ class Completer:
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         took = time.perf_counter() - begin
         completion = Completion(
-            ask, caller, prompts=len(prompts), block_size=naming.block_size, tokenize_s=took, metrics=self._metrics
+            ask,
+            caller,
+            prompts=len(prompts),
+            block_size=naming.block_size,
+            tokenize_s=took,
+            metrics=self._metrics,
+            answered=partial(self._answered, caller),
         )
         self._add_choices(completion, prompts, naming)
         try:
@@ -106,15 +114,26 @@ class Completer:
         return max(deadline - time.perf_counter(), 0.0)
 
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
-        session = caller.session or opening(prompt)
-        earlier = self.memory.get(caller.tenant, session)
+        key = caller.session or opening(prompt)
+        branches = self.sessions.branches(caller.tenant, key)
         bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
-        work = partial(prepare, self._model, prompt, naming, earlier)
+        work = partial(prepare, self._model, prompt, naming, branches)
         prepared = await self._threads.run(work, size, bounded=bounded)
-        if prepared.remembered is not None:
-            self._metrics.remembered.inc(prepared.remembered.encoded.reused)
-            self.memory.put(caller.tenant, session, prepared.remembered)
-        return prepared
+        use = prepared.session
+        if use is not None:
+            self._metrics.remembered.inc(use.branch.prompt.reused)
+            self._metrics.spliced.inc(use.spliced_tokens)
+            self._metrics.diverged.inc(use.divergence is not None)
+            self.sessions.put(caller.tenant, key, use.branch, replaces=use.replaces())
+        return replace(prepared, session_key=key)
+
+    def _answered(self, caller: Caller, speaker: Speaker) -> None:
+        """Keeps an answer for its session's next turn; one that a stop string cut does not end between two tokens."""
+        use = speaker.prompt.session
+        if use is None or speaker.answer.ended or not speaker.heard:
+            return
+        branch = replace(use.branch, answer=speaker.heard.spoken())
+        self.sessions.put(caller.tenant, speaker.prompt.session_key, branch, replaces=use.branch)
 
     def _add_choices(self, completion: Completion, prompts: Sequence[Prepared], naming: Naming) -> None:
         ask = completion.ask
@@ -124,8 +143,9 @@ class Completer:
             prepared, copy = prompts[number // ask.n], number % ask.n
             request = self._request(completion, number, prepared, naming, (seed + copy) % 2**64)
             answer = self._answer(number, ask, prepared, stops)
-            flow = self._flow(completion.caller, request, partial(completion.accept, answer))
-            completion.add(Speaker(prepared, flow, answer))
+            heard = Heard(self._model.eos_ids | frozenset(ask.sampling.stop_token_ids))
+            flow = self._flow(completion.caller, request, partial(completion.accept, answer, heard))
+            completion.add(Speaker(prepared, flow, answer, heard))
 
     def _request(
         self, completion: Completion, number: int, prepared: Prepared, naming: Naming, seed: int

@@ -6,6 +6,7 @@ import asyncio
 import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -14,6 +15,7 @@ from penstock.errors import Internal, PenstockError, Unavailable
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.delta import Outbox
 from penstock.gateway.completing.flow import Flow
+from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.prompts import Prepared
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
@@ -42,15 +44,25 @@ class Speaker:
     prompt: Prepared
     flow: Flow
     answer: Answer
+    heard: Heard
 
 
 class Completion:
     """A running request. `outbox` gives its deltas; `usage` is complete when the outbox has ended."""
 
     def __init__(
-        self, ask: Ask, caller: Caller, *, prompts: int, block_size: int, tokenize_s: float, metrics: GatewayMetrics
+        self,
+        ask: Ask,
+        caller: Caller,
+        *,
+        prompts: int,
+        block_size: int,
+        tokenize_s: float,
+        metrics: GatewayMetrics,
+        answered: Callable[[Speaker], None],
     ) -> None:
-        """Call `add` for every choice, then `run`. Preparing the prompts took `tokenize_s` seconds."""
+        """Call `add` for every choice, then `run`. Preparing the prompts took `tokenize_s` seconds. `answered` is given
+        each choice that has come to its end, before the client hears of the end."""
         self.ask = ask
         self.caller = caller
         self.id = secrets.token_hex(12)
@@ -59,6 +71,7 @@ class Completion:
         self._block_size = block_size
         self._tokenize_s = tokenize_s
         self._metrics = metrics
+        self._answered = answered
         self._begun = [asyncio.Event() for _ in range(prompts)]
         self._choices: list[Speaker] = []
         self._first_token: float | None = None
@@ -70,6 +83,8 @@ class Completion:
         for number, choice in enumerate(self._choices):
             if number % self.ask.n == 0:
                 usage.add_prompt(len(choice.prompt.ids), choice.flow.account)
+                if choice.prompt.session is not None:
+                    usage.session = choice.prompt.session
             usage.add_choice(choice.answer, choice.flow.account)
         for first in range(0, len(self._choices), self.ask.n):
             promised = [choice.flow.account.promised for choice in self._choices[first : first + self.ask.n]]
@@ -108,6 +123,8 @@ class Completion:
                 await begun.wait()
             finish = await choice.flow.run()
             last = choice.answer.finish(finish)
+            choice.heard.finish(last)
+            self._answered(choice)
             self.outbox.put(last)
             await choice.flow.farewell(self.ask.outlook, waits_for_tool=last.finish == "tool_calls")
         except PenstockError as error:
@@ -122,7 +139,7 @@ class Completion:
             choice.flow.close()
             begun.set()
 
-    def accept(self, answer: Answer, token: SampledToken) -> bool:
+    def accept(self, answer: Answer, heard: Heard, token: SampledToken) -> bool:
         """Takes one more token of a choice and returns whether it was the last."""
         now = time.perf_counter()
         if self._first_token is None:
@@ -133,5 +150,7 @@ class Completion:
         self._last_token = now
         self._begun[answer.choice // self.ask.n].set()
         self._metrics.generation_tokens.inc()
-        self.outbox.put(answer.feed(token))
+        delta = answer.feed(token)
+        heard.add(token.id, delta)
+        self.outbox.put(delta)
         return answer.ended

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.chat.memory import Remembered, remember
 from penstock.chat.model import ChatModel
-from penstock.chat.prompt import Encoded, TooManyTokens
+from penstock.chat.prompt import Encoded, TooManyTokens, common_prefix
+from penstock.chat.sessions import Branch, Continuation, Divergence, branch_of
 from penstock.errors import InvalidRequest
 from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
@@ -32,8 +32,29 @@ class Prepared:
     rendered: str | None = None
     """The text that the chat template made, if it made one."""
     call_tools: bool = False
-    remembered: Remembered | None = None
-    """The prompt in the form that the session's next turn can reuse."""
+    session: SessionUse | None = None
+    """None for a prompt that was not rendered from messages."""
+    session_key: str = ""
+    """Under which the session is remembered: the client's own, or the conversation's opening."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUse:
+    """What a prompt took over from its session, and the branch that it is now."""
+
+    branch: Branch
+    continued: Branch | None = None
+    """The branch that it took most from; it goes on from all of it when `divergence` is None."""
+    known_tokens: int = 0
+    """Tokens that were known of that branch: a prompt and its answer."""
+    spliced_tokens: int = 0
+    """Tokens of the last answer that were taken over as generated."""
+    divergence: Divergence | None = None
+
+    def replaces(self) -> Branch | None:
+        """The branch that is not needed any more: all of its text is in the new one."""
+        old = self.continued
+        return old if old is not None and self.branch.prompt.text.startswith(old.prompt.text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +118,10 @@ def opening(prompt: Prompt) -> str:
     return f"opening {digest.hexdigest()}"
 
 
-def prepare(model: ChatModel, prompt: Prompt, naming: Naming, earlier: Remembered | None) -> Prepared:
+def prepare(model: ChatModel, prompt: Prompt, naming: Naming, branches: Sequence[Branch] = ()) -> Prepared:
     """Renders, tokenizes and names blocks. Pure; runs in any thread. Raises InvalidRequest."""
     if isinstance(prompt, Conversation):
-        return _conversation(model, prompt, naming, earlier)
+        return _conversation(model, prompt, naming, branches)
     if isinstance(prompt, str):
         check_length(model.encoder.at_least(prompt), naming.context, "prompt")
         with _bounded(naming.context, "prompt"):
@@ -136,18 +157,32 @@ def _bounded(context: int, field: str) -> Iterator[None]:
         raise
 
 
-def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, earlier: Remembered | None) -> Prepared:
+def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
     text = model.render(prompt.messages, prompt.tools)
     check_length(model.encoder.at_least(text), naming.context, prompt.field)
+    found = model.continuations.best(text, prompt.messages, branches)
     with _bounded(naming.context, prompt.field):
-        encoded = model.encoder.encode(text, earlier.encoded if earlier else None, most=naming.context - 1)
+        encoded = model.encoder.encode(text, found.earlier if found else None, most=naming.context - 1)
     if not encoded.ids:
         what = f"{prompt.field}: the chat template renders this to an empty prompt"
         raise InvalidRequest(what, field=prompt.field)
-    known = remember(encoded, earlier, naming.root, naming.block_size)
+    session = _session(model, prompt, naming, found, encoded)
     leading = ((keep.seconds, _leading(model, prompt, keep, encoded) // naming.block_size) for keep in prompt.keeps)
     wishes = [KeepWish(seconds, blocks) for seconds, blocks in leading if blocks]
-    return Prepared(encoded.ids, known.keys, wishes, text, prompt.call_tools, known)
+    return Prepared(
+        encoded.ids, session.branch.keys, wishes, rendered=text, call_tools=prompt.call_tools, session=session
+    )
+
+
+def _session(
+    model: ChatModel, prompt: Conversation, naming: Naming, found: Continuation | None, encoded: Encoded
+) -> SessionUse:
+    old = found.branch if found is not None and encoded.reused else None
+    branch = branch_of(encoded, len(prompt.messages), old, naming.root, naming.block_size)
+    if found is None or old is None:
+        return SessionUse(branch)
+    divergence = model.continuations.divergence(old, encoded)
+    return SessionUse(branch, old, len(old.ids), found.spliced, divergence)
 
 
 def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encoded) -> int:
@@ -156,17 +191,5 @@ def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encode
         text = model.render(keep.upto, prompt.tools)
     except InvalidRequest:  # a template may want more than the beginning of a conversation
         return 0
-    shared = text[: _in_common(text, encoded.text)]
-    return _in_common(model.encoder.encode(shared, encoded).ids, encoded.ids)
-
-
-def _in_common(one: str | array[int], other: str | array[int]) -> int:
-    """Number of leading items that are equal, found by halving, since slices compare far faster than items."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    shared = text[: common_prefix(text, encoded.text)]
+    return common_prefix(model.encoder.encode(shared, encoded).ids, encoded.ids)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.flow import ChoiceAccount
+from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.request.work import TIERS, Promised
 
 TIMES = ("tokenize", "plan", "queue", "fetch", "prefill", "first_token", "decode", "total")
@@ -42,6 +43,8 @@ class Usage:
     """Leading tokens of the prompts, and of their answers where these are kept too."""
     retained_s: float = 0.0
     """Shortest time in seconds for which they are kept; 0 when no token is kept."""
+    session: SessionUse | None = None
+    """What the prompt took over from its session; None for a prompt that isn't a conversation."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
 
     @property

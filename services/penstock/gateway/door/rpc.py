@@ -18,6 +18,7 @@ from penstock.gateway.api.extension import SessionBody, seconds
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, TokenLogprob
+from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.request import bounds
@@ -254,4 +255,15 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         reasoning_tokens=usage.reasoning_tokens,
         retained_tokens=usage.retained_tokens,
         retained_s=usage.retained_s,
+        session=_session(usage.session) if usage.session else None,
+    )
+
+
+def _session(use: SessionUse) -> gateway_pb2.SessionUse:
+    left = use.divergence
+    return gateway_pb2.SessionUse(
+        known_tokens=use.known_tokens,
+        spliced_tokens=use.spliced_tokens,
+        diverged_at_token=left.token if left else None,
+        diverged_at_turn=left.turn if left else 0,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.errors import PenstockError
 from penstock.gateway.api.inquiry import Json, Style
 from penstock.gateway.completing.delta import Delta, TokenLogprob
+from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.usage import TIMES, Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import TIERS
@@ -53,7 +54,21 @@ def own_usage(usage: Usage) -> Json:
         "accepted_tokens": usage.accepted,
         "retained_tokens": usage.retained_tokens,
         "retained_s": round(usage.retained_s, 3),
+        "session": session_json(usage.session),
         "times": {name: round(usage.times[name], 6) for name in TIMES},
+    }
+
+
+def session_json(use: SessionUse | None) -> Json | None:
+    """What a conversation took over from its session's last turn, and where it left that turn's tokens; null for
+    a prompt that isn't a conversation."""
+    if use is None:
+        return None
+    left = use.divergence
+    return {
+        "known_tokens": use.known_tokens,
+        "spliced_tokens": use.spliced_tokens,
+        "diverged_at": None if left is None else {"token": left.token, "turn": left.turn},
     }
 
 

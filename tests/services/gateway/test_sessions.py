@@ -1,0 +1,114 @@
+"""The next turn's prompt begins with the last one's tokens and with those of its answer, as they were generated."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+HELLO = [{"role": "user", "content": "hello"}]
+MORE = {"role": "user", "content": "more"}
+
+
+def letter_by_letter(setup, text: str) -> list[int]:
+    """Tokens that no tokenizer makes of this text."""
+    ids = [id for letter in text for id in setup.ids(letter)]
+    assert ids != setup.ids(text)
+    return ids
+
+
+async def ask(setup, messages, session="s", **body):
+    """An answer, and the prompt that decode got for it."""
+    answer = await setup.client.chat.completions.create(
+        model="tiny", messages=messages, extra_headers={"x-session-affinity": session}, **body
+    )
+    return answer, list(setup.mesh.decodes[0].requests[-1].prompt_ids)
+
+
+def session_of(answer) -> dict:
+    return answer.usage.penstock["session"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_generated_tokens_are_found_again(setup, stream):
+    ids = letter_by_letter(setup, "the quick fox")
+    setup.script.say = lambda request: ids
+    session = f"exact {stream}"
+    if stream:
+        chunks = await setup.client.chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, extra_headers={"x-session-affinity": session}
+        )
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices])
+        first = list(setup.mesh.decodes[0].requests[-1].prompt_ids)
+    else:
+        answer, first = await ask(setup, HELLO, session)
+        text = answer.choices[0].message.content
+        assert session_of(answer) == {"known_tokens": 0, "spliced_tokens": 0, "diverged_at": None}
+    assert text == "the quick fox"
+    answer, second = await ask(setup, [*HELLO, {"role": "assistant", "content": text}, MORE], session)
+    assert second[: len(first) + len(ids)] == first + ids
+    assert session_of(answer) == {
+        "known_tokens": len(first) + len(ids),
+        "spliced_tokens": len(ids),
+        "diverged_at": None,
+    }
+
+
+async def test_where_a_session_was_left_is_said(setup):
+    metrics = setup.gateway.metrics
+    before = metrics.diverged._value.get()
+    answer, first = await ask(setup, HELLO, "left")
+    changed = {"role": "assistant", "content": "Something else."}
+    answer, _ = await ask(setup, [*HELLO, changed, MORE], "left")
+    left = session_of(answer)["diverged_at"]
+    assert left["turn"] == 1 and len(first) <= left["token"] < session_of(answer)["known_tokens"]
+    assert metrics.diverged._value.get() == before + 1
+
+
+async def test_agents_that_fork_at_once_each_go_on_from_their_own_answer(setup):
+    """Two branches with one session key, in turns and side by side."""
+    texts = {"fox": letter_by_letter(setup, "the quick fox"), "dog": letter_by_letter(setup, "lazy dog brown")}
+    setup.script.say = lambda request: (
+        texts["fox"] if set(setup.ids("Alpha")) <= set(request.prompt_ids) else texts["dog"]
+    )
+    starts = {
+        "fox": [{"role": "system", "content": "Alpha"}, *HELLO],
+        "dog": [{"role": "system", "content": "Omega"}, *HELLO],
+    }
+    answers = await asyncio.gather(*(ask(setup, messages, "forks") for messages in starts.values()))
+    for name, (answer, _) in zip(starts, answers, strict=True):
+        said = answer.choices[0].message.content
+        later, _ = await ask(setup, [*starts[name], {"role": "assistant", "content": said}, MORE], "forks")
+        assert session_of(later)["spliced_tokens"] == len(texts[name])
+
+
+async def test_each_choice_is_a_branch(setup):
+    seeds = {}
+
+    def say(request):
+        return seeds.setdefault(request.sampling.seed, letter_by_letter(setup, f"the fox {len(seeds)}"))
+
+    setup.script.say = say
+    answer, prompt = await ask(setup, HELLO, "choices", n=3, seed=7)
+    for choice in answer.choices:
+        text = choice.message.content
+        setup.script.say = lambda request: setup.ids("end")
+        later, ids = await ask(setup, [*HELLO, {"role": "assistant", "content": text}, MORE], "choices")
+        expected = seeds[7 + choice.index]
+        assert ids[len(prompt) : len(prompt) + len(expected)] == expected
+        assert session_of(later)["spliced_tokens"] == len(expected)
+
+
+async def test_an_answer_that_a_stop_string_cut_is_read_anew(setup):
+    ids = letter_by_letter(setup, "the quick fox")
+    setup.script.say = lambda request: ids
+    answer, _ = await ask(setup, HELLO, "stopped", stop=["fox"])
+    assert answer.choices[0].message.content == "the quick "
+    said = {"role": "assistant", "content": "the quick "}
+    later, _ = await ask(setup, [*HELLO, said, MORE], "stopped")
+    assert session_of(later)["spliced_tokens"] == 0 and session_of(later)["diverged_at"] is None
+
+
+async def test_raw_text_has_no_session(setup):
+    answer = await setup.client.completions.create(model="tiny", prompt="the fox")
+    assert answer.usage.penstock["session"] is None
