@@ -91,7 +91,7 @@ async def test_what_was_granted_is_told_whole_and_streamed(setup) -> None:
             "penstock.session.returns_in",
             "together with ended",
         ),
-        ({"penstock": {"session": {"end": True}}}, "penstock.session", "end"),
+        ({"penstock": {"session": {"end": True}}}, "penstock.session.end", "end"),
     ],
 )
 async def test_what_can_not_be_is_refused_by_name(setup, body, param, said) -> None:
@@ -107,7 +107,7 @@ async def test_what_can_not_be_is_refused_by_name(setup, body, param, said) -> N
         ({"type": "ephemeral", "ttl": "1w"}, "messages[0].cache_control.ttl", "not '1w'"),
         ({"type": "persistent"}, "messages[0].cache_control.type", 'must be "ephemeral"'),
         ({}, "messages[0].cache_control.type", "is required"),
-        ({"type": "ephemeral", "scope": "all"}, "messages[0].cache_control", "scope"),
+        ({"type": "ephemeral", "scope": "all"}, "messages[0].cache_control.scope", "scope"),
     ],
 )
 async def test_a_wrong_cache_control_is_refused_by_name(setup, control, param, said) -> None:

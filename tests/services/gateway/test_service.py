@@ -61,13 +61,16 @@ async def test_tenants_are_kept_apart(opened, tmp_path):
             await setup.client.with_options(api_key="x").models.list()
 
 
-async def test_the_root_is_never_the_clients_choice(setup):
-    await ask(
-        setup.client, extra_body={"cache_salt": "x", "cache_root": "y", "kv_transfer_params": {"remote_host": "z"}}
-    )
-    await ask(setup.client)
-    first, second = setup.mesh.prefills[0].requests
-    assert first.cache_root == second.cache_root
+async def test_the_root_is_never_the_clients_choice(setup, opened):
+    for field in ("cache_salt", "cache_root", "kv_transfer_params"):
+        with pytest.raises(openai.BadRequestError):
+            await ask(setup.client, extra_body={field: {"remote_host": "z"}})
+    assert not setup.mesh.prefills[0].requests
+    async with opened(unknown_fields="warn") as lenient:
+        await ask(lenient.client, extra_body={"cache_root": "y"})
+        await ask(lenient.client)
+        first, second = lenient.mesh.prefills[0].requests
+        assert first.cache_root == second.cache_root
 
 
 @pytest.mark.parametrize(
