@@ -210,7 +210,9 @@ class Request(_message.Message):
     namespace: _builtins.bytes
     """16 bytes: names the tenant to the store, for budgets and block headers; tells nothing of it"""
     @_builtins.property
-    def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """fixed: on the wire as in memory, so that a long prompt costs one copy"""
+
     @_builtins.property
     def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens already sent to the client, when a request moves to another worker"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 
 from penstock.gateway.request.ask import Sampling
@@ -19,6 +21,7 @@ from penstock.gateway.request.work import (
 from penstock.kv.hint import ReturnHint
 from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
 
+_PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
 _FINISH: dict[int, Finish] = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
 
 
@@ -132,9 +135,31 @@ def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_p
     )
 
 
+def _packed_prompt(ids: Sequence[int]) -> bytes:
+    """A serialized message of the prompt alone.
+
+    Protobuf's own way into a repeated field makes a Python integer of each token, which takes milliseconds for a long
+    prompt. Packed fixed32 are the bytes of an array behind the field's key and their number:
+    https://protobuf.dev/programming-guides/encoding/#packed
+    """
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    data = packed.tobytes()
+    return _PROMPT_KEY + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    said = bytearray()
+    while number >= 0x80:
+        said.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*said, number))
+
+
 def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[int], sources: Sequence[str]) -> None:
     message.request_id = request.id
-    message.prompt_ids.extend(request.prompt_ids)
+    message.MergeFromString(_packed_prompt(request.prompt_ids))
     message.output_ids.extend(output)
     message.sampling.CopyFrom(sampling_message(request.sampling, request.max_tokens, request.seed))
     message.cache_root = request.root

@@ -1,0 +1,43 @@
+"""The gateway's own way of filling in a prompt gives what protobuf's gives."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.gateway.mesh.wire import generate_request
+from penstock.gateway.request.ask import Sampling
+from penstock.gateway.request.work import Assignment, ChoiceRequest, Placement
+from penstock.v1 import common_pb2
+
+
+def choice(ids: list[int]) -> ChoiceRequest:
+    return ChoiceRequest(
+        id="r",
+        model="m",
+        tenant="t",
+        namespace=b"n" * 16,
+        session="",
+        prompt_ids=ids,
+        root=b"r" * 32,
+        keys=[],
+        sampling=Sampling(),
+        max_tokens=3,
+        seed=5,
+    )
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200))
+@example([1] * 31)
+@example([1] * 32)
+@example([7] * 5000)
+def test_a_prompt_arrives_as_it_was(ids):
+    request = generate_request(choice(ids), [9], Assignment(Placement("d", "a:1"))).request
+    assert list(request.prompt_ids) == ids
+    assert request.request_id == "r" and list(request.output_ids) == [9] and request.sampling.seed == 5
+    by_protobuf = common_pb2.Request()
+    by_protobuf.CopyFrom(request)
+    del by_protobuf.prompt_ids[:]
+    by_protobuf.prompt_ids.extend(ids)
+    assert by_protobuf == request
+    assert common_pb2.Request.FromString(request.SerializeToString()) == request
