@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -67,6 +68,11 @@ class GatewayConfig:
     """Tokens of all remembered sessions together, about 12 bytes each."""
     max_tenant_session_tokens: int = 2_000_000
     """Tokens of one tenant's remembered sessions."""
+    volatile_lines: str = "keep"
+    """Lines at the head of a system prompt that change with every request, such as the time or a request's id: keep
+    them, move them behind the system prompt, or drop them, so that what follows is found in the cache."""
+    volatile_pattern: str = ""
+    """A regular expression for further such lines, besides the known ones."""
     ping_s: float = 15.0
     """A stream that is silent for this long gets a comment, so that no proxy on its way gives up."""
     drain_s: float = 5.0
@@ -85,6 +91,13 @@ class GatewayConfig:
         more_than(self, 0, "request_timeout_s", "ping_s")
         at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
         one_of(self, LOG_LEVELS, "log_level")
+        one_of(self, ("keep", "move", "drop"), "volatile_lines")
+        try:
+            re.compile(self.volatile_pattern)
+        except re.error as error:
+            raise ConfigError(
+                "volatile_pattern", self.volatile_pattern, f"must be a regular expression: {error}"
+            ) from None
         one_of(self, ("refuse", "warn"), "unknown_fields")
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")

@@ -23,6 +23,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
 from penstock.gateway.completing.threads import Threads
+from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.mesh.hints import send_hint
 from penstock.gateway.mesh.plans import PlanStream
@@ -63,6 +64,7 @@ class Completer:
         self._threads = threads
         self._metrics = metrics
         self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
+        self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
         self._log = structlog.get_logger("penstock.gateway")
 
     def check_model(self, name: str) -> None:
@@ -114,6 +116,8 @@ class Completer:
         return max(deadline - time.perf_counter(), 0.0)
 
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
+        if isinstance(prompt, Conversation):
+            prompt = self._volatile.steady(prompt)
         key = caller.session or opening(prompt)
         branches = self.sessions.branches(caller.tenant, key)
         bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
