@@ -137,7 +137,7 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
 async def fast_way(mesh: Mesh) -> None:
     """Returns when the stores of a mesh know each other, and the router believes that the way between them is fast:
     a tiny model computes quicker than anything moves."""
-    known = [store.puller.neighbours for store in mesh.kvstores]
+    known = [store.elsewhere.neighbours for store in mesh.kvstores]
     await until(lambda: all(one.others for one in known), "the stores know each other")
     for worker in mesh.workers:
         worker.rates.far.bytes_per_s = 1e12

@@ -8,6 +8,7 @@ from openai import AsyncOpenAI
 
 from penstock.gateway.accounts.auth import session_digest
 from penstock.kvstore.sessions import SessionPhase
+from penstock.kvstore.table.blocks import TierKind
 from penstock.testing.mesh import Mesh, MeshSetup
 
 from .support import BLOCK, mesh_keys, prompt, settled, until
@@ -111,7 +112,8 @@ async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_ask
         async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
             await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
             store, keys = mesh.kvstore, mesh_keys(mesh, tokens)
-            await until(lambda: store.disk.has_blocks(keys) == 20, "the blocks are on the disk")
+            [disk] = [one for one in store.store.tiers.kept if one.kind is TierKind.NVME]
+            await until(lambda: disk.has_blocks(keys) == 20, "the blocks are on the disk")
             await flood(mesh, client)
             assert store.host.table.lookup(keys) == 0
             async with httpx2.AsyncClient() as http:

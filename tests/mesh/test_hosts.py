@@ -47,7 +47,7 @@ async def test_a_session_that_moves_to_another_host_computes_only_what_is_new(me
         again = await ask(http, mesh, tokens, sampling, session="s")
         assert again.ids == expected.ids
         assert again.usage["penstock"]["cached_tokens"]["host"] == len(tokens) // BLOCK * BLOCK
-        assert mesh.kvstores[1].puller.figures()["pulled_blocks"] == len(tokens) // BLOCK
+        assert mesh.kvstores[1].elsewhere.figures()["pulled_blocks"] == len(tokens) // BLOCK
 
 
 async def test_a_hand_off_to_another_host(meshes, tiny, http, oracle):
@@ -58,7 +58,7 @@ async def test_a_hand_off_to_another_host(meshes, tiny, http, oracle):
             tokens = prompt(f"over/{number}", 150)
             answer = await ask(http, mesh, tokens, sampling)
             assert answer.ids == (await oracle(tokens, sampling)).ids
-        assert mesh.kvstores[1].puller.figures()["pulled_blocks"] >= 2 * (150 // BLOCK)
+        assert mesh.kvstores[1].elsewhere.figures()["pulled_blocks"] >= 2 * (150 // BLOCK)
         assert not mesh.decode[1].metrics.handoff_faults._value.get()
 
 
@@ -91,7 +91,7 @@ async def test_whatever_the_way_does_the_tokens_are_right(meshes, tiny, http, or
                 assert broken.usage["penstock"]["cached_tokens"]["remote"] == 384, "the second attempt gets it all"
             relay.heal()
             relay.cut_at, relay.target = None, near.address
-            await until(lambda: relay.address not in far.puller.neighbours.shunned, "the source is tried again")
+            await until(lambda: relay.address not in far.elsewhere.neighbours.shunned, "the source is tried again")
             await fast_way(mesh)  # also after what it has just been through
             other = prompt(f"after/{fault}", 100)
             on_host(mesh, "test")
@@ -109,4 +109,4 @@ def _reach_by(mesh, address: str, relay: str) -> None:
     registry = mesh.router.planner.registry
     [seat] = [seat for seat in registry if seat.member.address == address]
     seat.member = replace(seat.member, address=relay)
-    mesh.kvstores[1].puller.neighbours.set_joined([relay])
+    mesh.kvstores[1].elsewhere.neighbours.set_joined([relay])

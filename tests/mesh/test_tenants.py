@@ -16,6 +16,7 @@ from penstock.gateway.service import open_gateway
 from penstock.kv.identity import block_keys, root_key
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.table.blocks import TierKind
 from penstock.testing.mesh import Mesh, MeshSetup
 from penstock.testing.twin import TwinDevice
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -96,7 +97,7 @@ async def test_nvme(opened, tmp_path) -> None:
     async with opened(store=disk) as tenants:
         await tenants.cached("a", tokens)
         await tenants.settled("a", tokens)
-        tier = tenants.mesh.kvstore.disk.files
+        [tier] = [one for one in tenants.mesh.kvstore.store.tiers.kept if one.kind is TierKind.NVME]
         await until(lambda: tier.has_blocks(tenants.keys("a", tokens)) == TOKENS // BLOCK, "the blocks are on the disk")
         assert tier.has_blocks(tenants.keys("b", tokens)) == 0
     async with opened(store=disk) as tenants:

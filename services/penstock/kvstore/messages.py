@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from penstock.kv.bounds import check_key, check_namespace
 from penstock.kv.bytes.arena import Layout
 from penstock.kv.spec import spec_to_message
 from penstock.kvstore.checks import check_checksum
-from penstock.kvstore.elsewhere.pulling import Puller
+from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.events.messages import tier_message
 from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.kvstore.store import Store
@@ -83,7 +85,11 @@ def hear(sessions: SessionTable, hint: common_pb2.SessionHint, now: float) -> No
         sessions.hint(hint.session, _STATES[hint.state], now, returns_in)
 
 
-def stats_message(store: Store, puller: Puller, host_id: str) -> kvstore_pb2.StatsResponse:
+Reports = Mapping[TierKind, Callable[[], Mapping[str, Any]]]
+"""The figures of each tier that the store is set up with."""
+
+
+def stats_message(store: Store, elsewhere: Elsewhere, reports: Reports, host_id: str) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
     message = kvstore_pb2.StatsResponse(
         host_id=host_id,
@@ -92,12 +98,12 @@ def stats_message(store: Store, puller: Puller, host_id: str) -> kvstore_pb2.Sta
         sessions=len(store.sessions),
         **asdict(store.stats()),
     )
-    for tier in store.tiers:
-        if tier.kind is TierKind.NVME:
-            message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**tier.figures()))
-        elif tier.kind is TierKind.GPU:
-            message.gpu.CopyFrom(kvstore_pb2.GpuStats(**tier.figures()))
-    pull = kvstore_pb2.PullStats(faults=puller.faults, others=len(puller.neighbours.others), **puller.figures())
+    if TierKind.NVME in reports:
+        message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**reports[TierKind.NVME]()))
+    if TierKind.GPU in reports:
+        message.gpu.CopyFrom(kvstore_pb2.GpuStats(**reports[TierKind.GPU]()))
+    others = len(elsewhere.neighbours.others)
+    pull = kvstore_pb2.PullStats(faults=elsewhere.faults, others=others, **reports[TierKind.REMOTE]())
     message.pull.CopyFrom(pull)
     if store.spec is not None:
         message.spec.CopyFrom(spec_to_message(store.spec))

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import grpc
 
 from penstock.kv.bytes import bulk
 from penstock.kv.device.cuda import open_cuda
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.elsewhere.mooncake import open_pool
 from penstock.kvstore.elsewhere.neighbours import Neighbours
-from penstock.kvstore.elsewhere.pulling import Puller
-from penstock.kvstore.elsewhere.transport.over_grpc import open_grpc_transport
+from penstock.kvstore.elsewhere.tier import Elsewhere, open_elsewhere
 from penstock.kvstore.events.membership import StoreMembership
 from penstock.kvstore.events.wire.format import Held
 from penstock.kvstore.events.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.eviction import make_policy
 from penstock.kvstore.eviction.promised import KeepPromised
-from penstock.kvstore.messages import hear
+from penstock.kvstore.messages import Reports, hear
 from penstock.kvstore.servicer import Servicer
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.store import Store, open_store
@@ -34,7 +33,7 @@ from penstock.kvstore.tiers.device.messages import DeviceFace, NoDeviceFace
 from penstock.kvstore.tiers.device.opening import OpenDevice, open_device_tier
 from penstock.kvstore.tiers.device.readers import DeviceReaders
 from penstock.kvstore.tiers.device.tier import DeviceTier, GpuStats
-from penstock.kvstore.tiers.disk.opening import DiskTier, open_disk
+from penstock.kvstore.tiers.disk.opening import Disk, open_disk
 from penstock.kvstore.tiers.host import HostTier, open_host
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.rpc.channels import Channels, open_channels
@@ -51,12 +50,15 @@ _MEDIA = {TierKind.GPU: "GPU", TierKind.HOST: "CPU", TierKind.NVME: "DISK"}
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTiers:
-    """The open tiers: all of them, and each by its name."""
+    """The open tiers: all of them, and each by its name; a disk or a device only if the settings name one."""
 
     tiers: Tiers
     host: HostTier
-    disk: DiskTier | None = None
+    elsewhere: Elsewhere
+    disk: Disk | None = None
     gpu: DeviceTier | None = None
+    reports: Reports
+    """The figures of those that are there."""
 
 
 class KvStore:
@@ -65,7 +67,6 @@ class KvStore:
     def __init__(
         self,
         store: Store,
-        puller: Puller,
         places: OpenTiers,
         *,
         address: str,
@@ -75,13 +76,14 @@ class KvStore:
         self.store = store
         self.host = places.host
         self.disk = places.disk
-        """The tier on a disk, when there is one."""
+        """When there is one."""
         self.gpu = places.gpu
         """The tier on a device, when there is one."""
-        self.puller = puller
+        self.elsewhere = places.elsewhere
         self.address = address
         self.events = events
         self.metrics = metrics
+        self._reports = places.reports
 
     def stats(self) -> TableStats:
         """The figures of host memory."""
@@ -89,16 +91,16 @@ class KvStore:
 
     def figures(self) -> dict[str, float]:
         """Of host memory, the disk, and other stores, for metrics."""
-        disk = self.disk.figures() if self.disk is not None else {}
+        disk = self._reports.get(TierKind.NVME, dict)()
         return {
             **self.host.figures(),
             **{f"nvme_{name}": value for name, value in disk.items()},
-            **self.puller.figures(),
+            **self.elsewhere.figures(),
         }
 
     def device_figures(self) -> Mapping[str, float]:
         """Of the device, for metrics; zeros without one."""
-        return self.gpu.figures() if self.gpu is not None else asdict(GpuStats())
+        return self._reports.get(TierKind.GPU, _no_device)()
 
 
 @asynccontextmanager
@@ -113,14 +115,13 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
     async with (
         _open_tiers(config, sessions, rules, open_device) as places,
         open_channels() as channels,
-        _pulling(config, places.host, rules) as puller,
         _publishing(config, places.tiers, rules.failed) as events,
         open_store(config, places.tiers, places.host, sessions=sessions, rules=rules) as store,
     ):
-        register = partial(_register, store, puller, _face(places, rules), config)
+        register = partial(_register, store, places, _face(places, rules), config)
         async with serve(config.address, register, [_NAME], grace=_GRACE_S) as server:
             address = config.address.at(server.port)
-            neighbours, hub = puller.neighbours, places.tiers.hub
+            neighbours, hub = places.elsewhere.neighbours, places.tiers.hub
             neighbours.own = config.advertise or address
             announce = partial(neighbours.announce, hub, places.tiers.keys, rules.failed)
             async with (
@@ -128,8 +129,8 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
                 _membership(config, channels, neighbours, store=store, failed=rules.failed),
             ):
                 await server.set_serving(True)
-                served = KvStore(store, puller, places, address=address, events=events, metrics=metrics)
-                metrics.watch(served.figures, lambda: puller.faults, served.device_figures)
+                served = KvStore(store, places, address=address, events=events, metrics=metrics)
+                metrics.watch(served.figures, lambda: places.elsewhere.faults, served.device_figures)
                 try:
                     yield served
                 finally:
@@ -156,18 +157,27 @@ def rules_of(config: KvStoreConfig, failed: Failed) -> Rules:
 async def _open_tiers(
     config: KvStoreConfig, sessions: SessionTable, rules: Rules, open_device: OpenDevice
 ) -> AsyncIterator[OpenTiers]:
-    """The tiers of `config`. They close in the opposite order: the device, the disk, host memory."""
+    """The tiers of `config`. They close in the opposite order: other stores, the device, the disk, host memory."""
     tiers, disk, gpu = Tiers(), None, None
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(open_host(config, tiers, rules))
+        reports: dict[TierKind, Callable[[], Mapping[str, Any]]] = {TierKind.HOST: host.figures}
         if config.nvme_dir is not None:
-            opening = open_disk(config, host, sessions, tiers=tiers, rules=rules)
+            opening = open_disk(config, config.nvme_dir, host, sessions=sessions, tiers=tiers, rules=rules)
             disk = await stack.enter_async_context(opening)
+            reports[TierKind.NVME] = disk.figures
         if config.gpu_bytes:
             gpu = await stack.enter_async_context(
                 open_device_tier(config, host, sessions, tiers=tiers, rules=rules, open_device=open_device)
             )
-        yield OpenTiers(tiers=tiers, host=host, disk=disk, gpu=gpu)
+            reports[TierKind.GPU] = gpu.figures
+        elsewhere = await stack.enter_async_context(open_elsewhere(config, host, tiers=tiers, rules=rules))
+        reports[TierKind.REMOTE] = elsewhere.figures
+        yield OpenTiers(tiers=tiers, host=host, elsewhere=elsewhere, disk=disk, gpu=gpu, reports=reports)
+
+
+def _no_device() -> Mapping[str, Any]:
+    return asdict(GpuStats())
 
 
 def _face(places: OpenTiers, rules: Rules) -> NoDeviceFace:
@@ -229,27 +239,16 @@ def _held(tiers: Tiers, key: bytes) -> Held | None:
 
 def _tokens(tiers: Tiers) -> int:
     """Tokens per block; 0: nothing is known yet."""
-    return next((tier.spec.block_size for tier in tiers if tier.spec is not None), 0)
+    return next((tier.spec.block_size for tier in tiers.kept if tier.spec is not None), 0)
 
 
 def _hear(store: Store, hint: common_pb2.SessionHint) -> None:
     hear(store.sessions, hint, store.now())
 
 
-@asynccontextmanager
-async def _pulling(config: KvStoreConfig, host: HostTier, rules: Rules) -> AsyncIterator[Puller]:
-    """Opens the puller, which gets blocks from other stores."""
-    async with (
-        open_channels() as channels,
-        open_grpc_transport(f"store of {config.host_id}", rules.failed, stall_s=config.stall_s) as transport,
-        open_pool(host, config, rules) as pool,
-    ):
-        yield Puller(Neighbours(config.peers, channels, max_keys=config.home_keys), transport, pool)
-
-
 def _register(
-    store: Store, puller: Puller, device: NoDeviceFace, config: KvStoreConfig, server: grpc.aio.Server
+    store: Store, places: OpenTiers, device: NoDeviceFace, config: KvStoreConfig, server: grpc.aio.Server
 ) -> None:
-    servicer = Servicer(store, puller, device, config)
+    servicer = Servicer(store, places.elsewhere, device, config, reports=places.reports)
     kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
     bulk.serve_read(server, servicer.Read)

@@ -21,13 +21,20 @@ from penstock.kvstore.checks import (
     lease_seconds,
 )
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.elsewhere.pulling import Puller
+from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.events.messages import events_message
-from penstock.kvstore.messages import hear, lease_message, stats_message, wanted_from_message, written_from_message
+from penstock.kvstore.messages import (
+    Reports,
+    hear,
+    lease_message,
+    stats_message,
+    wanted_from_message,
+    written_from_message,
+)
 from penstock.kvstore.receiving import BlockReceiver
 from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Reserved, ReserveState
-from penstock.kvstore.tiers.base import Supplier
+from penstock.kvstore.tiers.base import Wish
 from penstock.kvstore.tiers.device.messages import NoDeviceFace
 from penstock.rpc.bounds import check_count, check_seconds, check_session
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
@@ -49,11 +56,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     """One method per rpc; see the proto for their contracts."""
 
-    def __init__(self, store: Store, puller: Puller, device: NoDeviceFace, config: KvStoreConfig) -> None:
+    def __init__(
+        self, store: Store, elsewhere: Elsewhere, device: NoDeviceFace, config: KvStoreConfig, *, reports: Reports
+    ) -> None:
         self._store = store
-        self._puller = puller
+        self._elsewhere = elsewhere
         self._device = device
         self._config = config
+        self._reports = reports
 
     async def Attach(
         self, request: kvstore_pb2.AttachRequest, context: Context
@@ -64,7 +74,9 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_spec(spec)
         attachment_id = self._store.attach(request.client, spec, peer=request.peer)
         try:
-            await self._store.settled(_DISK_PATIENCE_S)  # the first question should find what an earlier life has left
+            await self._store.tiers.settled(
+                _DISK_PATIENCE_S
+            )  # the first question should find what an earlier life has left
             yield self._attached(attachment_id, self._device.attach(attachment_id, request))
             await self._store.closing.wait()
         finally:
@@ -93,6 +105,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
     async def Lease(self, request: kvstore_pb2.LeaseRequest, context: Context) -> kvstore_pb2.LeaseResponse:
         keys = check_keys("keys", request.keys)
         check_session("session", request.session)
+        check_sources(request.sources)
+        wish = Wish(request.session, request.sources, request.peer)
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
@@ -100,14 +114,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         with self._device.leasing(request, keys, seconds) as on_device:
             rest, lease = keys[len(on_device.offsets) if on_device else 0 :], None
             if rest or on_device is None:
-                lease = await self._store.lease(
-                    request.attachment_id,
-                    rest,
-                    seconds=seconds,
-                    wait_s=wait_s,
-                    session=request.session,
-                    more=self._elsewhere(request),
-                )
+                lease = await self._store.lease(request.attachment_id, rest, wish, seconds=seconds, wait_s=wait_s)
         if on_device is not None:
             self._store.blocks_used(keys[: len(on_device.offsets)])
         if lease is None:
@@ -118,14 +125,6 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         if on_device is not None:
             message.device.CopyFrom(on_device)
         return message
-
-    def _elsewhere(self, request: kvstore_pb2.LeaseRequest) -> list[Supplier]:
-        """Other stores, unless one of them asks: a request never goes in a circle."""
-        check_sources(request.sources)
-        spec = self._store.spec
-        if request.peer or spec is None or not self._puller.anywhere:
-            return []
-        return [self._puller.supplier(spec, request.sources, request.session)]
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
         check_count("lease_ids", request.lease_ids, MAX_KEYS)
@@ -219,16 +218,16 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_short_name("address", request.address)
         check_keys("stored", request.stored)
         check_keys("removed", request.removed)
-        self._puller.neighbours.heard(request.address, request.stored, request.removed)
+        self._elsewhere.neighbours.heard(request.address, request.stored, request.removed)
         return kvstore_pb2.AnnounceResponse()
 
     async def WhoHas(self, request: kvstore_pb2.WhoHasRequest, context: Context) -> kvstore_pb2.WhoHasResponse:
         check_key("key", request.key)
-        neighbours = self._puller.neighbours
+        neighbours = self._elsewhere.neighbours
         mine = [neighbours.own] if self._store.tiers.nearest(request.key) else []
         return kvstore_pb2.WhoHasResponse(
             addresses=[*mine, *neighbours.directory.holders(request.key, neighbours.others)]
         )
 
     async def Stats(self, request: kvstore_pb2.StatsRequest, context: Context) -> kvstore_pb2.StatsResponse:
-        return stats_message(self._store, self._puller, self._config.host_id)
+        return stats_message(self._store, self._elsewhere, self._reports, self._config.host_id)

@@ -23,9 +23,9 @@ from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.kvstore.table.blocks import Lease, TableStats, TierKind
+from penstock.kvstore.table.blocks import Lease, TableStats
 from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.tiers.base import Rules, Supplier
+from penstock.kvstore.tiers.base import Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.config import format_size
@@ -64,27 +64,20 @@ class Store:
     def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored, in whatever tiers; also before the first client."""
         found = 0
-        while more := max((tier.has_blocks(keys[found:]) for tier in self.tiers), default=0):
+        while more := max((tier.has_blocks(keys[found:]) for tier in self.tiers.kept), default=0):
             found += more
         return found
 
     async def lease(
-        self,
-        attachment_id: str,
-        keys: Sequence[bytes],
-        *,
-        seconds: float,
-        wait_s: float,
-        session: str = "",
-        more: Sequence[Supplier] = (),
+        self, attachment_id: str, keys: Sequence[bytes], wish: Wish, *, seconds: float, wait_s: float
     ) -> Lease | None:
         """Pins the leading blocks that any tier has, for `seconds`; None when there is none.
 
-        The other tiers, then `more`, bring the missing blocks into host memory, within `wait_s`.
+        The tiers below bring the missing blocks into host memory, within `wait_s`.
         """
         table, now = self.host.table, self.now()
-        suppliers = [*(tier for tier in self.tiers if tier.kind is not TierKind.HOST), *more]
-        lease = table.leases.take(attachment_id, keys, seconds, now, session, grows=bool(suppliers))
+        suppliers = [supplier for tier in self.tiers for supplier in tier.suppliers(wish)]
+        lease = table.leases.take(attachment_id, keys, seconds, now, wish.session, grows=bool(suppliers))
         if lease is not None and suppliers:
             if len(lease.blocks) < len(keys):
                 until = now + min(wait_s, self._config.bring_s)
@@ -94,8 +87,7 @@ class Store:
         if lease is None:
             self._suspect()
             return None
-        for tier in self.tiers:
-            tier.blocks_leased(lease, keys)
+        self.host.lease_given(lease)
         return lease
 
     async def _grow(self, lease: Lease, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
@@ -108,7 +100,7 @@ class Store:
 
     def blocks_used(self, keys: Sequence[bytes]) -> None:
         """Renews the promises of blocks that a client asked for, in every tier."""
-        for tier in self.tiers:
+        for tier in self.tiers.kept:
             tier.renew_promises(keys)
 
     def _suspect(self) -> None:
@@ -121,7 +113,7 @@ class Store:
     def promise(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """Has every tier promise as much as it can; returns the grant of the tier that promised most."""
         self.host.table.attachments.of(attachment_id)
-        grants = [tier.promise_blocks(keys, seconds, namespace) for tier in self.tiers]
+        grants = [tier.promise_blocks(keys, seconds, namespace) for tier in self.tiers.kept]
         return max(grants, key=lambda grant: grant.blocks)
 
     def expect_session(self, session: str) -> None:
@@ -131,7 +123,7 @@ class Store:
             return
         returns_at = known.expected_at if known.expected_at < math.inf else None
         hint = ReturnHint(ended=known.state is SessionPhase.ENDED, returns_at=returns_at)
-        for tier in self.tiers:
+        for tier in self.tiers.kept:
             tier.expect_session(session, hint)
 
     # -- attachments
@@ -146,7 +138,7 @@ class Store:
         if self.stats().attachments >= self._config.max_clients:
             raise Overloaded(f"{self._config.max_clients} clients are attached already", retry_after=5.0)
         if spec != self.spec:
-            if peer and not (self.spec is None and any(tier.spec == spec for tier in self.tiers)):
+            if peer and not (self.spec is None and any(tier.spec == spec for tier in self.tiers.kept)):
                 differs = self.spec.difference(spec) if self.spec else "nothing is stored"
                 raise Refused(f"there are no blocks of this KV spec here: {differs}")
             self._change_spec(spec)
@@ -166,16 +158,9 @@ class Store:
             raise Refused(f"a block of {format_size(spec.block_bytes)} does not fit into a store of {size}")
         if self.spec is not None and self.stats().attachments:
             raise Refused(f"the store is in use with another KV spec: {self.spec.difference(spec)}")
-        if any(tier.busy for tier in self.tiers):
+        if self.tiers.busy:
             raise Unavailable("the store waits for the last readers and writers of another KV spec", retry_after=1.0)
-        for tier in self.tiers:
-            tier.format_for(spec)
-        self.tiers.hub.restart()
-
-    async def settled(self, limit_s: float) -> None:
-        """Returns when every tier knows what it holds, at the latest after `limit_s` each."""
-        for tier in self.tiers:
-            await tier.settled(limit_s)
+        self.tiers.format_for(spec)
 
     async def stop(self) -> None:
         """Ends all attachments, subscriptions and bringings; their streams return."""

@@ -25,9 +25,10 @@ from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import KvStore
-from penstock.kvstore.table.blocks import Block, Lease, TierKind
+from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.tiers.base import Room
+from penstock.kvstore.tiers.base import Room, Supplier, Wish
+from penstock.kvstore.tiers.disk.tier import DiskTier
 from penstock.rpc.channels import open_channels
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -249,11 +250,9 @@ class FakeTier:
 
     kind = TierKind.NVME
     spec: KvSpec | None = None
-    busy = False
 
-    def format_for(self, spec: KvSpec) -> None: ...
-
-    async def settled(self, limit_s: float) -> None: ...
+    def suppliers(self, wish: Wish) -> Sequence[Supplier]:
+        return (self,)
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         return 0
@@ -274,8 +273,6 @@ class FakeTier:
 
     def expect_session(self, session: str, hint: ReturnHint) -> None: ...
 
-    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None: ...
-
     def figures(self) -> dict[str, int]:
         return {}
 
@@ -285,6 +282,16 @@ _JOINED: list[object] = []
 
 def join(store: KvStore, tier: FakeTier) -> None:
     """Gives a store one tier more, for as long as it lives."""
-    joined = store.store.tiers.joined(tier)
+    joined = store.store.tiers.keeping(tier)
     joined.__enter__()
     _JOINED.append(joined)
+
+
+def disk_tier(store: KvStore) -> DiskTier:
+    """The tier on the disk. Raises StopIteration while there is none."""
+    return next(tier for tier in store.store.tiers.kept if isinstance(tier, DiskTier))
+
+
+def disk_has(store: KvStore, names: Sequence[bytes]) -> int:
+    """How many leading blocks the disk could give now."""
+    return max((tier.has_blocks(names) for tier in store.store.tiers.kept if tier.kind is TierKind.NVME), default=0)

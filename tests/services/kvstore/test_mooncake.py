@@ -166,7 +166,7 @@ async def main():
             async with open_store(channels.to(one.address), "writer", SPEC, "one", timeout_s=20) as writer:
                 assert await writer.put(puts) == len(KEYS)
                 async with asyncio.timeout(20):
-                    while one.puller.figures()["pool_published"] < len(KEYS):
+                    while one.elsewhere.figures()["pool_published"] < len(KEYS):
                         await asyncio.sleep(0.01)
             async with open_store(channels.to(two.address), "reader", SPEC, "two", timeout_s=20) as reader:
                 async with reader.lease([*KEYS, bytes(32)]) as leased:
@@ -174,7 +174,7 @@ async def main():
                     assert leased.tiers == ["remote"] * len(KEYS)
                 async with reader.lease(KEYS) as leased:
                     assert leased.tiers == ["host"] * len(KEYS)
-            figures = two.puller.figures()
+            figures = two.elsewhere.figures()
             assert (figures["pool_blocks"], figures["pool_published"], figures["pulled_blocks"]) == (40, 0, 0)
             assert two.host.table.find(KEYS[5]).parent == KEYS[4]
             assert one.stats().detached == two.stats().reserved == 0

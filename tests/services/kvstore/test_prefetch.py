@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, settings
+from tests.services.kvstore.helpers import client_of, disk_has, eventually, keys, puts, raw, settings
 
 from penstock.kv.client.client import Origin
 from penstock.kvstore.eviction.base import SEVERAL
@@ -26,19 +26,19 @@ async def test_from_the_disk_ahead_of_time(tmp_path: Path, how: str) -> None:
     async with open_kvstore(config) as store, client_of(store.address) as client, raw(store.address) as other:
         disk, host = store.disk, store.host.table
         assert disk is not None
-        await eventually(lambda: disk.files.stats().slots)
+        await eventually(lambda: disk.figures()["slots"])
         async with client.lease(names[:4], TALK):  # a first turn finds nothing
             pass
         await client.put(blocks[:8], TALK)
         async with client.lease(names[6:8], TALK):
             pass
         await client.put(blocks[8:], TALK)
-        await eventually(lambda: disk.files.has_blocks(names) == 12)
+        await eventually(lambda: disk_has(store, names) == 12)
         number = 0
         while any(name in host for name in names):
             number += 1
             await client.put(puts(16, f"flood {number}"))
-        await eventually(lambda: not disk.mover.pending)
+        await eventually(lambda: not disk.figures()["pending"])
 
         tool = common_pb2.SessionHint(session="talk", state=common_pb2.SESSION_STATE_TOOL)
         if how == "a hint":
@@ -50,7 +50,7 @@ async def test_from_the_disk_ahead_of_time(tmp_path: Path, how: str) -> None:
         assert host.lookup(names) == 0
         await other.stub.Hint(common_pb2.HintRequest(hints=[tool]))
         await eventually(lambda: host.lookup(names) == 12)
-        assert disk.mover.prefetched >= 1
+        assert disk.figures()["prefetched"] >= 1
 
 
 def test_the_end_of_a_session() -> None:

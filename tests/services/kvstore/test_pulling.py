@@ -57,11 +57,11 @@ class Two:
 
     @property
     def figures(self) -> dict[str, Any]:
-        return self.second.puller.figures()
+        return self.second.elsewhere.figures()
 
     @property
     def faults(self) -> dict[str, int]:
-        return dict(self.second.puller.faults)
+        return dict(self.second.elsewhere.faults)
 
 
 @asynccontextmanager
@@ -225,7 +225,7 @@ async def test_a_store_that_creeps_costs_bounded_time_and_is_left_alone_for_a_wh
         assert time.monotonic() - begin < 3
         mesh.relay.heal()
         await eventually(lambda: mesh.second.stats().reserved == 0)
-        await eventually(lambda: mesh.relay.address not in mesh.second.puller.neighbours.shunned)
+        await eventually(lambda: mesh.relay.address not in mesh.second.elsewhere.neighbours.shunned)
         assert len(await mesh.lease(keys(4))) == 4, "the next fetch works without a restart"
 
 
@@ -243,7 +243,7 @@ async def test_a_partition_in_the_middle_leaves_a_right_prefix() -> None:
         assert found == contents(blocks[: len(found)])
         await eventually(lambda: mesh.second.stats().reserved == 0)
         mesh.relay.heal()
-        await eventually(lambda: mesh.relay.address not in mesh.second.puller.neighbours.shunned)
+        await eventually(lambda: mesh.relay.address not in mesh.second.elsewhere.neighbours.shunned)
         rest = await mesh.lease(keys(count))
         assert [data for _, data in rest] == [bytes(block.data) for block in blocks]
         assert [tier for tier, _ in rest].count(common_pb2.TIER_HOST) >= len(found), "the prefix was kept"
@@ -310,11 +310,11 @@ async def test_the_home_of_a_key_is_asked_when_nobody_was_named() -> None:
         for number in range(3):
             stores.append(await enter(open_kvstore(settings(host_id=f"h{number}", bring_s=10.0))))
         for store in stores:
-            store.puller.neighbours.set_joined([other.address for other in stores])
+            store.elsewhere.neighbours.set_joined([other.address for other in stores])
         writer = await enter(client_of(stores[0].address, host="h0"))
         blocks = puts(16)
         await writer.put(blocks)
-        known = [store.puller.neighbours.directory for store in stores]
+        known = [store.elsewhere.neighbours.directory for store in stores]
         others = frozenset(store.address for store in stores)
         names = keys(16)
 
@@ -325,14 +325,14 @@ async def test_the_home_of_a_key_is_asked_when_nobody_was_named() -> None:
         async with reader.lease(names) as leased:
             assert [bytes(view) for view in leased.blocks] == [bytes(block.data) for block in blocks]
             assert leased.tiers == ["remote"] * 16
-        figures = stores[2].puller.figures()
+        figures = stores[2].elsewhere.figures()
         assert figures["homes_knew"] >= 1
         async with reader.lease(keys(3, "unheard of")) as leased:
             assert leased.blocks == []
         for where in others:  # also when the home is the one that holds it, and when it is the one that asks
             name = next((name for name in homes if homes[name] == where), None)
             if name is not None and where != stores[1].address:
-                middle = stores[1].puller.neighbours
+                middle = stores[1].elsewhere.neighbours
                 assert await middle.who_has(name, time.monotonic() + 5), where
 
 
@@ -364,7 +364,7 @@ async def test_nonsense_about_a_block_is_not_kept(wrong: dict[str, Any]) -> None
                 landing.landed(offered)
 
     async with open_kvstore(settings(peers=("127.0.0.1:9",))) as store:
-        store.puller.transport = Other()
+        store.elsewhere.transport = Other()
         async with raw(store.address) as one:
             attachment = await one.attach()
             request = kvstore_pb2.LeaseRequest(attachment_id=attachment, keys=keys(1), sources=["127.0.0.1:9"])
@@ -404,19 +404,19 @@ async def test_a_store_that_joins_is_told_of_the_keys_that_it_is_now_the_home_of
         def told(number: int, members: list[str]) -> bool:
             """Whether a store knows exactly its share of what the first holds."""
             share = {name for name in names if home(name, members) == addresses[number]}
-            directory = stores[number].puller.neighbours.directory
+            directory = stores[number].elsewhere.neighbours.directory
             return {name for name in names if directory.holders(name, set(addresses))} >= share
 
         writer = await stack.enter_async_context(client_of(stores[0].address, host="h0"))
         await writer.put(puts(120))
         for store in stores[:2]:
-            store.puller.neighbours.set_joined(addresses[:2])
+            store.elsewhere.neighbours.set_joined(addresses[:2])
         await eventually(lambda: told(1, addresses[:2]))
         for store in stores:
-            store.puller.neighbours.set_joined(addresses)
+            store.elsewhere.neighbours.set_joined(addresses)
         await eventually(lambda: told(2, addresses))
         share = sum(home(name, addresses) == addresses[2] for name in names)
-        assert len(stores[2].puller.neighbours.directory) == share, "and of no others"
+        assert len(stores[2].elsewhere.neighbours.directory) == share, "and of no others"
 
 
 async def test_what_takes_longer_than_one_lease_may_wait_comes_with_the_next() -> None:

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, read, refusal, settings
+from tests.services.kvstore.helpers import (
+    client_of,
+    disk_has,
+    disk_tier,
+    eventually,
+    keys,
+    puts,
+    raw,
+    read,
+    refusal,
+    settings,
+)
 from tests.services.kvstore.naive import NaiveRetention
 
 from penstock.kv.client.client import Origin
@@ -236,18 +247,18 @@ async def test_promised_blocks_stay_on_the_disk_when_it_floods(tmp_path: Path) -
     async with open_kvstore(config) as store, client_of(store.address) as client:
         disk = store.disk
         assert disk is not None
-        await eventually(lambda: disk.files.stats().slots)
-        count = disk.files.stats().slots // 8
+        await eventually(lambda: disk.figures()["slots"])
+        count = disk.figures()["slots"] // 8
         assert 64 // 8 < count < len(kept)
         await client.put(kept, Origin("", ALICE))
         assert await client.retain([one.key for one in kept], 600.0, ALICE) == (600.0, count)
-        await eventually(lambda: disk.files.has_blocks([one.key for one in kept]) == len(kept))
+        await eventually(lambda: disk_has(store, [one.key for one in kept]) == len(kept))
         await client.put(lost, Origin("", ALICE))
         number = 0
-        while disk.files.stats().evictions < 2 * disk.files.stats().slots:
+        while disk.figures()["evictions"] < 2 * disk.figures()["slots"]:
             number += 1
             await client.put(puts(32, f"flood {number}"))
-            await eventually(lambda: not disk.mover.pending)
+            await eventually(lambda: not disk.figures()["pending"])
         assert await client.lookup([one.key for one in lost]) == 0
         assert await client.lookup([one.key for one in kept]) == count
         fetched = await client.fetch([one.key for one in kept], buffers(count))
@@ -259,15 +270,14 @@ async def test_a_promise_of_the_disk_outlives_the_process(tmp_path: Path) -> Non
     kept = puts(8, "kept")
     config = settings(64, nvme_dir=tmp_path, nvme_bytes=2 << 20)
     async with open_kvstore(config) as store, client_of(store.address) as client:
-        await eventually(lambda: store.disk.files.stats().slots)
+        await eventually(lambda: store.disk.figures()["slots"])
         assert (await client.retain([one.key for one in kept[:5]], 600.0, ALICE))[1] == 5
         await client.put(kept, Origin("", ALICE))
-        await eventually(lambda: store.disk.files.has_blocks([one.key for one in kept]) == 8)
+        await eventually(lambda: disk_has(store, [one.key for one in kept]) == 8)
     async with open_kvstore(config) as store, client_of(store.address) as client:
-        await eventually(lambda: store.disk.files.stats().slots)
-        tier, now = store.disk.files, store.store.now()
-        assert [tier.table.promised_until(one.key) > now for one in kept] == [True] * 5 + [False] * 3
-        table = tier._space.table
+        await eventually(lambda: store.disk.figures()["slots"])
+        table, now = disk_tier(store)._blocks.table, store.store.now()
+        assert [table.promised_until(one.key) > now for one in kept] == [True] * 5 + [False] * 3
         assert all(now + 500 < table.find(one.key).retained_until <= now + 600 for one in kept[:5])
 
 

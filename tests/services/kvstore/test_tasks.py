@@ -22,7 +22,7 @@ from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.kvstore.tiers import host as host_module
 from penstock.kvstore.tiers.device.mover import DeviceMover
 from penstock.kvstore.tiers.disk.mover import DiskMover
-from penstock.kvstore.tiers.disk.tier import NvmeTier
+from penstock.kvstore.tiers.disk.opening import Disk
 from penstock.testing.twin import TwinDevice
 
 
@@ -64,7 +64,7 @@ async def two_stores(path: Path) -> AsyncIterator[tuple[KvStore, KvStore]]:
     ("task", "owner", "job"),
     [
         ("kvstore pages", host_module, "provide_pages"),
-        ("disk", NvmeTier, "run"),
+        ("disk", Disk, "run"),
         ("disk mover", DiskMover, "run"),
         ("device mover", DeviceMover, "run"),
         ("announcing", Neighbours, "announce"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
@@ -27,7 +27,7 @@ _PUT_S = 5.0
 
 
 class Pool:
-    """Watches the host tier and copies the blocks that clients store. Made by `open_pool`; `run` it."""
+    """Watches the host tier and copies the blocks that clients store. Made by `open_pools`; `run` it."""
 
     def __init__(self, host: HostTier, transport: MooncakeTransport, now: Callable[[], float]) -> None:
         self.transport = transport
@@ -84,10 +84,10 @@ class Pool:
 
 
 @asynccontextmanager
-async def open_pool(host: HostTier, config: KvStoreConfig, rules: Rules) -> AsyncIterator[Pool | None]:
-    """The pool of `config`, kept filled; None when none is wanted. Raises ConfigError."""
+async def open_pools(host: HostTier, config: KvStoreConfig, rules: Rules) -> AsyncIterator[Sequence[Pool]]:
+    """The pool of `config`, kept filled; none when none is wanted. Raises ConfigError."""
     if not config.mooncake_master:
-        yield None
+        yield ()
         return
     options = MooncakeOptions(
         master=config.mooncake_master,
@@ -99,4 +99,4 @@ async def open_pool(host: HostTier, config: KvStoreConfig, rules: Rules) -> Asyn
         pool = Pool(host, transport, rules.now)
         with host.watched_by(pool):
             async with beside(pool.run, name="mooncake pool", on_failure="restart", failed=rules.failed):
-                yield pool
+                yield (pool,)

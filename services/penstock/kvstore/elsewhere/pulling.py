@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from penstock.kv.identity import KEY_BYTES, NAMESPACE_BYTES
 from penstock.kv.spec import KvSpec
-from penstock.kvstore.elsewhere.mooncake import Pool
 from penstock.kvstore.elsewhere.neighbours import Neighbours
 from penstock.kvstore.elsewhere.transport.base import Offered, Transport, TransportFault
 from penstock.kvstore.table.blocks import Block, ReserveState, TierKind, Wanted
-from penstock.kvstore.tiers.base import Room
+from penstock.kvstore.tiers.base import Room, Wish
 
-_MOST_SOURCES = 4
+MOST_SOURCES = 4
 """Asked for one lease."""
 
 
-@dataclass
+@dataclass(slots=True)
 class PullStats:
-    """Counters since the start, in addition to those of the transport."""
+    """Counters since the start, in addition to those of the transports."""
 
     refused_sources: int = 0
     """Addresses in requests that do not belong to stores of this mesh."""
@@ -31,99 +28,79 @@ class PullStats:
     """Answers of homes that named a store."""
 
 
-class Puller:
-    """Makes the suppliers of single leases. One per store."""
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """The ways to blocks of other stores, which all pulls share."""
 
-    def __init__(self, neighbours: Neighbours, transport: Transport, pool: Pool | None = None) -> None:
-        """`pool` is asked for the blocks that no neighbour has."""
-        self.neighbours = neighbours
-        self.transport = transport
-        self.pool = pool
-        self.stats = PullStats()
-
-    @property
-    def anywhere(self) -> bool:
-        """Whether there is another store or a pool to ask."""
-        return bool(self.neighbours.others) or self.pool is not None
-
-    def supplier(self, spec: KvSpec, sources: Sequence[str], session: str = "") -> RemoteBlocks:
-        """Makes the supplier of a lease whose other blocks may be at `sources`; ignores addresses outside this mesh."""
-        self.stats.refused_sources += sum(one not in self.neighbours.others for one in sources)
-        return RemoteBlocks(self, spec, self.neighbours.usable(sources)[:_MOST_SOURCES], not sources, session)
-
-    def figures(self) -> dict[str, Any]:
-        """Numbers for metrics and the wire, by the names of PullStats there."""
-        moved = self.transport.stats
-        return {
-            "pulled_blocks": moved.blocks,
-            "pulled_bytes": moved.bytes_in,
-            "resumed_bytes": moved.bytes_resumed,
-            "pull_seconds": moved.seconds,
-            "resumptions": moved.resumptions,
-            **asdict(self.stats),
-            "pool_blocks": self.pool.transport.stats.blocks if self.pool else 0,
-            "pool_published": self.pool.published if self.pool else 0,
-            "pool_left_out": self.pool.left_out if self.pool else 0,
-        }
-
-    @property
-    def faults(self) -> Counter[str]:
-        """Fetches that ended early, by reason."""
-        return self.transport.stats.faults + (self.pool.transport.stats.faults if self.pool else Counter())
+    neighbours: Neighbours
+    transport: Transport
+    """To neighbours."""
+    pools: Sequence[Transport]
+    """To what stores of several hosts share; asked for the blocks that no neighbour has."""
+    stats: PullStats
 
 
-@dataclass(eq=False)
 class RemoteBlocks:
     """Supplier of other stores' blocks. Asks each source once, and a key's home when the request names no source."""
 
-    puller: Puller
-    spec: KvSpec
-    sources: list[str]
-    ask_home: bool
-    session: str
-    kind: TierKind = TierKind.REMOTE
-    _dry: set[bytes] = field(default_factory=set)
-    """Keys that no store could bring."""
+    kind = TierKind.REMOTE
+
+    def __init__(self, ways: Ways, spec: KvSpec, wish: Wish) -> None:
+        """Sources that are no stores of this mesh are ignored, and counted."""
+        self._ways = ways
+        self._spec = spec
+        self._session = wish.session
+        self._sources = ways.neighbours.usable(wish.sources)[:MOST_SOURCES]
+        self._asks_home = not wish.sources
+        self._dry: set[bytes] = set()
+        """Keys that no store could bring."""
+        ways.stats.refused_sources += sum(one not in ways.neighbours.others for one in wish.sources)
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """Guesses, without a call: all keys when a source, the home or the pool might have the first one, else none."""
+        """Guesses, without a call: all keys when a source, the home or a pool might have the first one, else none."""
         if not keys or keys[0] in self._dry:
             return 0
-        neighbours = self.puller.neighbours
-        named = neighbours.usable(self.sources)
-        asked = self.ask_home and neighbours.might_know(keys[0])
-        return len(keys) if named or asked or self.puller.pool else 0
+        neighbours = self._ways.neighbours
+        named = neighbours.usable(self._sources)
+        asked = self._asks_home and neighbours.might_know(keys[0])
+        return len(keys) if named or asked or self._ways.pools else 0
 
     async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """Fetches from at most four sources, then from the pool; asks the key's home when the request named no source.
+        """Fetches from at most four sources, then from the pools; asks the key's home when the request named no source.
 
         Returns how many leading blocks are stored. The key at which it ended is not tried again for this lease. A
         source that fails is avoided for a while.
         """
-        sources = self.puller.neighbours.usable(self.sources)
-        if not sources and self.ask_home and self.puller.neighbours.might_know(keys[0]):
-            self.puller.stats.homes_asked += 1
-            sources = await self.puller.neighbours.who_has(keys[0], until)
-            self.puller.stats.homes_knew += bool(sources)
-        at = 0
-        for source in sources[:_MOST_SOURCES]:
-            at += await self._from(self.puller.transport, source, keys[at:], room, until)
+        at, transport = 0, self._ways.transport
+        for source in (await self._holders(keys[0], until))[:MOST_SOURCES]:
+            at += await self._from(transport, source, keys[at:], room, until)
             if at == len(keys):
                 return at
-        if self.puller.pool is not None:
-            at += await self._from(self.puller.pool.transport, "", keys[at:], room, until)
+        for pool in self._ways.pools:
+            at += await self._from(pool, "", keys[at:], room, until)
             if at == len(keys):
                 return at
         self._dry.add(keys[at])
         return at
 
+    async def _holders(self, key: bytes, until: float) -> list[str]:
+        """The stores that may have a block: the sources of the request, or those that the key's home knows."""
+        neighbours, stats = self._ways.neighbours, self._ways.stats
+        sources = neighbours.usable(self._sources)
+        if sources or not self._asks_home or not neighbours.might_know(key):
+            return sources
+        stats.homes_asked += 1
+        sources = await neighbours.who_has(key, until)
+        stats.homes_knew += bool(sources)
+        return sources
+
     async def _from(self, transport: Transport, source: str, keys: Sequence[bytes], room: Room, until: float) -> int:
-        landing = _Landing(room, self.session)
+        landing = _Landing(room, self._session)
         try:
-            await transport.fetch(source, self.spec, keys, landing, until)
+            await transport.fetch(source, self._spec, keys, landing, until)
         except TransportFault as fault:
             if source and fault.reason != "late":
-                self.puller.neighbours.shunned.add(source)
+                self._ways.neighbours.shunned.add(source)
         finally:
             landing.close()
         return landing.leading

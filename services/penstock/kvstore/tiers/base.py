@@ -1,4 +1,4 @@
-"""The contract of a tier, a place for blocks, and the slots of host memory into which other tiers bring them."""
+"""The contracts of tiers, the places for blocks, and the slots of host memory into which blocks are brought."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 from penstock.kv.bytes.arena import Arena
 from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
-from penstock.kvstore.table.blocks import Block, Lease, MakePolicy, Reserved, TierKind, Wanted, Written
+from penstock.kvstore.table.blocks import Block, MakePolicy, Reserved, TierKind, Wanted, Written
 from penstock.kvstore.table.promises import Grant, Promises
 from penstock.kvstore.table.table import BlockTable
 from penstock.runtime.tasks import Failed
 
 
 class Supplier(Protocol):
-    """A place from which blocks can be brought into host memory."""
+    """Blocks that can be brought into host memory."""
 
     @property
     def kind(self) -> TierKind:
@@ -37,11 +37,42 @@ class Supplier(Protocol):
         ...
 
 
-class Tier(Supplier, Protocol):
-    """A place of this store. It is whole when it exists: opened by `async with`, at work until the end of that.
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a lease says besides its keys."""
 
-    Before the first client it holds nothing, or the blocks of an earlier process; `format_for` says whose blocks it
-    takes. A tier tells `Tiers` of each key that comes or goes.
+    session: str = ""
+    """Digest of the session that asks; empty: unknown."""
+    sources: Sequence[str] = ()
+    """Addresses of stores that may have the blocks."""
+    peer: bool = False
+    """Another store asks: it gets what is here, so that no request goes in a circle."""
+
+
+class Tier(Protocol):
+    """A place where blocks are. It is whole when it exists: opened by `async with`, at work until the end of that."""
+
+    @property
+    def kind(self) -> TierKind:
+        """Which place it is; the nearest is asked first."""
+        ...
+
+    def suppliers(self, wish: Wish) -> Sequence[Supplier]:
+        """Says who brings its blocks into host memory for a lease; empty when there is nothing to bring for this one.
+
+        They are asked in their order.
+        """
+        ...
+
+    def figures(self) -> Mapping[str, int | float]:
+        """Numbers for metrics and the wire, by their names there."""
+        ...
+
+
+class KeepingTier(Tier, Protocol):
+    """A tier of this store, which knows and decides what it keeps. It tells `Tiers` of each key that comes or goes.
+
+    Before the first client it holds nothing, or the blocks of an earlier process.
     """
 
     @property
@@ -49,16 +80,9 @@ class Tier(Supplier, Protocol):
         """The spec of its blocks; None: it has none yet."""
         ...
 
-    @property
-    def busy(self) -> bool:
-        """Whether a client reads or writes, or might still write, so that it can't be formatted now."""
+    def has_blocks(self, keys: Sequence[bytes]) -> int:
+        """How many of the leading keys it could give now."""
         ...
-
-    def format_for(self, spec: KvSpec) -> None:
-        """Takes blocks of `spec` from now on, and no others. Not while it is `busy`."""
-
-    async def settled(self, limit_s: float) -> None:
-        """Returns when it knows its blocks of the spec, at the latest after `limit_s`."""
 
     def find_block(self, key: bytes) -> Block | None:
         """Returns a block that it has, for the caller to read and not to change; None: it has none of this key."""
@@ -78,12 +102,17 @@ class Tier(Supplier, Protocol):
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes a hint about the session's return to its eviction policy."""
 
-    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Blocks of host memory were leased to a client that asked for `keys`."""
 
-    def figures(self) -> Mapping[str, int]:
-        """Numbers for metrics and the wire, by their names there."""
+class Follower(Protocol):
+    """What belongs to one spec, and goes over to another together with the store."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a client reads or writes, or might still write, so that it can't be formatted now."""
         ...
+
+    def format_for(self, spec: KvSpec) -> None:
+        """Takes blocks of `spec` from now on, and no others. Not while it is `busy`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.table.shelf import Watcher
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.alarm import Alarm
-from penstock.kvstore.tiers.base import Room, Rules
+from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
 from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.tasks import beside
@@ -68,7 +68,7 @@ class _HostWatcher:
 
 
 class HostTier:
-    """Tier. Made by `open_host`; used from its event loop."""
+    """KeepingTier, Follower. Made by `open_host`; used from its event loop."""
 
     kind = TierKind.HOST
 
@@ -80,6 +80,7 @@ class HostTier:
         self.handed_out = asyncio.Event()
         """Set whenever a slot gets a holder."""
         self._watchers: list[Watcher] = []
+        self._listeners: list[Callable[[Lease], None]] = []
         self._alarm = Alarm(rules.now, lambda: self.table)
         self._log = structlog.get_logger("penstock.kvstore")
         self._form = self._formed(None, Layout(0, 0, 1), 0)
@@ -127,6 +128,20 @@ class HostTier:
         finally:
             self._watchers.remove(watcher)
 
+    @contextmanager
+    def leases_heard_by(self, listener: Callable[[Lease], None]) -> Iterator[None]:
+        """Calls the listener with each lease that is given, for the length of the block. It must not do I/O."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    def lease_given(self, lease: Lease) -> None:
+        """Tells the listeners of a lease that has grown as far as it could."""
+        for listener in self._listeners:
+            listener(lease)
+
     # -- as a tier
 
     @property
@@ -148,15 +163,12 @@ class HostTier:
         self.handed_out.set()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
 
-    async def settled(self, limit_s: float) -> None:
-        """Returns at once: the table always knows what is in host memory."""
+    def suppliers(self, wish: Wish) -> Sequence[Supplier]:
+        """Returns none: its blocks are in host memory already."""
+        return ()
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         """Counts the leading keys that are in host memory."""
-        return self.table.lookup(keys)
-
-    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """Moves no bytes, since its blocks are in host memory already; returns how many leading ones are."""
         return self.table.lookup(keys)
 
     def find_block(self, key: bytes) -> Block | None:
@@ -178,9 +190,6 @@ class HostTier:
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of host memory."""
         self.table.expect_session(session, hint)
-
-    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Does nothing: the lease itself was the use."""
 
     def figures(self) -> Mapping[str, int]:
         """Returns the statistics of the table."""
@@ -204,7 +213,7 @@ async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncI
     try:
         host = HostTier(config, arena, tiers, rules)
         try:
-            with tiers.joined(host):
+            with tiers.keeping(host), tiers.followed_by(host):
                 async with beside(
                     partial(provide_pages, host), name="kvstore pages", on_failure="restart", failed=rules.failed
                 ):

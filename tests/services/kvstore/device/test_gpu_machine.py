@@ -23,6 +23,7 @@ from penstock.kvstore.service import rules_of
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.store import Store, open_store
 from penstock.kvstore.table.blocks import Block, Lease, ReserveState, Wanted, Written
+from penstock.kvstore.tiers.base import Wish
 from penstock.kvstore.tiers.device.opening import open_device_tier
 from penstock.kvstore.tiers.device.readers import DeviceReaders
 from penstock.kvstore.tiers.device.tier import DeviceTier
@@ -107,7 +108,7 @@ class GpuMachine(RuleBasedStateMachine):
         async def act() -> None:
             attachment, names = self.pick(who), chain(number, count)
             self.store.sessions.used(session, self.store.now())
-            lease = await self.store.lease(attachment, names, seconds=600, wait_s=1, session=session)
+            lease = await self.store.lease(attachment, names, Wish(session), seconds=600, wait_s=1)
             if lease is not None:
                 assert [block.key for block in lease.blocks] == names[: len(lease.blocks)]
                 self.live[attachment][0].append(lease)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.table.blocks import Block, Wanted, Written
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
+from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import PAGE
 from penstock.kvstore.tiers.disk.options import NvmeOptions
-from penstock.kvstore.tiers.disk.tier import NvmeTier
+from penstock.kvstore.tiers.disk.spaces import Spaces
+from penstock.kvstore.tiers.disk.stats import NvmeStats
 
 SLOT = PAGE + BLOCK_BYTES
 
@@ -87,15 +89,19 @@ class Nobody:
 
 @dataclass
 class Bench:
-    """A disk tier with host memory beside it, and no service around them."""
+    """An open space of a disk with host memory beside it, and no service around them."""
 
-    tier: NvmeTier
+    spaces: Spaces
+    disk: DiskBlocks
     arena: Arena
     host: BlockTable
     clock: list[float]
 
     def now(self) -> float:
         return self.clock[0]
+
+    def stats(self) -> NvmeStats:
+        return replace(self.spaces.condition.stats(), **self.disk.figures())
 
     def put(self, blocks: Sequence[BlockPut], **more: Any) -> list[Block]:
         """Stores blocks in host memory."""
@@ -115,7 +121,7 @@ class Bench:
         stored = self.put(blocks, **more)
         views = [self.arena.block(block.slot, self.host.block_bytes) for block in stored]
         try:
-            return await self.tier.write(list(zip(stored, views, strict=True)))
+            return await self.disk.write(list(zip(stored, views, strict=True)))
         finally:
             for view in views:
                 view.release()
@@ -127,7 +133,7 @@ class Bench:
         """What the tier brings of `names`, and out of host memory again."""
         room = Room(self.host, self.arena, self.now, lambda: None)
         try:
-            await self.tier.bring_blocks(names, room, self.now() + 10)
+            await self.disk.bring_blocks(names, room, self.now() + 10)
         finally:
             room.close()
         found = []
@@ -145,40 +151,59 @@ class Bench:
         return found
 
 
+@contextmanager
+def spaces_of(
+    path: Path, files: Files | None = None, slot_bytes: int = SLOT, *, slots: int = 64, **options: Any
+) -> Iterator[tuple[Spaces, list[float]]]:
+    """A directory with room for `slots` blocks, and its clock."""
+    clock = [1.0]
+    settings: dict[str, Any] = {
+        "directory": path,
+        "total": slots * slot_bytes,
+        "per_s": 1 << 30,
+        "per_day": 1 << 40,
+        "direct": False,
+    }
+    spaces = Spaces(NvmeOptions(**(settings | options)), lambda: clock[0], files=files)
+    try:
+        yield spaces, clock
+    finally:
+        spaces.close()
+
+
+@asynccontextmanager
+async def opened(
+    spaces: Spaces, clock: list[float], block_spec: KvSpec, *, host_slots: int = 64, cooling_s: float = 0.0
+) -> AsyncIterator[Bench]:
+    """The space of one spec."""
+    arena = Arena(8192 + host_slots * (Layout.fit(1 << 20, block_spec.block_bytes).stride + 8))
+    arena.format(Layout.fit(arena.size, block_spec.block_bytes))
+    host = BlockTable(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=cooling_s)
+    try:
+        await spaces.last_spec()
+        async with spaces.opened(block_spec) as disk:
+            await spaces.save(block_spec)
+            yield Bench(spaces, disk, arena, host, clock)
+    finally:
+        arena.close()
+
+
 @asynccontextmanager
 async def bench(
     path: Path,
     files: Files | None = None,
     block_spec: KvSpec | None = None,
     *,
-    slots: int = 64,
     host_slots: int = 64,
     cooling_s: float = 0.0,
     **options: Any,
 ) -> AsyncIterator[Bench]:
-    """A tier with room for `slots` blocks, open for `block_spec`."""
+    """A space with room for `slots` blocks, open for `block_spec`."""
     block_spec = block_spec or spec()
     size = PAGE + -(-block_spec.block_bytes // PAGE) * PAGE
-    clock = [1.0]
-    settings: dict[str, Any] = {
-        "directory": path,
-        "total": slots * size,
-        "per_s": 1 << 30,
-        "per_day": 1 << 40,
-        "direct": False,
-    }
-    tier = NvmeTier(NvmeOptions(**(settings | options)), lambda: clock[0], files=files)
-    arena = Arena(8192 + host_slots * (Layout.fit(1 << 20, block_spec.block_bytes).stride + 8))
-    arena.format(Layout.fit(arena.size, block_spec.block_bytes))
-    host = BlockTable(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=cooling_s)
-    try:
-        await tier.open()
-        tier.use(block_spec)
-        await tier.follow()
-        yield Bench(tier, arena, host, clock)
-    finally:
-        arena.close()
-        await tier.close()
+    with spaces_of(path, files, size, **options) as (spaces, clock):
+        async with opened(spaces, clock, block_spec, host_slots=host_slots, cooling_s=cooling_s) as bed:
+            yield bed
 
 
 def contents(count: int, chain: str = "a", block_bytes: int = BLOCK_BYTES) -> dict[bytes, bytes]:

@@ -38,10 +38,10 @@ async def whole_and_right(path: Path) -> int:
     async with bench(path, slots=SLOTS) as bed:
         for chain in CHAINS:
             for name, data in contents(SLOTS, chain).items():
-                if bed.tier.has_blocks([name]):
+                if bed.disk.has_blocks([name]):
                     assert await bed.bring([name]) == [data]
                     count += 1
-        stats = bed.tier.stats()
+        stats = bed.stats()
         assert stats.corrupt == 0, "what is listed is whole: nothing had to be found out by its checksum"
         assert stats.blocks == count
     return count
@@ -67,7 +67,7 @@ async def test_a_slot_is_never_whole_while_it_changes_hands(tmp_path: Path) -> N
         with pytest.raises(Killed):
             await bed.write(puts(1, "b"))
     async with bench(tmp_path, slots=1) as bed:
-        stats = bed.tier.stats()
+        stats = bed.stats()
         assert (stats.blocks, stats.torn, stats.corrupt) == (0, 0, 0)
 
 
@@ -79,12 +79,12 @@ async def test_power_lost_before_the_block_but_after_its_header(tmp_path: Path) 
         file.seek(4096)
         file.write(os.urandom(512))
     async with bench(tmp_path, slots=1) as bed:
-        assert bed.tier.has_blocks([puts(1)[0].key]) == 1
+        assert bed.disk.has_blocks([puts(1)[0].key]) == 1
         assert await bed.bring([puts(1)[0].key]) == []
-        assert bed.tier.has_blocks([puts(1)[0].key]) == 0
-        assert bed.tier.stats().corrupt == 1
+        assert bed.disk.has_blocks([puts(1)[0].key]) == 0
+        assert bed.stats().corrupt == 1
     async with bench(tmp_path, slots=1) as bed:
-        assert bed.tier.has_blocks([puts(1)[0].key]) == 0, "it is gone for good"
+        assert bed.disk.has_blocks([puts(1)[0].key]) == 0, "it is gone for good"
 
 
 WRITER = """
@@ -123,10 +123,10 @@ async def test_killed_processes(tmp_path: Path) -> None:
         async with bench(tmp_path, slots=16) as bed:
             for chain in "abcdefgh":
                 for name, data in contents(12, chain).items():
-                    if bed.tier.has_blocks([name]):
+                    if bed.disk.has_blocks([name]):
                         assert await bed.bring([name]) == [data]
                         found += 1
-            assert bed.tier.stats().corrupt == 0
+            assert bed.stats().corrupt == 0
     assert found > 12
 
 
@@ -141,6 +141,6 @@ async def test_the_later_writing_of_a_block_counts(tmp_path: Path) -> None:
         file.seek(SLOT)
         file.write(data[:SLOT])
     async with bench(tmp_path, slots=4) as bed:
-        stats = bed.tier.stats()
+        stats = bed.stats()
         assert (stats.blocks, stats.stale) == (1, 1)
         assert await bed.bring([first.key]) == [bytes(first.data)]

@@ -36,7 +36,7 @@ from penstock.kvstore.service import KvStore, open_kvstore
 from penstock.kvstore.sessions import SessionPhase
 from penstock.kvstore.table.blocks import TierKind
 from penstock.kvstore.tiers.base import Room
-from penstock.kvstore.tiers.disk import tier as tier_module
+from penstock.kvstore.tiers.disk import spaces as spaces_module
 from penstock.kvstore.tiers.disk.format import PAGE
 from penstock.kvstore.tiers.disk.space import Space
 from penstock.runtime.config import ConfigError
@@ -215,7 +215,7 @@ async def test_a_corrupt_block_is_counted_and_computed_again(tmp_path: Path) -> 
 async def test_a_full_disk_is_seen_and_serving_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = FaultyFiles()
     files.write_error = errno.ENOSPC
-    monkeypatch.setattr(tier_module, "Files", lambda: files)
+    monkeypatch.setattr(spaces_module, "Files", lambda: files)
     async with open_kvstore(settings(tmp_path)) as store, client_of(store.address) as client, raw(store.address) as one:
         await connected(client)
         await client.put(puts(20))
@@ -232,7 +232,7 @@ async def test_a_full_disk_is_seen_and_serving_goes_on(tmp_path: Path, monkeypat
 async def test_a_disk_that_rests_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listeners are told where blocks are, not whether the disk is tried at this moment."""
     files = FaultyFiles()
-    monkeypatch.setattr(tier_module, "Files", lambda: files)
+    monkeypatch.setattr(spaces_module, "Files", lambda: files)
     async with open_kvstore(settings(tmp_path, 16)) as store, client_of(store.address) as client:
         await connected(client)
         await client.put(puts(16))
@@ -273,7 +273,7 @@ async def test_the_index_is_made_beside_the_event_loop(tmp_path: Path, monkeypat
             made_in.append(threading.current_thread())
             super().__init__(*arguments, **more)
 
-    monkeypatch.setattr(tier_module, "Space", Seen)
+    monkeypatch.setattr(spaces_module, "Space", Seen)
     async with open_kvstore(settings(tmp_path)) as store, client_of(store.address) as client:
         await client.put(puts(20))
     async with open_kvstore(settings(tmp_path)) as store, client_of(store.address) as client:
@@ -297,7 +297,7 @@ async def test_a_disk_that_hangs_costs_one_lease_its_time(tmp_path: Path, monkey
             return super().read(fd, buffers, at)
 
     files = Hanging()
-    monkeypatch.setattr(tier_module, "Files", lambda: files)
+    monkeypatch.setattr(spaces_module, "Files", lambda: files)
     async with open_kvstore(settings(tmp_path, bring_s=0.6)) as store, raw(store.address) as one:
         await one.attach()
         assert await one.lookup(keys(20)) == 20
@@ -316,7 +316,7 @@ async def test_what_may_not_be_written_any_more_does_not_hold_up_the_end(tmp_pat
         async with open_kvstore(config) as store, client_of(store.address) as client:
             await connected(client)
             assert store.disk is not None
-            store.disk.files.budget.spend(1 << 20, time.time())
+            store.disk.condition.budget.spend(1 << 20, time.time())
             await client.put(puts(20))
             assert disk(store).pending == 20
 
@@ -395,7 +395,7 @@ async def test_blocks_are_back_before_their_session_is(tmp_path: Path) -> None:
 async def test_a_stop_is_bounded_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = FaultyFiles()
     files.write_error = errno.EIO
-    monkeypatch.setattr(tier_module, "Files", lambda: files)
+    monkeypatch.setattr(spaces_module, "Files", lambda: files)
     async with asyncio.timeout(10):
         async with open_kvstore(settings(tmp_path, nvme_flush_s=0.2)) as store, client_of(store.address) as client:
             await client.put(puts(20))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.services.kvstore.disk.disks import SLOT, Bench, FaultyFiles, bench, contents, slabs
+from tests.services.kvstore.disk.disks import SLOT, FaultyFiles, bench, contents, opened, slabs, spaces_of
 from tests.services.kvstore.helpers import BLOCK_BYTES, eventually, keys, puts, spec
 
 from penstock.kvstore.tiers.base import Room
@@ -39,12 +39,12 @@ async def test_blocks_come_back_after_a_restart(tmp_path: Path, block_bytes: int
         assert await bed.write(blocks, seconds=1.5, namespace=b"n" * 16) == 9
         assert await bed.bring(keys(9)) == [bytes(put.data) for put in blocks]
     async with bench(tmp_path, block_spec=size, direct=direct, slots=24) as bed:
-        assert bed.tier.has_blocks(keys(12)) == 9
-        assert set(bed.tier.table.keys()) == set(keys(9))
+        assert bed.disk.has_blocks(keys(12)) == 9
+        assert set(bed.disk.table.keys()) == set(keys(9))
         assert await bed.bring(keys(12)) == [bytes(put.data) for put in blocks]
-        stats = bed.tier.stats()
+        stats = bed.stats()
         assert (stats.blocks, stats.read_blocks, stats.written_blocks) == (9, 9, 0)
-        assert stats.used_bytes == 9 * bed.tier.slot_bytes
+        assert stats.used_bytes == 9 * bed.disk.slot_bytes
         assert dropped(stats) == {}
         assert stats.direct == direct
 
@@ -54,11 +54,11 @@ async def test_what_is_known_of_a_block_survives(tmp_path: Path) -> None:
         stored = bed.put(puts(2), seconds=1.5, namespace=b"n" * 16)
         stored[1].uses = 7
         views = [bed.arena.block(block.slot, BLOCK_BYTES) for block in stored]
-        await bed.tier.write(list(zip(stored, views, strict=True)))
+        await bed.disk.write(list(zip(stored, views, strict=True)))
         del views
     async with bench(tmp_path) as bed:
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        assert await bed.tier.bring_blocks(keys(2), room, 10) == 2
+        assert await bed.disk.bring_blocks(keys(2), room, 10) == 2
         block = bed.host.find(keys(2)[1])
         assert block is not None
         assert (block.parent, block.first_token, block.seconds) == (keys(1)[0], 16, 1.5)
@@ -69,16 +69,16 @@ async def test_the_oldest_leaf_goes_for_what_is_new(tmp_path: Path) -> None:
     async with bench(tmp_path, slots=10) as bed:
         await bed.write(puts(6))
         await bed.write(puts(4, "b"))
-        bed.tier.touch(keys(6), "")  # used later than b
+        bed.disk.touch(keys(6), "")  # used later than b
         assert await bed.write(puts(3, "c")) == 3
-        assert (bed.tier.has_blocks(keys(6)), bed.tier.has_blocks(keys(4, "b")), bed.tier.has_blocks(keys(3, "c"))) == (
+        assert (bed.disk.has_blocks(keys(6)), bed.disk.has_blocks(keys(4, "b")), bed.disk.has_blocks(keys(3, "c"))) == (
             6,
             1,
             3,
         )
-        assert bed.tier.stats().evictions == 3
+        assert bed.stats().evictions == 3
     async with bench(tmp_path, slots=10) as bed:
-        assert (bed.tier.has_blocks(keys(6)), bed.tier.has_blocks(keys(4, "b")), bed.tier.has_blocks(keys(3, "c"))) == (
+        assert (bed.disk.has_blocks(keys(6)), bed.disk.has_blocks(keys(4, "b")), bed.disk.has_blocks(keys(3, "c"))) == (
             6,
             1,
             3,
@@ -115,8 +115,8 @@ async def test_one_flipped_byte_or_a_cut_never_shows_in_a_block(
             if cut and at == 0:
                 return  # as a file that was made and not filled
             assert lost <= (6 if cut else 1)
-            assert sum(dropped(bed.tier.stats()).values()) == lost or not lost
-            assert bed.tier.stats().blocks == 6 - lost
+            assert sum(dropped(bed.stats()).values()) == lost or not lost
+            assert bed.stats().blocks == 6 - lost
     finally:
         shutil.rmtree(path)
 
@@ -135,7 +135,7 @@ async def test_shuffled_slots_and_swapped_files_are_right_or_absent(tmp_path: Pa
     async with bench(tmp_path, slots=8) as bed:
         for name in keys(8):
             assert await bed.bring([name]) == [], "headers with the blocks of others"
-        assert dropped(bed.tier.stats()) == {"corrupt": 8}
+        assert dropped(bed.stats()) == {"corrupt": 8}
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ async def test_another_specs_blocks_are_a_miss_even_under_the_same_name(tmp_path
     async with bench(tmp_path, slots=512) as bed:
         await bed.write(puts(4))
     async with bench(tmp_path, block_spec=other, slots=512) as bed:  # type: ignore[arg-type]
-        assert bed.tier.has_blocks(keys(4)) == 0
-        mine = bed.tier._home.space(other)  # type: ignore[arg-type]
+        assert bed.disk.has_blocks(keys(4)) == 0
+        mine = bed.spaces.home.space(other)  # type: ignore[arg-type]
         await bed.write(puts(1, "z"))
     theirs = next(path for path in slabs(tmp_path) if path.parent != mine)
     (mine / "slab-000000.blocks").write_bytes(theirs.read_bytes())  # somebody copied files around
     async with bench(tmp_path, block_spec=other, slots=512) as bed:  # type: ignore[arg-type]
-        assert bed.tier.has_blocks(keys(4)) == 0
-        assert dropped(bed.tier.stats()) == {"foreign": 4}
+        assert bed.disk.has_blocks(keys(4)) == 0
+        assert dropped(bed.stats()) == {"foreign": 4}
     async with bench(tmp_path, slots=512) as bed:
         assert await bed.bring(keys(4)) == list(contents(4).values()), "the first spec's are still there"
 
@@ -163,7 +163,7 @@ async def test_another_version_is_a_miss(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("format.VERSION", "home.VERSION"):
         monkeypatch.setattr(f"penstock.kvstore.tiers.disk.{name}", 2)
     async with bench(tmp_path) as bed:
-        assert bed.tier.has_blocks(keys(4)) == 0
+        assert bed.disk.has_blocks(keys(4)) == 0
         assert await bed.write(puts(2)) == 2
 
 
@@ -171,11 +171,11 @@ async def test_another_version_is_a_miss(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_a_manifest_that_makes_no_sense_is_a_miss(tmp_path: Path, text: str) -> None:
     async with bench(tmp_path) as bed:
         await bed.write(puts(4))
-        space = bed.tier._home.space(spec())
+        space = bed.spaces.home.space(spec())
     for manifest in (space / "manifest.json", tmp_path / "manifest.json"):
         manifest.write_text(text)
     async with bench(tmp_path) as bed:
-        assert bed.tier.has_blocks(keys(4)) == 0
+        assert bed.disk.has_blocks(keys(4)) == 0
         assert await bed.write(puts(4)) == 4
 
 
@@ -186,8 +186,8 @@ async def test_a_corrupt_block_is_dropped_and_its_neighbours_are_not(tmp_path: P
             file.seek(2 * SLOT + PAGE + 17)
             file.write(b"?")
         assert await bed.bring(keys(4)) == list(contents(4).values())[:2]
-        assert bed.tier.has_blocks(keys(4)) == 2
-        assert dropped(bed.tier.stats()) == {"corrupt": 1}
+        assert bed.disk.has_blocks(keys(4)) == 2
+        assert dropped(bed.stats()) == {"corrupt": 1}
         assert await bed.write(puts(4)) == 1, "computed again and written again"
         assert await bed.bring(keys(4)) == list(contents(4).values())
 
@@ -198,9 +198,9 @@ async def test_a_block_that_changed_in_memory_is_not_written(tmp_path: Path) -> 
         views = [bed.arena.block(block.slot, BLOCK_BYTES) for block in stored]
         views[1][5] ^= 1
         with pytest.raises(Damaged) as caught:
-            await bed.tier.write(list(zip(stored, views, strict=True)))
+            await bed.disk.write(list(zip(stored, views, strict=True)))
         assert caught.value.blocks == [stored[1]]
-        assert bed.tier.stats().used_bytes == 0
+        assert bed.stats().used_bytes == 0
         del views
 
 
@@ -214,19 +214,19 @@ async def test_a_disk_that_can_not_be_written_is_left_alone_and_tried_again(tmp_
         await bed.write(puts(2))
         files.write_error = error
         assert await bed.write(puts(2, "b")) == 0
-        stats = bed.tier.stats()
+        stats = bed.stats()
         assert (stats.writing, stats.write_failures, stats.blocks) == (0, 1, 2)
         assert stats.used_bytes == 2 * SLOT, "no slot is lost"
-        assert bed.tier.writes_wait_s(1) == pytest.approx(1.0)
+        assert bed.spaces.condition.writes_wait_s(1) == pytest.approx(1.0)
         assert await bed.bring(keys(2)) == list(contents(2).values()), "reading goes on"
         bed.clock[0] += 1.0
-        assert bed.tier.writes_wait_s(1) == 0
+        assert bed.spaces.condition.writes_wait_s(1) == 0
         await bed.write(puts(1, "c"))
-        assert bed.tier.writes_wait_s(1) == pytest.approx(2.0), "longer each time"
+        assert bed.spaces.condition.writes_wait_s(1) == pytest.approx(2.0), "longer each time"
         bed.clock[0] += 2.0
         files.write_error = 0
         assert await bed.write(puts(2, "b")) == 2
-        assert bed.tier.stats().writing == 1
+        assert bed.stats().writing == 1
 
 
 async def test_no_space_for_a_slab(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_no_space_for_a_slab(tmp_path: Path) -> None:
     files.allocate_error = errno.ENOSPC
     async with bench(tmp_path, files) as bed:
         assert await bed.write(puts(2)) == 0
-        assert bed.tier.stats().writing == 0
+        assert bed.stats().writing == 0
         files.allocate_error = 0
         bed.clock[0] += 1
         assert await bed.write(puts(2)) == 2
@@ -250,7 +250,7 @@ async def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
             assert await bed.write(puts(20)) == 20
         async with bench(tmp_path, block_spec=spec(model="33" * 32), slots=400, direct=True) as bed:
             assert await bed.write(puts(20)) == 0, "one slab of 400 slots does not fit"
-            assert bed.tier.stats().writing == 0
+            assert bed.stats().writing == 0
         async with bench(tmp_path, slots=20, direct=True) as bed:
             assert await bed.bring(keys(20)) == list(contents(20).values())
     finally:
@@ -263,13 +263,13 @@ async def test_a_sector_that_can_not_be_read_costs_its_block_only(tmp_path: Path
         await bed.write(puts(4))
         files.bad = {2 * SLOT + PAGE + 100}
         assert await bed.bring(keys(4)) == list(contents(4).values())[:2]
-        stats = bed.tier.stats()
+        stats = bed.stats()
         assert (stats.unreadable, stats.read_failures, stats.reading, stats.blocks) == (1, 1, 0, 3)
-        assert bed.tier.has_blocks(keys(4)) == 0, "the disk is left alone"
+        assert bed.disk.has_blocks(keys(4)) == 0, "the disk is left alone"
         bed.clock[0] += 1
-        assert bed.tier.has_blocks(keys(4)) == 2
+        assert bed.disk.has_blocks(keys(4)) == 2
         assert await bed.bring(keys(2)) == list(contents(2).values())
-        assert bed.tier.stats().reading == 1
+        assert bed.stats().reading == 1
 
 
 async def test_a_dead_disk_is_asked_a_bounded_number_of_times(tmp_path: Path) -> None:
@@ -278,11 +278,11 @@ async def test_a_dead_disk_is_asked_a_bounded_number_of_times(tmp_path: Path) ->
         await bed.write(puts(40))
         files.read_error, files.reads = errno.EIO, 0
         for _ in range(1000):
-            if bed.tier.has_blocks(keys(40)):
+            if bed.disk.has_blocks(keys(40)):
                 assert await bed.bring(keys(40)) == []
             bed.clock[0] += 0.1
         assert files.reads < 20, "100 s"
-        assert bed.tier.stats().blocks >= 30
+        assert bed.stats().blocks >= 30
 
 
 class SlowFiles(Files):
@@ -306,7 +306,7 @@ async def test_cancelled_while_a_thread_reads(tmp_path: Path) -> None:
         files.go.clear()
         files.begun.clear()
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        bringing = asyncio.create_task(bed.tier.bring_blocks(keys(4), room, bed.now() + 10))
+        bringing = asyncio.create_task(bed.disk.bring_blocks(keys(4), room, bed.now() + 10))
         await asyncio.to_thread(files.begun.wait, 10)
         bringing.cancel()
         for _ in range(5):
@@ -348,7 +348,7 @@ async def test_a_disk_that_gives_what_it_can_in_time_is_not_too_slow(tmp_path: P
         await bed.write(puts(4, block_bytes=size))
         files.go.clear()
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        bringing = asyncio.create_task(bed.tier.bring_blocks(keys(4), room, bed.now() + 1))
+        bringing = asyncio.create_task(bed.disk.bring_blocks(keys(4), room, bed.now() + 1))
         await eventually(lambda: bed.host.lookup(keys(4)) == 1)
         bed.clock[0] += 2
         bringing.cancel()
@@ -356,8 +356,8 @@ async def test_a_disk_that_gives_what_it_can_in_time_is_not_too_slow(tmp_path: P
         with pytest.raises(asyncio.CancelledError):
             await bringing
         room.close()
-        assert bed.tier.has_blocks(keys(4)) == 4
-        assert (bed.tier.stats().reading, bed.tier.stats().read_failures) == (1, 0)
+        assert bed.disk.has_blocks(keys(4)) == 4
+        assert (bed.stats().reading, bed.stats().read_failures) == (1, 0)
 
 
 async def test_a_disk_that_is_too_slow_is_left_alone(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ async def test_a_disk_that_is_too_slow_is_left_alone(tmp_path: Path) -> None:
         files.go.clear()
         files.begun.clear()
         room = Room(bed.host, bed.arena, bed.now, lambda: None)
-        bringing = asyncio.create_task(bed.tier.bring_blocks(keys(4), room, bed.now() + 1))
+        bringing = asyncio.create_task(bed.disk.bring_blocks(keys(4), room, bed.now() + 1))
         await asyncio.to_thread(files.begun.wait, 10)
         bed.clock[0] += 2
         bringing.cancel()
@@ -375,11 +375,11 @@ async def test_a_disk_that_is_too_slow_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await bringing
         room.close()
-        assert bed.tier.has_blocks(keys(4)) == 0
-        stats = bed.tier.stats()
+        assert bed.disk.has_blocks(keys(4)) == 0
+        stats = bed.stats()
         assert (stats.reading, stats.read_failures) == (0, 1)
         bed.clock[0] += 1
-        assert bed.tier.has_blocks(keys(4)) == 4
+        assert bed.disk.has_blocks(keys(4)) == 4
 
 
 async def test_many_readers_and_a_writer(tmp_path: Path) -> None:
@@ -389,11 +389,11 @@ async def test_many_readers_and_a_writer(tmp_path: Path) -> None:
         async def read(seed: int) -> None:
             names = keys(20)[: random.Random(seed).randrange(1, 20)]
             room = Room(bed.host, bed.arena, bed.now, lambda: None)
-            await bed.tier.bring_blocks(names, room, bed.now() + 10)
+            await bed.disk.bring_blocks(names, room, bed.now() + 10)
             room.close()
 
         await asyncio.gather(*(read(seed) for seed in range(20)), bed.write(puts(30, "b")))
-        assert bed.tier.has_blocks(keys(20)) + bed.tier.has_blocks(keys(30, "b")) <= 48
+        assert bed.disk.has_blocks(keys(20)) + bed.disk.has_blocks(keys(30, "b")) <= 48
         for name in list(bed.host.keys()):
             block = bed.host.find(name)
             assert block is not None
@@ -407,12 +407,12 @@ async def test_many_readers_and_a_writer(tmp_path: Path) -> None:
 async def test_the_days_allowance_outlives_the_process(tmp_path: Path) -> None:
     async with bench(tmp_path, per_day=3 * SLOT) as bed:
         assert await bed.write(puts(2)) == 2
-        assert bed.tier.writes_wait_s(SLOT) == 0
-        await bed.tier.sync()
+        assert bed.spaces.condition.writes_wait_s(SLOT) == 0
+        await bed.spaces.save(spec())
     async with bench(tmp_path, per_day=3 * SLOT) as bed:
-        assert bed.tier.stats().written_today == 2 * SLOT
-        assert bed.tier.writes_wait_s(SLOT) == 0
-        assert bed.tier.writes_wait_s(2 * SLOT) > 0
+        assert bed.stats().written_today == 2 * SLOT
+        assert bed.spaces.condition.writes_wait_s(SLOT) == 0
+        assert bed.spaces.condition.writes_wait_s(2 * SLOT) > 0
 
 
 async def test_when_room_is_needed_the_spec_that_was_longest_unused_goes(tmp_path: Path) -> None:
@@ -420,12 +420,12 @@ async def test_when_room_is_needed_the_spec_that_was_longest_unused_goes(tmp_pat
     for number, one in enumerate(specs[:3]):
         async with bench(tmp_path, block_spec=one, slots=16) as bed:
             await bed.write(puts(8))
-        for manifest in bed.tier._home.space(one).glob("manifest.json"):
+        for manifest in bed.spaces.home.space(one).glob("manifest.json"):
             os.utime(manifest, (number, number))
         assert sum(path.stat().st_size for path in slabs(tmp_path)) <= 16 * SLOT
     assert len(slabs(tmp_path)) == 1, "each takes all the room"
     async with bench(tmp_path, block_spec=specs[2], slots=16) as bed:
-        assert bed.tier.has_blocks(keys(8)) == 8
+        assert bed.disk.has_blocks(keys(8)) == 8
     async with bench(tmp_path, block_spec=specs[3], slots=32) as bed:
         await bed.write(puts(8))
     assert len(slabs(tmp_path)) == 1
@@ -435,7 +435,7 @@ async def test_a_smaller_size_than_before(tmp_path: Path) -> None:
     async with bench(tmp_path, slots=16) as bed:
         await bed.write(puts(16))
     async with bench(tmp_path, slots=8) as bed:
-        assert bed.tier.has_blocks(keys(16)) == 0
+        assert bed.disk.has_blocks(keys(16)) == 0
         assert await bed.write(puts(8)) == 8
     assert sum(path.stat().st_size for path in slabs(tmp_path)) <= 8 * SLOT
 
@@ -471,7 +471,7 @@ async def test_links_are_not_followed(tmp_path: Path) -> None:
     victim.write_text("precious")
     home = tmp_path / "home"
     async with bench(home) as bed:
-        space = bed.tier._home.space(spec())
+        space = bed.spaces.home.space(spec())
     (space / "slab-000000.blocks").symlink_to(victim)
     async with bench(home) as bed:
         assert await bed.write(puts(2)) == 0
@@ -481,30 +481,23 @@ async def test_links_are_not_followed(tmp_path: Path) -> None:
 async def test_files_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     async with bench(tmp_path) as bed:
         await bed.write(puts(2))
-        space = bed.tier._home.space(spec())
+        space = bed.spaces.home.space(spec())
     (tmp_path / "notes.txt").write_text("mine")
     (space / "notes.txt").write_text("mine")
     (space / "manifest.json").write_text("{}")
     async with bench(tmp_path) as bed:
-        assert bed.tier.has_blocks(keys(2)) == 0
+        assert bed.disk.has_blocks(keys(2)) == 0
     assert (space / "notes.txt").read_text() == (tmp_path / "notes.txt").read_text() == "mine"
 
 
 async def test_the_spec_in_use_changes(tmp_path: Path) -> None:
-    other = spec(dtype="bfloat16")
-    async with bench(tmp_path, slots=512) as bed:
-        await bed.write(puts(2))
-        await switch(bed, other)
-        assert bed.tier.has_blocks(keys(2)) == 0
-        await switch(bed, spec())
-        assert await bed.bring(keys(2)) == list(contents(2).values())
-
-
-async def switch(bed: Bench, to: object) -> None:
-    bed.tier.use(to)  # type: ignore[arg-type]
-    assert bed.tier.has_blocks(keys(2)) == 0, "at once"
-    await bed.tier.follow()
-    assert bed.tier.spec == to
+    with spaces_of(tmp_path, slots=512) as (spaces, clock):
+        async with opened(spaces, clock, spec()) as bed:
+            await bed.write(puts(2))
+        async with opened(spaces, clock, spec(dtype="bfloat16")) as bed:
+            assert bed.disk.has_blocks(keys(2)) == 0
+        async with opened(spaces, clock, spec()) as bed:
+            assert await bed.bring(keys(2)) == list(contents(2).values())
 
 
 async def test_cancelled_while_a_write_fails(tmp_path: Path) -> None:
@@ -528,7 +521,7 @@ async def test_cancelled_while_a_write_fails(tmp_path: Path) -> None:
         files.go.set()
         with pytest.raises(asyncio.CancelledError):
             await writing
-        assert bed.tier.stats().used_bytes == 0
+        assert bed.stats().used_bytes == 0
 
 
 async def test_a_small_directory_that_may_grow_a_lot_is_cut_anew(tmp_path: Path) -> None:
@@ -536,7 +529,7 @@ async def test_a_small_directory_that_may_grow_a_lot_is_cut_anew(tmp_path: Path)
     async with bench(tmp_path, total=1 << 20) as bed:
         await bed.write(puts(3))
     async with bench(tmp_path, total=64 << 20) as bed:
-        assert bed.tier.has_blocks(keys(3)) == 3, "as long as they are not too many"
+        assert bed.disk.has_blocks(keys(3)) == 3, "as long as they are not too many"
     async with bench(tmp_path, total=4 << 30) as bed:
         await bed.write(puts(3))
         size = slabs(tmp_path)[0].stat().st_size

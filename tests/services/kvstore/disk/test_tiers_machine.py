@@ -87,7 +87,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @property
     def disk(self) -> set[bytes]:
-        return set(self.bed.tier.table.keys())
+        return set(self.bed.disk.table.keys())
 
     def write(self, block: Block, data: bytes) -> None:
         view = self.bed.arena.block(block.slot, BLOCK_BYTES)
@@ -158,9 +158,9 @@ class TiersMachine(RuleBasedStateMachine):
             self.leases.append(lease.lease_id)
 
     async def fill(self, lease: Lease, names: list[bytes]) -> None:
-        await self.bringer.fill(lease, names, [self.bed.tier], self.bed.now() + 5)
+        await self.bringer.fill(lease, names, [self.bed.disk], self.bed.now() + 5)
         await self.bringer.idle()
-        await self.bed.tier.sync()  # behind it, damaged slots are empty
+        await self.bed.disk.sync()  # behind it, damaged slots are empty
 
     @rule()
     def release(self) -> None:
@@ -177,11 +177,11 @@ class TiersMachine(RuleBasedStateMachine):
     def demote(self, count: int) -> None:
         """As the mover does: pinned while it is copied."""
         host = self.bed.host
-        chosen = [name for name in sorted(self.host) if not self.bed.tier.holds(name)][:count]
+        chosen = [name for name in sorted(self.host) if not self.bed.disk.holds(name)][:count]
         held = [block for block in map(host.hold, chosen) if block is not None]
         views = [self.bed.arena.block(block.slot, BLOCK_BYTES) for block in held]
         try:
-            self.run(self.bed.tier.write(list(zip(held, views, strict=True))))
+            self.run(self.bed.disk.write(list(zip(held, views, strict=True))))
         finally:
             for block, view in zip(held, views, strict=True):
                 view.release()
@@ -197,7 +197,7 @@ class TiersMachine(RuleBasedStateMachine):
         """A byte of a block rots on the disk."""
         stored = sorted(self.disk)
         if stored:
-            block = self.bed.tier.table.find(data.draw(st.sampled_from(stored)))
+            block = self.bed.disk.table.find(data.draw(st.sampled_from(stored)))
             assert block is not None
             with slabs(self.path)[0].open("r+b") as file:
                 at = block.slot * SLOT + PAGE + data.draw(st.integers(0, BLOCK_BYTES - 1))
@@ -218,7 +218,7 @@ class TiersMachine(RuleBasedStateMachine):
         """What was on the disk is on it; besides perhaps evicted blocks whose slots were not written to since."""
         assert before <= self.disk
         for name in self.disk:
-            block = self.bed.tier.table.find(name)
+            block = self.bed.disk.table.find(name)
             assert block is not None
             self.inspect(block)
         assert not self.host
@@ -240,7 +240,7 @@ class TiersMachine(RuleBasedStateMachine):
         try:
             self.demote(count)
         except Killed:
-            safe = {name for name in before if self.bed.tier.holds(name)}
+            safe = {name for name in before if self.bed.disk.holds(name)}
         before = safe & self.disk
         self.stop()
         self.start(Files())
@@ -252,12 +252,12 @@ class TiersMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         if self.open is None:
             return
-        host, disk = self.bed.host.stats(), self.bed.tier.stats()
+        host, disk = self.bed.host.stats(), self.bed.stats()
         assert host.used_bytes == (host.blocks + host.reserved + host.detached) * BLOCK_BYTES
         assert disk.used_bytes == disk.blocks * SLOT, "nothing is half written when nothing is being written"
         for find, names, slots in (
             (self.bed.host.find, self.host, HOST_SLOTS),
-            (self.bed.tier.table.find, self.disk, DISK_SLOTS),
+            (self.bed.disk.table.find, self.disk, DISK_SLOTS),
         ):
             taken = [block.slot for block in map(find, names) if block is not None]
             assert len(set(taken)) == len(names) <= slots, "one slot, one block"

@@ -7,12 +7,12 @@ leaves the block where it was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.kv.device.memory import DeviceFault
 from penstock.kvstore.sessions import SessionTable
-from penstock.kvstore.table.blocks import Block, TierKind, Wanted, Written
+from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
 from penstock.kvstore.tiers.base import Room, Rules
 from penstock.kvstore.tiers.device.copier import Move, Outcome
 from penstock.kvstore.tiers.device.form import DeviceBlocks, DeviceForm
@@ -50,12 +50,12 @@ class DeviceMover:
         """Everything was formatted."""
         self._pending.clear()
 
-    def used(self, blocks: Iterable[Block]) -> None:
+    def used(self, lease: Lease) -> None:
         """Blocks of host memory were leased: some of them may be worth a place on the device."""
         table = self._blocks.form.table
         if self._blocks.off or not table.slots.count:
             return
-        for block in blocks:
+        for block in lease.blocks:
             there = table.touch(block.key, block.session, self._now())
             if not there and len(self._pending) < _PENDING:
                 self._pending[block.key] = None
@@ -168,7 +168,7 @@ class DeviceMover:
 
     def _elsewhere(self, key: bytes) -> bool:
         """Whether another tier of this store could bring a block."""
-        return any(tier.has_blocks([key]) for tier in self._tiers if tier.kind is not TierKind.GPU)
+        return any(tier.has_blocks([key]) for tier in self._tiers.kept if tier.kind is not TierKind.GPU)
 
     async def _demote(self, form: DeviceForm, blocks: Sequence[Block]) -> set[bytes]:
         """Copies blocks to host memory; returns the keys of those that could not be saved though there was room."""

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 
 from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
-from penstock.kvstore.table.blocks import Block, Lease, TierKind
+from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.table.table import BlockTable
-from penstock.kvstore.tiers.base import Room, Rules
+from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
 from penstock.kvstore.tiers.device.form import DeviceBlocks
 from penstock.kvstore.tiers.device.mover import DeviceMover
 
@@ -52,7 +52,7 @@ class GpuStats:
 
 
 class DeviceTier:
-    """Tier. Made by `open_device_tier`; used from the store's event loop."""
+    """KeepingTier, Supplier, Follower. Made by `open_device_tier`; used from the store's event loop."""
 
     kind = TierKind.GPU
 
@@ -88,8 +88,9 @@ class DeviceTier:
         self.blocks.format_for(spec)
         self._mover.forget()
 
-    async def settled(self, limit_s: float) -> None:
-        """Returns at once: the table always knows what is on the device."""
+    def suppliers(self, wish: Wish) -> Sequence[Supplier]:
+        """Returns itself."""
+        return (self,)
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         """Counts the leading keys that are on the device; 0 when the tier is off."""
@@ -119,10 +120,6 @@ class DeviceTier:
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of the device."""
         self._table.expect_session(session, hint)
-
-    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Tells the mover of the use: some of the blocks may be worth a place on the device. Does no I/O."""
-        self._mover.used(lease.blocks)
 
     def figures(self) -> Mapping[str, int]:
         """Returns the fields of GpuStats."""

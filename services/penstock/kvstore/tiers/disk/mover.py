@@ -17,9 +17,9 @@ import structlog
 
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.table.blocks import Block, Lease
+from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Merit, Reuse, worth
 from penstock.kvstore.tiers.disk.space import Damaged
-from penstock.kvstore.tiers.disk.tier import NvmeTier
 from penstock.kvstore.tiers.host import HostTier
 
 _AHEAD_S = 2.0
@@ -30,28 +30,28 @@ _BEHIND_S = 0.5
 _LONGEST_WAIT_S = 5.0
 _NO_PLACE_S = 1.0
 _PART = 16
+_GLANCE = 512
+"""Blocks that are looked at in one step."""
 _MOST_USES = 256
-"""Leases that the disk tier was not told of yet; of more the oldest are forgotten."""
+"""Leases that the disk was not told of yet; of more the oldest are forgotten."""
 
 
 class DiskMover:
-    """Watches the host tier and moves blocks between it and the disk: `run` it, then `flush` at the end."""
+    """Watches the host tier and moves blocks between it and the disk: `look`, `run` it, then `flush` at the end."""
 
     def __init__(
-        self, tier: NvmeTier, host: HostTier, sessions: SessionTable, now: Callable[[], float], *, wake: asyncio.Event
+        self, disk: DiskBlocks, host: HostTier, sessions: SessionTable, now: Callable[[], float], reuse: Reuse
     ) -> None:
-        """`wake` is set when the disk has opened its space."""
-        self.prefetched = 0
-        """Bringings for sessions that were expected."""
-        self._tier = tier
+        """`reuse` is what was learned of it before, and is learned on."""
+        self._disk = disk
         self._host = host
         self._sessions = sessions
         self._now = now
-        self._reuse = Reuse()
+        self._reuse = reuse
         self._ends = Ends()
         self._candidates = Candidates(self._judge)
         self._used: deque[tuple[str, list[bytes]]] = deque(maxlen=_MOST_USES)
-        self._wake = wake
+        self._wake = asyncio.Event()
         self._log = structlog.get_logger("penstock.kvstore.mover")
 
     @property
@@ -66,21 +66,30 @@ class DiskMover:
 
     # -- what it is told
 
-    def forget(self) -> None:
-        """Forgets all candidates, because host memory was formatted."""
-        self._candidates = Candidates(self._judge)
+    async def look(self) -> None:
+        """Learns of the blocks that came into host memory before the disk was open, some at a time."""
+        keys = list(self._host.table.keys())
+        for start in range(0, len(keys), _GLANCE):
+            for block in map(self._host.table.find, keys[start : start + _GLANCE]):
+                if block is not None:
+                    self.block_stored(block)
+            await asyncio.sleep(0)
+
+    def wake(self) -> None:
+        """Something new is known of a session."""
+        self._wake.set()
 
     def block_stored(self, block: Block) -> None:
         """A block came into the host tier."""
         self._ends.at(block.session, block.key)
-        if not self._tier.holds(block.key):
+        if not self._disk.holds(block.key):
             self._candidates.add(block)
             self._wake.set()
 
     def block_removed(self, block: Block) -> None:
         """A block left the host tier."""
         self._candidates.discard(block.key)
-        if not self._tier.holds(block.key):
+        if not self._disk.holds(block.key):
             self._reuse.learn(block.uses > 0)
             self._ends.gone(block)
 
@@ -108,7 +117,7 @@ class DiskMover:
 
     def _judge(self, block: Block) -> Merit:
         known = self._sessions.known(block.session) if block.session else None
-        if self._tier.table.promised_until(block.key) > self._now():
+        if self._disk.table.promised_until(block.key) > self._now():
             return Merit.PROMISED
         return worth(block, known, self._reuse.share, self._now())
 
@@ -121,15 +130,14 @@ class DiskMover:
             await self._tell_uses()
             for session in self._sessions.due(self._now(), _AHEAD_S):
                 await self._prefetch(self._ends.chain(session, self._find))
-            if self._candidates and self._tier.spec is not None:
+            if self._candidates:
                 await self._write_some()
 
     async def _wait(self) -> None:
         """Returns when there may be something to do."""
         pause = self._sessions.next_due() - _AHEAD_S - self._now()
         if self._candidates:
-            size = self._tier.slot_bytes * self._tier.run_blocks
-            pause = min(pause, self._tier.writes_wait_s(size) if self._tier.spec is not None else _LONGEST_WAIT_S)
+            pause = min(pause, self._disk.writes_wait_s(self._disk.run_blocks))
         if pause <= 0 or self._used:
             return
         self._wake.clear()
@@ -141,7 +149,7 @@ class DiskMover:
         """Reports uses in memory to the disk's table, so that used blocks stay there too. No lease waits for it."""
         while self._used:
             session, keys = self._used.popleft()
-            self._tier.touch(keys, session)
+            self._disk.touch(keys, session)
             await asyncio.sleep(0)
 
     async def _write_some(self) -> None:
@@ -149,7 +157,7 @@ class DiskMover:
         with suppress(TimeoutError):  # there may always be one
             async with asyncio.timeout(_BEHIND_S):
                 await self._host.bringer.idle()
-        if self._tier.writes_wait_s(self._tier.slot_bytes * self._tier.run_blocks) > 0:
+        if self._disk.writes_wait_s(self._disk.run_blocks) > 0:
             return
         begin = self._now()
         written = await self._write(self._candidates.take(self._piece()))
@@ -157,7 +165,7 @@ class DiskMover:
 
     def _piece(self) -> int:
         """Blocks to copy at once: they are pinned meanwhile, and a small memory needs its slots."""
-        return max(1, min(self._tier.run_blocks, self._host.table.slots.count // _PART))
+        return max(1, min(self._disk.run_blocks, self._host.table.slots.count // _PART))
 
     async def _write(self, blocks: Sequence[Block]) -> int:
         """Writes those of `blocks` that are still in memory; returns how many were written."""
@@ -165,7 +173,7 @@ class DiskMover:
         held = [block for block in (table.hold(block.key) for block in blocks) if block is not None]
         views = [self._host.view(block) for block in held]
         try:
-            return await self._tier.write(list(zip(held, views, strict=True)))
+            return await self._disk.write(list(zip(held, views, strict=True)))
         except Damaged as damaged:
             for block in damaged.blocks:
                 self._log.warning("a block changed after it was stored", key=block.key.hex()[:16])
@@ -175,31 +183,32 @@ class DiskMover:
             for block, view in zip(held, views, strict=True):
                 view.release()
                 table.drop(block, self._now())
-                if block.key in table and not self._tier.holds(block.key):
+                if block.key in table and not self._disk.holds(block.key):
                     self._candidates.add(block)
 
     def _find(self, key: bytes) -> Block | None:
-        return self._host.table.find(key) or self._tier.table.find(key)
+        return self._host.table.find(key) or self._disk.table.find(key)
 
     async def _prefetch(self, keys: Sequence[bytes]) -> None:
         table = self._host.table
         rest = keys[table.lookup(keys) :][: table.slots.count // 4]
-        if self._tier.has_blocks(rest):
-            self.prefetched += 1
-            await self._host.bringer.prefetch(rest, [self._tier], self._now() + _BRING_S)
+        if self._disk.has_blocks(rest):
+            self._disk.prefetched()
+            await self._host.bringer.prefetch(rest, [self._disk], self._now() + _BRING_S)
 
     async def flush(self, seconds: float) -> None:
         """Writes all that has earned it, for at most `seconds`, and has the disk keep it. When `run` has ended."""
-        size, before, until = self._tier.slot_bytes, len(self._candidates), self._now() + seconds
+        before, until = len(self._candidates), self._now() + seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._tier.spec is not None and (blocks := self._candidates.take(self._tier.run_blocks)):
-                    pause = self._tier.writes_wait_s(size * len(blocks))
+                while blocks := self._candidates.take(self._disk.run_blocks):
+                    pause = self._disk.writes_wait_s(len(blocks))
                     if self._now() + pause > until:  # nothing more can be written in time
                         break
                     await asyncio.sleep(pause)
                     if not await self._write(blocks):
                         break
-        await self._tier.sync()
+        with suppress(OSError):
+            await self._disk.sync()
         if before:
             self._log.info("flushed", blocks=before - len(self._candidates), left=len(self._candidates))

@@ -1,145 +1,180 @@
-"""The disk as a tier: its files, and the mover that writes blocks and brings them back ahead of their use."""
+"""From settings to a disk at work: a tier of the store whenever the space of the spec in use is open.
+
+Another spec's space opens in the background, which takes long when many headers are to be read. Until then the store
+has no such tier, and serves from the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 
-from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.sessions import SessionTable
-from penstock.kvstore.table.blocks import Block, Lease, TierKind
-from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.tiers.base import Room, Rules
+from penstock.kvstore.table.blocks import TierKind
+from penstock.kvstore.tiers.base import Rules
+from penstock.kvstore.tiers.disk.blocks import DiskBlocks
+from penstock.kvstore.tiers.disk.condition import Condition
+from penstock.kvstore.tiers.disk.movement import Reuse
 from penstock.kvstore.tiers.disk.mover import DiskMover
 from penstock.kvstore.tiers.disk.options import NvmeOptions
-from penstock.kvstore.tiers.disk.tier import NvmeTier
+from penstock.kvstore.tiers.disk.spaces import Spaces
+from penstock.kvstore.tiers.disk.tier import DiskTier
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
+from penstock.runtime.config import ConfigError
 from penstock.runtime.tasks import beside
 
+_SAVE_S = 30.0
+_RETRY_S = 5.0
 
-class DiskTier:
-    """Tier: the files of `NvmeTier`, and their mover. Made by `open_disk`; used from its event loop."""
 
-    kind = TierKind.NVME
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """The spec that the store uses, and what there is of its tier."""
 
-    def __init__(self, files: NvmeTier, mover: DiskMover, now: Callable[[], float]) -> None:
-        self.files = files
-        self.mover = mover
-        self._now = now
+    spec: KvSpec
+    membership: ExitStack = field(default_factory=ExitStack)
+    """Closed as soon as another spec is wanted: then the tier is none of the store's any more, and hears no news."""
+
+
+class Disk:
+    """Follower. Made by `open_disk`; used from its event loop."""
+
+    busy = False
+    """A new spec leaves old blocks where they are, and writes under way run to their end."""
+
+    def __init__(
+        self, spaces: Spaces, host: HostTier, sessions: SessionTable, *, tiers: Tiers, rules: Rules, flush_s: float
+    ) -> None:
+        """At the end it writes for at most `flush_s`."""
+        self._spaces = spaces
+        self._host = host
+        self._sessions = sessions
+        self._tiers = tiers
+        self._rules = rules
+        self._flush_s = flush_s
+        self._reuse = Reuse()
+        self._wanted: deque[_Wanted] = deque(maxlen=1)
+        """Empty before the store has a spec."""
+        self._news = asyncio.Event()
+        """Another spec is wanted, or the store ends."""
+        self._stopping = self._over = False
 
     @property
-    def spec(self) -> KvSpec | None:
-        """The spec of the open space: before the first client that of the last process. None: no space is open."""
-        return self.files.spec
+    def condition(self) -> Condition:
+        """What the disk may still write, and whether it fails."""
+        return self._spaces.condition
 
-    @property
-    def busy(self) -> bool:
-        """Always False: a new spec leaves old blocks where they are, and writes under way run to their end."""
-        return False
+    def figures(self) -> Mapping[str, int | float]:
+        """Returns the fields of NvmeStats in the proto."""
+        return {**asdict(self.condition.stats()), **self._tiers.figures(TierKind.NVME)}
 
     def format_for(self, spec: KvSpec) -> None:
-        """Opens the space of `spec` in the background. Blocks of other specs stay on the disk."""
-        self.files.use(spec)
-        self.mover.forget()
+        """Opens the space of `spec` in the background, unless it is open. Blocks of other specs stay on the disk."""
+        if any(wanted.spec == spec for wanted in self._wanted):
+            return
+        for wanted in self._wanted:
+            wanted.membership.close()
+        self._wanted.append(_Wanted(spec))
+        self._tiers.expect(TierKind.NVME)
+        self._news.set()
 
-    async def settled(self, limit_s: float) -> None:
-        """Returns when the headers of the space have been read or it failed to open, at the latest after `limit_s`."""
-        await self.files.settled(limit_s)
+    async def run(self) -> None:
+        """Opens the space of the wanted spec, and is a tier with it, until `stop`.
 
-    def has_blocks(self, keys: Sequence[bytes]) -> int:
-        """Counts the leading keys that are on the disk; 0 while reading is suspended after a failure."""
-        return self.files.has_blocks(keys)
+        What is wanted then is opened all the same, once: there may be blocks to write.
+        """
+        while not self._over:
+            self._news.clear()
+            self._over = self._stopping
+            for wanted in tuple(self._wanted):
+                await self._follow(wanted)
+            if not self._over:
+                await self._pause(_RETRY_S)
 
-    async def bring_blocks(self, keys: Sequence[bytes], room: Room, until: float) -> int:
-        """Reads leading blocks from the disk into `room`, verified; returns how many are stored."""
-        return await self.files.bring_blocks(keys, room, until)
+    def stop(self) -> None:
+        """Ends `run`, soon."""
+        self._stopping = True
+        self._news.set()
 
-    def find_block(self, key: bytes) -> Block | None:
-        """Finds a block in the table of the disk; None: it is not there."""
-        return self.files.table.find(key)
+    async def _pause(self, seconds: float) -> None:
+        """Waits for news, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
 
-    def stored_keys(self) -> Iterable[bytes]:
-        """Returns a live view of the keys on the disk."""
-        return self.files.table.keys()
+    async def _follow(self, wanted: _Wanted) -> None:
+        """Opens the space of a spec, and is a tier with it for as long as it is wanted."""
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    blocks = await stack.enter_async_context(self._spaces.opened(wanted.spec))
+                except (OSError, ConfigError) as error:
+                    self.condition.writing_failed(str(error))
+                    await self._spaces.save(wanted.spec)
+                    return
+                if wanted in self._wanted:
+                    await self._serve(wanted, blocks)
+        finally:
+            if wanted in self._wanted:
+                self._tiers.expect_no_more(TierKind.NVME)
 
-    def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """Promises blocks on the disk, and has those that are only in memory written first."""
-        grant = self.files.table.promise(keys, seconds, namespace, self._now())
-        self.mover.promised(keys[: grant.blocks])
-        return grant
-
-    def renew_promises(self, keys: Sequence[bytes]) -> None:
-        """Renews what the disk has promised of these blocks."""
-        self.files.table.renew(keys, self._now())
-
-    def expect_session(self, session: str, hint: ReturnHint) -> None:
-        """Passes the hint to the eviction policy of the disk."""
-        self.files.table.expect_session(session, hint)
-
-    def blocks_leased(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Tells the mover of the use, which may earn the blocks a place on the disk. Does no I/O."""
-        self.mover.leased(lease)
-
-    def figures(self) -> Mapping[str, int]:
-        """Returns the fields of NvmeStats in the proto: those of the files, and the mover's queues."""
-        mover = {"pending": self.mover.pending, "waiting": self.mover.waiting, "prefetched": self.mover.prefetched}
-        return asdict(self.files.stats()) | mover
+    async def _serve(self, wanted: _Wanted, blocks: DiskBlocks) -> None:
+        """Is a tier, until another spec is wanted or the store ends; then writes what has earned it."""
+        mover = DiskMover(blocks, self._host, self._sessions, self._rules.now, self._reuse)
+        with wanted.membership as membership:
+            membership.enter_context(self._tiers.keeping(DiskTier(blocks, mover, self._rules.now)))
+            membership.enter_context(self._host.watched_by(mover))
+            membership.enter_context(self._host.leases_heard_by(mover.leased))
+            self._tiers.expect_no_more(TierKind.NVME)
+            await mover.look()
+            async with beside(mover.run, name="disk mover", on_failure="restart", failed=self._rules.failed):
+                while not self._news.is_set():
+                    await self._spaces.save(wanted.spec)
+                    await self._pause(_SAVE_S)
+            if wanted in self._wanted:
+                self._over = True
+                await mover.flush(self._flush_s)
+                await self._spaces.save(wanted.spec)
 
 
 @asynccontextmanager
 async def open_disk(
-    config: KvStoreConfig, host: HostTier, sessions: SessionTable, *, tiers: Tiers, rules: Rules
-) -> AsyncIterator[DiskTier]:
-    """The disk tier of `config` as one of `tiers`, at work. Raises ConfigError.
+    config: KvStoreConfig, directory: Path, host: HostTier, *, sessions: SessionTable, tiers: Tiers, rules: Rules
+) -> AsyncIterator[Disk]:
+    """The disk of `config` at work, a tier whenever a space is open. Raises ConfigError.
 
     At the end it writes the blocks that earned it, for a bounded time. Leave it when no block is brought any more,
     and before host memory.
     """
-    assert config.nvme_dir is not None
-    ready = asyncio.Event()
-
-    def changed() -> None:
-        tiers.hub.restart()
-        ready.set()
-
     options = NvmeOptions(
-        directory=config.nvme_dir,
+        directory=directory,
         total=config.nvme_bytes,
         per_s=config.nvme_write_bytes_per_s,
         per_day=config.nvme_write_bytes_per_day,
         direct=config.nvme_direct,
     )
-    files = NvmeTier(
-        options,
-        rules.now,
-        moved=partial(tiers.moved, TierKind.NVME),
-        changed=changed,
-        policy=rules.policy,
-        promises=rules.promises,
-    )
-    mover = DiskMover(files, host, sessions, rules.now, wake=ready)
-    disk = DiskTier(files, mover, rules.now)
+    moved = partial(tiers.moved, TierKind.NVME)
+    spaces = Spaces(options, rules.now, moved=moved, policy=rules.policy, promises=rules.promises)
     try:
-        await files.open()
-        with tiers.joined(disk), host.watched_by(mover), sessions.heard_by(lambda _: ready.set()):
-            try:
-                async with (
-                    beside(files.run, name="disk", on_failure="restart", failed=rules.failed) as following,
-                    beside(mover.run, name="disk mover", on_failure="restart", failed=rules.failed),
-                ):
-                    try:
-                        yield disk
-                    finally:
-                        files.stop()
-                        await following.ended()
-            finally:
-                await files.follow()
-                await mover.flush(config.nvme_flush_s)
+        disk = Disk(spaces, host, sessions, tiers=tiers, rules=rules, flush_s=config.nvme_flush_s)
+        last = await spaces.last_spec()
+        with tiers.followed_by(disk):
+            async with beside(disk.run, name="disk", on_failure="restart", failed=rules.failed) as following:
+                try:
+                    if last is not None:
+                        disk.format_for(last)
+                        await tiers.settled()
+                    yield disk
+                finally:
+                    disk.stop()
+                    await following.ended()
     finally:
-        await files.close()
+        spaces.close()

@@ -16,12 +16,19 @@ class Traffic:
     bytes_read: int = 0
     blocks_written: int = 0
     bytes_written: int = 0
+    refused: int = 0
+    """Blocks not written because there was no place that could be freed."""
+    prefetched: int = 0
+    """Bringings for sessions that were expected."""
     dropped: Counter[Drop] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class NvmeStats:
-    """Counted by the tier itself; metrics, tests and the wire read the same numbers. Zeros without a tier."""
+    """Counted by the disk itself; metrics, tests and the wire read the same numbers.
+
+    What only an open space has is 0 while none is open.
+    """
 
     slots: int = 0
     blocks: int = 0
@@ -49,3 +56,9 @@ class NvmeStats:
     """Bytes, of the day's allowance."""
     refused: int = 0
     """Blocks not written because there was no place that could be freed."""
+    pending: int = 0
+    """Blocks that are to be written."""
+    waiting: int = 0
+    """Blocks that have not earned the disk yet."""
+    prefetched: int = 0
+    """Bringings for sessions that were expected."""
