@@ -24,7 +24,7 @@ _KNOWN = (
     r"(?:the )?(?:current|today's) (?:date|time|date and time|datetime)(?: is|:).*",
     r"today is .*\d.*",
     r"(?:date|time|now|timestamp): .*\d.*",
-    r"(?:current )?(?:request|session|conversation|trace|run|message)[ _-]?id(?: is|:|=) ?\S+",
+    r"(?:current )?(?:request|session|conversation|trace|run|message)[ _-]?id(?: is|:|=)\W*\S+",
     r"(?:nonce|random seed|uuid): ?\S+",
 )
 
@@ -51,13 +51,13 @@ class VolatileLines:
         return [replace(messages[0], content=self._text(messages[0].content)), *messages[1:]]
 
     def _text(self, text: str) -> str:
-        *head, rest = text.split("\n", HEAD_LINES) if text.count("\n") >= HEAD_LINES else (*text.split("\n"), None)
-        volatile = [line for line in head if line and self._is(line)]
+        lines = text.split("\n", HEAD_LINES)
+        head, rest = lines[:HEAD_LINES], lines[HEAD_LINES:]
+        volatile = [line for line in head if self._is(line)]
         if not volatile:
             return text
-        kept = [line for line in head if not (line and self._is(line))]
-        moved = volatile if self._mode == "move" else []
-        return "\n".join([*kept, *(() if rest is None else (rest,)), *moved])
+        kept = [line for line in head if not self._is(line)]
+        return "\n".join([*kept, *rest, *(volatile if self._mode == "move" else ())])
 
     def _is(self, line: str) -> bool:
-        return len(line) <= _LONGEST and self._line.fullmatch(line) is not None
+        return 0 < len(line) <= _LONGEST and self._line.fullmatch(line) is not None
