@@ -1,0 +1,111 @@
+"""Grammars that are compiled already, for one model: the last ones used, by the digest of their text."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock, Thread
+
+from penstock.grammar.guide import Endings, Guide
+from penstock.grammar.matcher import MOST_CHARACTERS, GrammarBroken, Matcher
+from penstock.grammar.tokenizer import GrammarTokenizer
+
+_AT_ONCE = 2
+"""Threads that compile. One that a hostile grammar keeps for minutes leaves the other."""
+_MOST_PENDING = 64
+
+
+class GrammarsBusy(Exception):
+    """Too many grammars are being compiled: retry later or elsewhere."""
+
+
+class Grammars:
+    """Compiles grammars in threads of their own, which nothing waits for at the end, and keeps the results. Belongs to
+    one event loop."""
+
+    def __init__(self, load: Callable[[], GrammarTokenizer], *, most: int = 256, longest_s: float = 10.0) -> None:
+        """`load` is called once, in a thread, before the first grammar; `most` compiled grammars are kept; one that
+        takes longer than `longest_s` is refused."""
+        self._load = load
+        self._most = most
+        self._longest_s = longest_s
+        self._tokenizer: GrammarTokenizer | None = None
+        self._loading = Lock()
+        self._known: OrderedDict[bytes, Matcher] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Future[Matcher | Exception]] = {}
+        self._line: deque[tuple[bytes, str]] = deque()
+        self._working = 0
+
+    async def guide(self, text: str, endings: Endings, begin: int) -> Guide:
+        """The way through the grammar `text`, for an output that begins behind `begin` tokens of prompt. Raises
+        GrammarBroken, and GrammarsBusy."""
+        if len(text) > MOST_CHARACTERS:
+            raise GrammarBroken(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are possible")
+        matcher = self.ready(text)
+        if matcher is None:
+            matcher = await self._compiled(text)
+        assert self._tokenizer is not None, "no grammar is compiled without it"
+        return Guide(self._tokenizer, matcher, endings, begin)
+
+    def ready(self, text: str) -> Matcher | None:
+        """The beginning of a text of the grammar, if it is compiled already."""
+        digest = _digest(text)
+        known = self._known.get(digest)
+        if known is not None:
+            self._known.move_to_end(digest)
+        return known
+
+    async def _compiled(self, text: str) -> Matcher:
+        digest = _digest(text)
+        pending = self._pending.get(digest)
+        if pending is None:
+            if len(self._pending) >= _MOST_PENDING:
+                raise GrammarsBusy(f"{len(self._pending)} grammars are being compiled already")
+            pending = self._pending[digest] = asyncio.get_running_loop().create_future()
+            self._line.append((digest, text))
+            self._go_on()
+        try:
+            async with asyncio.timeout(self._longest_s):
+                found = await asyncio.shield(pending)
+        except TimeoutError:
+            raise GrammarBroken(f"it is not compiled after {self._longest_s:g} s") from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _go_on(self) -> None:
+        """Begins with what is next in the line, if a thread is free."""
+        while self._line and self._working < _AT_ONCE:
+            digest, text = self._line.popleft()
+            self._working += 1
+            loop = asyncio.get_running_loop()
+            Thread(target=self._work, args=(loop, digest, text), name="grammar", daemon=True).start()
+
+    def _work(self, loop: asyncio.AbstractEventLoop, digest: bytes, text: str) -> None:
+        """In a thread."""
+        result: Matcher | Exception
+        try:
+            with self._loading:
+                if self._tokenizer is None:
+                    self._tokenizer = self._load()
+            result = Matcher.of(self._tokenizer, text)
+        except Exception as error:
+            result = error
+        with suppress(RuntimeError):  # the loop may be closed, and then nobody waits any more
+            loop.call_soon_threadsafe(self._done, digest, result)
+
+    def _done(self, digest: bytes, result: Matcher | Exception) -> None:
+        self._working -= 1
+        if isinstance(result, Matcher):
+            self._known[digest] = result
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        self._pending.pop(digest).set_result(result)
+        self._go_on()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
