@@ -27,6 +27,8 @@ class CallStart:
 
     index: int
     name: str
+    given: str = ""
+    """What the model wrote in the place of the call's id, where its format has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     """JSON Schema."""
+    strict: bool = False
+    """Whether a schema that cannot be followed is an error."""
 
     def as_json(self) -> dict[str, Any]:
         """OpenAI's form, which templates expect."""

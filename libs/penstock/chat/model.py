@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from penstock.chat.detokenize import TextStream, TokenBytes
+from penstock.chat.formats.families import FORMATS, recognise
+from penstock.chat.formats.format import ToolFormat
+from penstock.chat.formats.parser import AssistantParser
 from penstock.chat.messages import Message, Tool
-from penstock.chat.parser import CALL_OPEN, MARKERS, THINK_OPEN, AssistantParser
 from penstock.chat.prompt import Marker, PromptEncoder
 from penstock.chat.sessions import Continuations
 from penstock.chat.template import ChatTemplate, generated_arguments
@@ -43,8 +45,10 @@ class ChatModel:
     generated, and what was generated can be sent back."""
     silent: frozenset[int]
     """Special tokens, which have no text in an answer."""
+    family: ToolFormat
+    """How tool calls and reasoning look in an answer."""
     thinks: bool
-    """Whether answers may begin with a think block."""
+    """Whether answers may begin with reasoning."""
     continuations: Continuations
     """Finds what a session's next prompt may take over."""
     _foreign: Marker
@@ -64,10 +68,10 @@ class ChatModel:
         """A detokenizer for one answer."""
         return TextStream(self.tokenizer, self.silent)
 
-    def parser(self, prompt: str, *, tools: bool) -> AssistantParser:
-        """A parser for one answer to the rendered `prompt`."""
-        thinking = self.thinks and prompt.rstrip().endswith(THINK_OPEN)
-        return AssistantParser(calls=tools, think=self.thinks, thinking=thinking)
+    def parser(self, prompt: str, *, offered: Collection[str] | None) -> AssistantParser:
+        """A parser for one answer to the rendered `prompt`; `offered`: the functions that may be called."""
+        thinking = self.thinks and prompt.rstrip().endswith(self.family.reasoning.open.rstrip())
+        return AssistantParser(self.family, offered=offered, think=self.thinks, thinking=thinking)
 
     def _template_message(self, message: Message) -> dict[str, Any]:
         # An assistant's text may hold a marker that the parser took for content; it must come back as it was.
@@ -94,8 +98,11 @@ class ChatModel:
         return shown
 
 
-def load_chat_model(directory: Path) -> ChatModel:
-    """Reads the small files of a model directory; no weights. Raises ChatModelError."""
+def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
+    """Reads the small files of a model directory; no weights. Raises ChatModelError.
+
+    `tool_format` names one of `FORMATS`; empty: the one that the chat template belongs to.
+    """
     raw = _read(directory / "tokenizer.json")
     try:
         tokenizer = Tokenizer.from_buffer(raw)
@@ -109,26 +116,29 @@ def load_chat_model(directory: Path) -> ChatModel:
     encoder = PromptEncoder(tokenizer)
     special = {what.content for what in added.values() if what.special}
     control = {what.content for what in added.values()}
+    source = _template_text(directory, settings)
+    family = FORMATS[tool_format] if tool_format else recognise(source)
     return ChatModel(
         tokenizer=tokenizer,
         fingerprint=hashlib.sha256(raw).hexdigest(),
-        template=_template(directory, settings),
+        template=_template(directory, source, settings),
         encoder=encoder,
         token_bytes=TokenBytes(tokenizer, b'"ByteLevel"' in raw),
         eos_ids=eos_ids,
         vocab_size=_vocab_size(directory, tokenizer),
-        silent=frozenset(token for token, what in added.items() if what.special and what.content not in MARKERS),
-        thinks=THINK_OPEN in control,
+        silent=frozenset(id for id, what in added.items() if what.special and not family.shows(what.content)),
+        family=family,
+        thinks=family.thinks(source, control),
         continuations=Continuations(
             [text for token, text in encoder.cut_texts.items() if token in eos_ids],
             lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
         ),
-        _foreign=Marker(control | {CALL_OPEN}),
+        _foreign=Marker(control.union(family.markers)),
         _own=Marker(special),
     )
 
 
-def _template(directory: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+def _template_text(directory: Path, settings: dict[str, Any]) -> str:
     file = directory / "chat_template.jinja"
     found = settings.get("chat_template")
     if file.is_file():
@@ -136,10 +146,14 @@ def _template(directory: Path, settings: dict[str, Any]) -> ChatTemplate | None:
     if isinstance(found, list):
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
         found = named.get("default")
-    if not isinstance(found, str):
+    return found if isinstance(found, str) else ""
+
+
+def _template(directory: Path, source: str, settings: dict[str, Any]) -> ChatTemplate | None:
+    if not source:
         return None
     try:
-        return ChatTemplate(found, dict(_special_texts(settings)))
+        return ChatTemplate(source, dict(_special_texts(settings)))
     except ValueError as error:
         raise ChatModelError(directory, str(error)) from None
 

@@ -80,6 +80,6 @@ class StopMatcher:
         return held[: len(held) - keep]
 
     def finish(self) -> str:
-        """The held-back rest of a text that ended without a stop string."""
-        held, self._held = self._held, ""
+        """The held-back rest of a text that ended without a stop string; another text may follow."""
+        held, self._held, self._state = self._held, "", 0
         return held

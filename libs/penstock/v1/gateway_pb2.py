@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/gateway.proto\x12\x0bpenstock.v1\";\n\x0c\x46unctionCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x9e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12-\n\ntool_calls\x18\x03 \x03(\x0b\x32\x19.penstock.v1.FunctionCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x19\n\x11reasoning_content\x18\x05 \x01(\t\x12\x10\n\x08retain_s\x18\x06 \x01(\x01\"E\n\x0c\x46unctionTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"\xa0\x07\n\x15\x43hatCompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12(\n\x05tools\x18\x03 \x03(\x0b\x32\x19.penstock.v1.FunctionTool\x12\x13\n\x0btool_choice\x18\x04 \x01(\t\x12\"\n\x15max_completion_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\x08\x88\x01\x01\x12\x45\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x31.penstock.v1.ChatCompletionRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\x0f \x01(\x03H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x10\n\x08logprobs\x18\x11 \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\x12 \x01(\rH\n\x88\x01\x01\x12\x18\n\x10prompt_cache_key\x18\x13 \x01(\t\x12\t\n\x01n\x18\x14 \x01(\r\x12\x12\n\nignore_eos\x18\x15 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x16 \x03(\r\x12\x10\n\x08retain_s\x18\x17 \x01(\x01\x12\x31\n\x07session\x18\x18 \x01(\x0b\x32\x1b.penstock.v1.SessionOutlookH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x18\n\x16_max_completion_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0f\n\r_top_logprobsB\n\n\x08_session\"K\n\x0eSessionOutlook\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x12\x19\n\x0creturns_in_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_returns_in_s\"h\n\x0e\x43ontentLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12(\n\x03top\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.ContentLogprob\"O\n\x11\x46unctionCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xea\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_host\x18\x04 \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_nvme\x18\x05 \x01(\r\x12\x12\n\ncached_gpu\x18\x06 \x01(\r\x12\x15\n\rcached_remote\x18\x07 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x08 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\r\x12\x30\n\x07seconds\x18\n \x03(\x0b\x32\x1f.penstock.v1.Usage.SecondsEntry\x12\x17\n\x0f\x63omputed_tokens\x18\x0b \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x0c \x01(\r\x12\x17\n\x0fretained_tokens\x18\r \x01(\r\x12\x12\n\nretained_s\x18\x0e \x01(\x01\x12\x15\n\rcached_worker\x18\x0f \x01(\r\x12-\n\x07session\x18\x10 \x01(\x0b\x32\x17.penstock.v1.SessionUseH\x00\x88\x01\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_session\"\x8a\x01\n\nSessionUse\x12\x14\n\x0cknown_tokens\x18\x01 \x01(\r\x12\x16\n\x0espliced_tokens\x18\x02 \x01(\r\x12\x1e\n\x11\x64iverged_at_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10\x64iverged_at_turn\x18\x04 \x01(\rB\x14\n\x12_diverged_at_token\"\xa9\x02\n\x13\x43hatCompletionChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12\x32\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1e.penstock.v1.FunctionCallDelta\x12-\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1b.penstock.v1.ContentLogprob\x12\x15\n\rfinish_reason\x18\x08 \x01(\t\x12&\n\x05usage\x18\t \x01(\x0b\x32\x12.penstock.v1.UsageH\x00\x88\x01\x01\x12\x19\n\x11reasoning_content\x18\n \x01(\tB\x08\n\x06_usage\"\\\n\x12HintSessionRequest\x12,\n\x07session\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.SessionOutlook\x12\x18\n\x10prompt_cache_key\x18\x02 \x01(\t\"\x15\n\x13HintSessionResponse\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\"<\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r2\x84\x02\n\x07Gateway\x12X\n\x0e\x43hatCompletion\x12\".penstock.v1.ChatCompletionRequest\x1a .penstock.v1.ChatCompletionChunk0\x01\x12M\n\nListModels\x12\x1e.penstock.v1.ListModelsRequest\x1a\x1f.penstock.v1.ListModelsResponse\x12P\n\x0bHintSession\x12\x1f.penstock.v1.HintSessionRequest\x1a .penstock.v1.HintSessionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/gateway.proto\x12\x0bpenstock.v1\";\n\x0c\x46unctionCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x9e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12-\n\ntool_calls\x18\x03 \x03(\x0b\x32\x19.penstock.v1.FunctionCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x19\n\x11reasoning_content\x18\x05 \x01(\t\x12\x10\n\x08retain_s\x18\x06 \x01(\x01\"U\n\x0c\x46unctionTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\xf1\x07\n\x15\x43hatCompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12(\n\x05tools\x18\x03 \x03(\x0b\x32\x19.penstock.v1.FunctionTool\x12\x13\n\x0btool_choice\x18\x04 \x01(\t\x12\"\n\x15max_completion_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\x08\x88\x01\x01\x12\x45\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x31.penstock.v1.ChatCompletionRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\x0f \x01(\x03H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x10\n\x08logprobs\x18\x11 \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\x12 \x01(\rH\n\x88\x01\x01\x12\x18\n\x10prompt_cache_key\x18\x13 \x01(\t\x12\t\n\x01n\x18\x14 \x01(\r\x12\x12\n\nignore_eos\x18\x15 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x16 \x03(\r\x12\x10\n\x08retain_s\x18\x17 \x01(\x01\x12\x31\n\x07session\x18\x18 \x01(\x0b\x32\x1b.penstock.v1.SessionOutlookH\x0b\x88\x01\x01\x12\x15\n\rallowed_tools\x18\x19 \x03(\t\x12 \n\x13parallel_tool_calls\x18\x1a \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x18\n\x16_max_completion_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x0f\n\r_top_logprobsB\n\n\x08_sessionB\x16\n\x14_parallel_tool_calls\"K\n\x0eSessionOutlook\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x12\x19\n\x0creturns_in_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_returns_in_s\"h\n\x0e\x43ontentLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12(\n\x03top\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.ContentLogprob\"O\n\x11\x46unctionCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xea\x03\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_host\x18\x04 \x01(\r\x12\x13\n\x0b\x63\x61\x63hed_nvme\x18\x05 \x01(\r\x12\x12\n\ncached_gpu\x18\x06 \x01(\r\x12\x15\n\rcached_remote\x18\x07 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x08 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\r\x12\x30\n\x07seconds\x18\n \x03(\x0b\x32\x1f.penstock.v1.Usage.SecondsEntry\x12\x17\n\x0f\x63omputed_tokens\x18\x0b \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x0c \x01(\r\x12\x17\n\x0fretained_tokens\x18\r \x01(\r\x12\x12\n\nretained_s\x18\x0e \x01(\x01\x12\x15\n\rcached_worker\x18\x0f \x01(\r\x12-\n\x07session\x18\x10 \x01(\x0b\x32\x17.penstock.v1.SessionUseH\x00\x88\x01\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_session\"\x8a\x01\n\nSessionUse\x12\x14\n\x0cknown_tokens\x18\x01 \x01(\r\x12\x16\n\x0espliced_tokens\x18\x02 \x01(\r\x12\x1e\n\x11\x64iverged_at_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10\x64iverged_at_turn\x18\x04 \x01(\rB\x14\n\x12_diverged_at_token\"\xa9\x02\n\x13\x43hatCompletionChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12\x32\n\ntool_calls\x18\x06 \x03(\x0b\x32\x1e.penstock.v1.FunctionCallDelta\x12-\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1b.penstock.v1.ContentLogprob\x12\x15\n\rfinish_reason\x18\x08 \x01(\t\x12&\n\x05usage\x18\t \x01(\x0b\x32\x12.penstock.v1.UsageH\x00\x88\x01\x01\x12\x19\n\x11reasoning_content\x18\n \x01(\tB\x08\n\x06_usage\"\\\n\x12HintSessionRequest\x12,\n\x07session\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.SessionOutlook\x12\x18\n\x10prompt_cache_key\x18\x02 \x01(\t\"\x15\n\x13HintSessionResponse\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\"<\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r2\x84\x02\n\x07Gateway\x12X\n\x0e\x43hatCompletion\x12\".penstock.v1.ChatCompletionRequest\x1a .penstock.v1.ChatCompletionChunk0\x01\x12M\n\nListModels\x12\x1e.penstock.v1.ListModelsRequest\x1a\x1f.penstock.v1.ListModelsResponse\x12P\n\x0bHintSession\x12\x1f.penstock.v1.HintSessionRequest\x1a .penstock.v1.HintSessionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,35 +40,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=104
   _globals['_CHATMESSAGE']._serialized_end=262
   _globals['_FUNCTIONTOOL']._serialized_start=264
-  _globals['_FUNCTIONTOOL']._serialized_end=333
-  _globals['_CHATCOMPLETIONREQUEST']._serialized_start=336
-  _globals['_CHATCOMPLETIONREQUEST']._serialized_end=1264
-  _globals['_CHATCOMPLETIONREQUEST_LOGITBIASENTRY']._serialized_start=1025
-  _globals['_CHATCOMPLETIONREQUEST_LOGITBIASENTRY']._serialized_end=1073
-  _globals['_SESSIONOUTLOOK']._serialized_start=1266
-  _globals['_SESSIONOUTLOOK']._serialized_end=1341
-  _globals['_CONTENTLOGPROB']._serialized_start=1343
-  _globals['_CONTENTLOGPROB']._serialized_end=1447
-  _globals['_FUNCTIONCALLDELTA']._serialized_start=1449
-  _globals['_FUNCTIONCALLDELTA']._serialized_end=1528
-  _globals['_USAGE']._serialized_start=1531
-  _globals['_USAGE']._serialized_end=2021
-  _globals['_USAGE_SECONDSENTRY']._serialized_start=1963
-  _globals['_USAGE_SECONDSENTRY']._serialized_end=2009
-  _globals['_SESSIONUSE']._serialized_start=2024
-  _globals['_SESSIONUSE']._serialized_end=2162
-  _globals['_CHATCOMPLETIONCHUNK']._serialized_start=2165
-  _globals['_CHATCOMPLETIONCHUNK']._serialized_end=2462
-  _globals['_HINTSESSIONREQUEST']._serialized_start=2464
-  _globals['_HINTSESSIONREQUEST']._serialized_end=2556
-  _globals['_HINTSESSIONRESPONSE']._serialized_start=2558
-  _globals['_HINTSESSIONRESPONSE']._serialized_end=2579
-  _globals['_LISTMODELSREQUEST']._serialized_start=2581
-  _globals['_LISTMODELSREQUEST']._serialized_end=2600
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2602
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2658
-  _globals['_MODEL']._serialized_start=2660
-  _globals['_MODEL']._serialized_end=2720
-  _globals['_GATEWAY']._serialized_start=2723
-  _globals['_GATEWAY']._serialized_end=2983
+  _globals['_FUNCTIONTOOL']._serialized_end=349
+  _globals['_CHATCOMPLETIONREQUEST']._serialized_start=352
+  _globals['_CHATCOMPLETIONREQUEST']._serialized_end=1361
+  _globals['_CHATCOMPLETIONREQUEST_LOGITBIASENTRY']._serialized_start=1098
+  _globals['_CHATCOMPLETIONREQUEST_LOGITBIASENTRY']._serialized_end=1146
+  _globals['_SESSIONOUTLOOK']._serialized_start=1363
+  _globals['_SESSIONOUTLOOK']._serialized_end=1438
+  _globals['_CONTENTLOGPROB']._serialized_start=1440
+  _globals['_CONTENTLOGPROB']._serialized_end=1544
+  _globals['_FUNCTIONCALLDELTA']._serialized_start=1546
+  _globals['_FUNCTIONCALLDELTA']._serialized_end=1625
+  _globals['_USAGE']._serialized_start=1628
+  _globals['_USAGE']._serialized_end=2118
+  _globals['_USAGE_SECONDSENTRY']._serialized_start=2060
+  _globals['_USAGE_SECONDSENTRY']._serialized_end=2106
+  _globals['_SESSIONUSE']._serialized_start=2121
+  _globals['_SESSIONUSE']._serialized_end=2259
+  _globals['_CHATCOMPLETIONCHUNK']._serialized_start=2262
+  _globals['_CHATCOMPLETIONCHUNK']._serialized_end=2559
+  _globals['_HINTSESSIONREQUEST']._serialized_start=2561
+  _globals['_HINTSESSIONREQUEST']._serialized_end=2653
+  _globals['_HINTSESSIONRESPONSE']._serialized_start=2655
+  _globals['_HINTSESSIONRESPONSE']._serialized_end=2676
+  _globals['_LISTMODELSREQUEST']._serialized_start=2678
+  _globals['_LISTMODELSREQUEST']._serialized_end=2697
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2699
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2755
+  _globals['_MODEL']._serialized_start=2757
+  _globals['_MODEL']._serialized_end=2817
+  _globals['_GATEWAY']._serialized_start=2820
+  _globals['_GATEWAY']._serialized_end=3080
 # @@protoc_insertion_point(module_scope)

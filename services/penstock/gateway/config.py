@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from penstock.chat.formats.families import FORMATS
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
@@ -32,6 +33,9 @@ class GatewayConfig:
     """Where the router serves, host:port."""
     model_dir: Path
     """The served model's directory; only its tokenizer and templates are read."""
+    tool_format: str = ""
+    """How the model writes tool calls, one of hermes, mistral, mistral-list, llama-json, llama-pythonic, gemma,
+    gemma-tool-code, phi, deepseek-r1, deepseek-v3.1, kimi and none. Empty: as its chat template shows."""
     model_name: str = ""
     """The name that clients ask for; empty: the directory's name."""
     http_address: Address = HostPort("127.0.0.1:8080")
@@ -99,6 +103,8 @@ class GatewayConfig:
                 "volatile_pattern", self.volatile_pattern, f"must be a regular expression: {error}"
             ) from None
         one_of(self, ("refuse", "warn"), "unknown_fields")
+        if self.tool_format:
+            one_of(self, tuple(FORMATS), "tool_format")
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 

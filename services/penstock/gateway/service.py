@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+import structlog
 
 from penstock.chat.model import ChatModelError, load_chat_model
 from penstock.gateway.accounts.admission import Admission
@@ -59,9 +60,10 @@ class Gateway:
 async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """Serves both doors until the block ends, then drains. Raises ConfigError."""
     try:
-        model = load_chat_model(config.model_dir)
+        model = load_chat_model(config.model_dir, config.tool_format)
     except ChatModelError as error:
         raise ConfigError("model_dir", str(config.model_dir), str(error)) from None
+    structlog.get_logger("penstock.gateway").info("tool calls", format=model.family.name, reasoning=model.thinks)
     auth = load_auth(config)
     metrics = GatewayMetrics()
     admission = Admission(config.max_live_requests, metrics)

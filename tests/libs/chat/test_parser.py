@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.chat.events import CallArguments, CallStart, Content, Event, Reasoning
-from penstock.chat.parser import AssistantParser
+from penstock.chat.formats.hermes import HERMES
+from penstock.chat.formats.parser import AssistantParser
 
 
 @dataclass
@@ -35,8 +36,16 @@ class Parsed:
                 self.calls[event.index][1] += event.text
 
 
+class Anything(set[str]):
+    """The names of all functions but the empty one."""
+
+    def __contains__(self, name: object) -> bool:
+        return name != ""
+
+
 def parse(*chunks: str, calls: bool = True, think: bool = True, thinking: bool = False) -> Parsed:
-    parser, parsed = AssistantParser(calls=calls, think=think, thinking=thinking), Parsed()
+    offered = Anything() if calls else None
+    parser, parsed = AssistantParser(HERMES, offered=offered, think=think, thinking=thinking), Parsed()
     for chunk in chunks:
         parsed.add(parser.feed(chunk))
     parsed.add(parser.finish())

@@ -103,7 +103,11 @@ def message(**fields) -> dict:
         (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
         (chat(tools=[TOOL], tool_choice="required"), "tool_choice"),
         (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
-        (chat(tool_choice="auto"), "tool_choice"),
+        (chat(tool_choice="required"), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice="sometimes"), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}), "tool_choice"),
+        (chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),
         (chat(tools=[TOOL], parallel_tool_calls=False), "parallel_tool_calls"),
         (chat(tools=[{"type": "retrieval", "function": {"name": "f"}}]), "tools[0].type"),
         (chat(tools=[{"type": "function", "function": {"name": ""}}]), "tools[0].function.name"),
@@ -439,7 +443,7 @@ async def test_half_characters(setup, post, text):
     "text", ["", "\x00", "\ufdd0\ufdd0", "\U0010ffff", "a\u0300" * 50, "<|im_end|>" * 9, "{{ 7*7 }}"]
 )
 async def test_odd_text_is_only_text(setup, post, text):
-    tools = [{"type": "function", "function": {"name": text or "f", "description": text, "parameters": {"a": text}}}]
+    tools = [{"type": "function", "function": {"name": "f", "description": text, "parameters": {"a": text}}}]
     calls = [{"id": text, "type": "function", "function": {"name": text, "arguments": text}}]
     messages = [
         {"role": "system", "content": text},

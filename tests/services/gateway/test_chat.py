@@ -18,6 +18,11 @@ TOOLS = [
         },
     }
 ]
+OTHER_TOOLS = [{"type": "function", "function": {"name": "fly", "parameters": {"type": "object"}}}]
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "fly"}}]},
+}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Tromsø"}}\n</tool_call>'
 
 
@@ -286,9 +291,38 @@ async def test_a_stop_string_that_never_completes_is_shown(setup):
 
 async def test_a_stop_string_inside_a_call(setup):
     setup.says(CALL)
-    choice = (await both(setup.client, tools=TOOLS, stop="Trom")).choices[0]
-    assert choice["calls"] == [["get_weather", '{"city":  "']]
-    assert choice["finish"] == "tool_calls"
+    arguments = '{"city":  "Tromsø"}'
+    for stop in ("Trom", "{", "name", "\n", "<tool"):
+        choice = (await both(setup.client, tools=TOOLS, stop=stop, logprobs=True)).choices[0]
+        assert (choice["calls"], choice["finish"]) == ([["get_weather", arguments]], "tool_calls")
+        assert len(choice["logprobs"]) == len(setup.ids(CALL)) + 1
+
+
+async def test_a_stop_string_beside_a_call(setup):
+    setup.says(f"<think>\nabcd</think>Wait.{CALL}.abcd")
+    folded = await both(setup.client, tools=TOOLS, stop=["cde", ".<", ".ab"], logprobs=True)
+    choice = folded.choices[0]
+    assert (choice["reasoning"], choice["content"], choice["finish"]) == ("abcd", "Wait.", "tool_calls")
+    assert len(choice["calls"]) == 1
+    assert len(choice["logprobs"]) == folded.usage.completion_tokens
+    setup.says(f"<think>\nabcd</think>Wait.{CALL}")
+    choice = (await both(setup.client, tools=TOOLS, stop="bc", logprobs=True)).choices[0]
+    assert (choice["reasoning"], choice["content"], choice["calls"], choice["finish"]) == ("a", "", [], "stop")
+
+
+async def test_a_call_of_a_function_that_was_not_offered_is_content(setup):
+    setup.says(CALL)
+    for options in ({"tools": OTHER_TOOLS}, {"tools": TOOLS + OTHER_TOOLS, "tool_choice": ALLOWED}):
+        choice = (await both(setup.client, **options)).choices[0]
+        assert (choice["content"], choice["calls"], choice["finish"]) == (CALL, [], "stop")
+
+
+@pytest.mark.parametrize("choice", ["auto", {"type": "auto"}, "none"])
+async def test_a_choice_without_tools_means_nothing(setup, choice):
+    setup.says("The quick brown fox.")
+    assert (await both(setup.client, extra_body={"tool_choice": choice})).choices[0][
+        "content"
+    ] == "The quick brown fox."
 
 
 async def test_stop_tokens_have_no_text(setup):

@@ -174,7 +174,7 @@ class Completer:
     def _answer(self, number: int, ask: Ask, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
         parser = None
         if prepared.rendered is not None:
-            parser = self._model.parser(prepared.rendered, tools=prepared.call_tools)
+            parser = self._model.parser(prepared.rendered, offered=prepared.calling.names if prepared.calling else None)
         eos = frozenset() if ask.sampling.ignore_eos else self._model.eos_ids
         return Answer(
             number,

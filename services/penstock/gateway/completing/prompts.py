@@ -12,8 +12,10 @@ from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded, TooManyTokens, common_prefix
 from penstock.chat.sessions import Branch, Continuation, Divergence, branch_of
 from penstock.errors import InvalidRequest
+from penstock.gateway.completing.calls import check_calls
 from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
+from penstock.gateway.request.calling import Calling
 from penstock.gateway.request.work import KeepWish
 from penstock.kv.identity import block_keys
 
@@ -31,7 +33,7 @@ class Prepared:
     keep: Sequence[KeepWish] = ()
     rendered: str | None = None
     """The text that the chat template made, if it made one."""
-    call_tools: bool = False
+    calling: Calling | None = None
     session: SessionUse | None = None
     """None for a prompt that was not rendered from messages."""
     session_key: str = ""
@@ -158,6 +160,7 @@ def _bounded(context: int, field: str) -> Iterator[None]:
 
 
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
+    check_calls(model, prompt)
     text = model.render(prompt.messages, prompt.tools)
     check_length(model.encoder.at_least(text), naming.context, prompt.field)
     found = model.continuations.best(text, prompt.messages, branches)
@@ -169,9 +172,7 @@ def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branch
     session = _session(model, prompt, naming, found, encoded)
     leading = ((keep.seconds, _leading(model, prompt, keep, encoded) // naming.block_size) for keep in prompt.keeps)
     wishes = [KeepWish(seconds, blocks) for seconds, blocks in leading if blocks]
-    return Prepared(
-        encoded.ids, session.branch.keys, wishes, rendered=text, call_tools=prompt.call_tools, session=session
-    )
+    return Prepared(encoded.ids, session.branch.keys, wishes, rendered=text, calling=prompt.calling, session=session)
 
 
 def _session(

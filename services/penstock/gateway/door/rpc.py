@@ -24,6 +24,7 @@ from penstock.gateway.door.reception import Reception
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Keep, Sampling
 from penstock.gateway.request.bounds import check, check_count
+from penstock.gateway.request.calling import Calling, calling, check_tools
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
@@ -104,22 +105,16 @@ def metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
 def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -> Ask:
     """The ask of a message. Raises InvalidRequest naming the field."""
     check_count("messages", len(request.messages), bounds.MAX_MESSAGES)
-    check_count("tools", len(request.tools), bounds.MAX_TOOLS)
     if not request.messages:
         raise InvalidRequest("messages: must not be empty", field="messages")
-    if request.tool_choice not in ("", "auto", "none"):
-        raise InvalidRequest('tool_choice: only "auto" and "none" are supported', field="tool_choice")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: requires logprobs to be true", field="top_logprobs")
     check("top_logprobs", request.top_logprobs)
     nodes = Nodes()
     messages = [_message(message, at, nodes) for at, message in enumerate(request.messages)]
-    conversation = Conversation(
-        messages,
-        [_tool(tool, at, nodes) for at, tool in enumerate(request.tools)],
-        bool(request.tools) and request.tool_choice != "none",
-        _keeps(request, messages),
-    )
+    tools = [_tool(tool, at, nodes) for at, tool in enumerate(request.tools)]
+    check_tools(tools, "tools[{at}].name")
+    conversation = Conversation(messages, tools, _calling(request, tools), _keeps(request, messages))
     ask = Ask(
         model=request.model,
         prompts=[conversation],
@@ -197,9 +192,16 @@ def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
         raise InvalidRequest(f"{field}: must be a JSON object", field=field) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field) from None
-    if not tool.name:
-        raise InvalidRequest(f"tools[{at}].name: must not be empty", field=f"tools[{at}].name")
-    return Tool(tool.name, tool.description, parameters)
+    return Tool(tool.name, tool.description, parameters, tool.strict)
+
+
+def _calling(request: gateway_pb2.ChatCompletionRequest, tools: Sequence[Tool]) -> Calling | None:
+    mode = request.tool_choice or "auto"
+    if mode not in ("auto", "none", "required"):
+        raise InvalidRequest("tool_choice: must be auto, none or required", field="tool_choice")
+    only = list(request.allowed_tools) or None
+    parallel = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
+    return calling(tools, mode, only, parallel=parallel)
 
 
 async def _chunks(completion: Completion) -> AsyncIterator[gateway_pb2.ChatCompletionChunk]:

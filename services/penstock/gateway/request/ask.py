@@ -10,6 +10,7 @@ from penstock.chat.messages import Message, Tool
 from penstock.errors import InvalidRequest, Unprocessable
 from penstock.gateway.request import bounds
 from penstock.gateway.request.bounds import check, check_count
+from penstock.gateway.request.calling import Calling
 from penstock.kv.hint import ReturnHint
 
 
@@ -75,8 +76,8 @@ class Conversation:
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
     """Shown to the model."""
-    call_tools: bool = False
-    """Whether the gateway looks for tool calls in the answer."""
+    calling: Calling | None = None
+    """What the answer may call; None: it may hold no calls."""
     keeps: Sequence[Keep] = ()
     field: str = "messages"
     """Its name in the client's API, for error messages."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from penstock.chat.messages import Call, Message, Tool
+from penstock.chat.messages import Call, Message
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
-from penstock.gateway.api.fields import small
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.bodies import (
     ChatBody,
@@ -20,6 +19,7 @@ from penstock.gateway.api.openai.bodies import (
     read_completion,
     read_hint,
 )
+from penstock.gateway.api.openai.tools import tools_of
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Prompt, Sampling
 from penstock.gateway.request.bounds import check, check_count
@@ -37,7 +37,7 @@ def chat_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> 
     if not body.messages:
         raise InvalidRequest("messages: must not be empty", field="messages")
     messages = [_message(item, at, nodes) for at, item in enumerate(body.messages)]
-    prompt = Conversation(messages, *_tools(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
+    prompt = Conversation(messages, *tools_of(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
     logprobs = _chat_logprobs(body)
     if body.max_completion_tokens is None:
         return _ask(body, [prompt], max_choices, logprobs=logprobs, max_tokens=body.max_tokens)
@@ -192,26 +192,6 @@ def _content(content: str | list[ContentPart] | None, field: str) -> str:
 
 def _part(part: ContentPart) -> str:
     return (part.refusal if part.type == "refusal" else part.text) or ""
-
-
-def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], bool]:
-    """The tools to show, and whether calls are looked for."""
-    choice = small(body.tool_choice)
-    if choice not in (None, "auto", "none"):
-        raise _unserved("tool_choice", 'only "auto" and "none" are supported')
-    if body.parallel_tool_calls is False and body.tools:
-        raise _unserved("parallel_tool_calls", "false is not supported")
-    if not body.tools:
-        if choice == "auto":
-            raise InvalidRequest("tool_choice: requires tools", field="tool_choice")
-        return (), False
-    check_count("tools", len(body.tools), bounds.MAX_TOOLS)
-    for at, tool in enumerate(body.tools):
-        if not tool.function.name:
-            raise InvalidRequest(f"tools[{at}].function.name: must not be empty", field=f"tools[{at}].function.name")
-    functions = (tool.function for tool in body.tools)
-    shown = tuple(Tool(item.name, item.description or "", item.parameters or {}) for item in functions)
-    return shown, choice != "none"
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> list[Prompt]:

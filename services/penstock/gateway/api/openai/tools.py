@@ -1,0 +1,63 @@
+"""The tools of a chat request, and what its tool_choice says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.chat.messages import Tool
+from penstock.errors import InvalidRequest
+from penstock.gateway.api.openai.bodies import ChatBody
+from penstock.gateway.request.calling import Calling, calling, check_tools
+
+_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+_CHOICE = msgspec.json.Decoder(str | dict[str, Any] | None)
+
+
+def tools_of(body: ChatBody) -> tuple[tuple[Tool, ...], Calling | None]:
+    """The tools to show, and what may be called. Raises InvalidRequest naming the field."""
+    functions = (item.function for item in body.tools or ())
+    tools = tuple(
+        Tool(item.name, item.description or "", item.parameters or {}, bool(item.strict)) for item in functions
+    )
+    check_tools(tools)
+    mode, only = _choice(bytes(body.tool_choice))
+    return tools, calling(tools, mode, only, parallel=body.parallel_tool_calls is not False)
+
+
+def _choice(raw: bytes) -> tuple[str, Sequence[str] | None]:
+    """The mode of a tool_choice, and the functions that it names."""
+    try:
+        choice = _CHOICE.decode(raw or b"null")
+    except (msgspec.DecodeError, RecursionError):
+        raise _malformed() from None
+    if choice is None:
+        return "auto", None
+    kind = choice if isinstance(choice, str) else choice.get("type")
+    if kind in _MODES:
+        return _MODES[kind], None
+    if not isinstance(choice, dict):
+        raise _malformed()
+    if kind == "function":
+        return "named", [_name(choice)]
+    if kind == "allowed_tools":
+        inner = choice.get("allowed_tools", choice)
+        if isinstance(inner, dict) and isinstance(inner.get("tools"), list) and inner.get("mode") in _MODES:
+            return _MODES[inner["mode"]], [_name(entry) for entry in inner["tools"]]
+    raise _malformed()
+
+
+def _name(choice: object) -> str:
+    """The name of a function that a choice names: inside of `function`, or beside the type."""
+    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str):
+        raise _malformed()
+    return name
+
+
+def _malformed() -> InvalidRequest:
+    what = 'must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or allowed_tools'
+    return InvalidRequest(f"tool_choice: {what}", field="tool_choice")

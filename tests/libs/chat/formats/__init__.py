@@ -1,0 +1,1 @@
+"""Tests of how families write calls."""
