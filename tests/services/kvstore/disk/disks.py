@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, puts, spec
+from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, eventually, puts, spec
 
 from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.bytes.checksum import checksum
-from penstock.kv.client.client import BlockPut
+from penstock.kv.client.client import BlockPut, StoreClient
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.service import KvStore
 from penstock.kvstore.table.blocks import Block, Wanted, Written
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.base import Room
@@ -27,6 +28,7 @@ from penstock.kvstore.tiers.disk.format import PAGE
 from penstock.kvstore.tiers.disk.options import NvmeOptions
 from penstock.kvstore.tiers.disk.spaces import Spaces
 from penstock.kvstore.tiers.disk.stats import NvmeStats
+from penstock.v1 import kvstore_pb2
 
 SLOT = PAGE + BLOCK_BYTES
 
@@ -234,3 +236,13 @@ def shuffled(names: Sequence[bytes], seed: int) -> list[bytes]:
     result = list(names)
     random.Random(seed).shuffle(result)
     return result
+
+
+def disk(store: KvStore) -> kvstore_pb2.NvmeStats:
+    """The figures of the disk tier."""
+    assert store.disk is not None
+    return kvstore_pb2.NvmeStats(**store.disk.figures())
+
+
+async def connected(client: StoreClient) -> None:
+    await eventually(lambda: client.connected)
