@@ -111,6 +111,16 @@ async def test_several_choices_of_one_prompt(mesh, http, oracle):
     assert found["usage"]["penstock"]["computed_tokens"] == 80, "the other choices fetch what the first has computed"
 
 
+async def test_the_seed_that_was_drawn_gives_the_answer_again(mesh, http):
+    body = body_of(prompt(f"again/{mesh.url}", 40), PLAIN) | {"temperature": 1.5, "n": 2, "seed": None}
+    first = (await http.post(f"{mesh.url}/v1/completions", json=body)).json()
+    again = body | {"seed": first["usage"]["penstock"]["seed"]}
+    second = (await http.post(f"{mesh.url}/v1/completions", json=again)).json()
+    other = (await http.post(f"{mesh.url}/v1/completions", json=body)).json()
+    assert first["choices"] == second["choices"] != other["choices"]
+    assert first["system_fingerprint"] == second["system_fingerprint"]
+
+
 async def test_several_prompts_are_charged_each(mesh, http):
     prompts = [prompt(f"several/{number}/{mesh.url}", 40 + 30 * number) for number in range(3)]
     body = body_of(prompts[0], PLAIN) | {"prompt": prompts, "n": 2}

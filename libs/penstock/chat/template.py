@@ -61,6 +61,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` are variables such as `bos_token`. Raises ValueError when the template is malformed."""
         self._special = dict(special_tokens or {})
+        self.source = source
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:

@@ -92,6 +92,7 @@ def without_times(usage) -> dict:
     """Usage that does not depend on what was asked before."""
     found = usage.model_dump()
     assert found["penstock"].pop("session").keys() == {"known_tokens", "spliced_tokens", "diverged_at"}
+    assert found["penstock"].pop("seed") >= 0
     assert all(seconds >= 0 for seconds in found["penstock"].pop("times").values())
     return found
 

@@ -88,6 +88,7 @@ async def test_same_as_http(setup, stub):
     assert usage.completion_tokens == answer.usage.completion_tokens
     assert (usage.cached_tokens, usage.cached_host) == (4, 4)
     assert usage.reasoning_tokens == answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert usage.seed == answer.usage.model_dump()["penstock"]["seed"] == 7
     assert set(usage.seconds) == set(answer.usage.model_dump()["penstock"]["times"])
 
 

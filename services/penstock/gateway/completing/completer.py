@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import structlog
 from opentelemetry import trace
@@ -19,6 +19,7 @@ from penstock.errors import DeadlineExceeded, NotFound
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
+from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
@@ -65,6 +66,9 @@ class Completer:
         self._metrics = metrics
         self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
+        self._fingerprint = lru_cache(maxsize=4)(
+            partial(system_fingerprint, model=model, settings=(config.volatile_lines, config.volatile_pattern))
+        )
         self._log = structlog.get_logger("penstock.gateway")
 
     def check_model(self, name: str) -> None:
@@ -89,6 +93,7 @@ class Completer:
             caller,
             prompts=len(prompts),
             block_size=naming.block_size,
+            fingerprint=self._fingerprint(served.spec),
             tokenize_s=took,
             metrics=self._metrics,
             answered=partial(self._answered, caller),
@@ -142,10 +147,9 @@ class Completer:
     def _add_choices(self, completion: Completion, prompts: Sequence[Prepared], naming: Naming) -> None:
         ask = completion.ask
         stops = StopAutomaton(ask.stops) if ask.stops else None
-        seed = ask.sampling.first_seed()
         for number in range(len(prompts) * ask.n):
             prepared, copy = prompts[number // ask.n], number % ask.n
-            request = self._request(completion, number, prepared, naming, (seed + copy) % 2**64)
+            request = self._request(completion, number, prepared, naming, (completion.seed + copy) % 2**64)
             answer = self._answer(number, ask, prepared, stops)
             heard = Heard(self._model.eos_ids | frozenset(ask.sampling.stop_token_ids))
             flow = self._flow(completion.caller, request, partial(completion.accept, answer, heard))

@@ -57,6 +57,7 @@ class Completion:
         *,
         prompts: int,
         block_size: int,
+        fingerprint: str,
         tokenize_s: float,
         metrics: GatewayMetrics,
         answered: Callable[[Speaker], None],
@@ -67,6 +68,8 @@ class Completion:
         self.caller = caller
         self.id = secrets.token_hex(12)
         self.created = int(time.time())
+        self.seed = ask.sampling.first_seed()
+        self.fingerprint = fingerprint
         self.outbox = Outbox(prompts * ask.n)
         self._block_size = block_size
         self._tokenize_s = tokenize_s
@@ -79,7 +82,7 @@ class Completion:
 
     def usage(self) -> Usage:
         """The cost of the request so far."""
-        usage = Usage()
+        usage = Usage(seed=self.seed, fingerprint=self.fingerprint)
         for number, choice in enumerate(self._choices):
             if number % self.ask.n == 0:
                 usage.add_prompt(len(choice.prompt.ids), choice.flow.account)

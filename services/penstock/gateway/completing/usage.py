@@ -45,6 +45,10 @@ class Usage:
     """Shortest time in seconds for which they are kept; 0 when no token is kept."""
     session: SessionUse | None = None
     """What the prompt took over from its session; None for a prompt that isn't a conversation."""
+    seed: int = 0
+    """Of the first choice: with it the request gives the same tokens again, while `fingerprint` is the same."""
+    fingerprint: str = ""
+    """See `system_fingerprint`."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
 
     @property

@@ -117,6 +117,7 @@ class Generate:
 
     async def _answer(self, inquiry: Inquiry, caller: Caller, reply: Reply) -> None:
         async with self._reception.completer.open(inquiry.ask, caller) as completion:
+            reply.seeded(completion.seed)
             shape = inquiry.shape(completion.id, completion.created)
             if inquiry.ask.stream:
                 await self._stream(inquiry, completion, shape, reply)

@@ -35,6 +35,10 @@ class Reply:
             names = ", ".join(_NO_NAME.sub("?", field) for field in fields[:_MOST_IGNORED])
             self._headers.append((b"x-penstock-ignored-fields", names.encode()))
 
+    def seeded(self, seed: int) -> None:
+        """Says in a header of the response with which seed it can be had again."""
+        self._headers.append((b"x-penstock-seed", str(seed).encode()))
+
     async def json(self, value: Json, status: int = 200, retry_after: float | None = None) -> None:
         """Sends a whole response."""
         body = encode(value)

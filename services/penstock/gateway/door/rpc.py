@@ -209,6 +209,7 @@ async def _chunks(completion: Completion) -> AsyncIterator[gateway_pb2.ChatCompl
         "id": f"chatcmpl-{completion.id}",
         "model": completion.ask.model,
         "created": completion.created,
+        "system_fingerprint": completion.fingerprint,
     }
     while deltas := await completion.outbox.next():
         for delta in deltas:
@@ -258,6 +259,7 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         retained_tokens=usage.retained_tokens,
         retained_s=usage.retained_s,
         session=_session(usage.session) if usage.session else None,
+        seed=usage.seed,
     )
 
 

@@ -57,8 +57,9 @@ class Sampling:
             check_token(token, vocab_size, "stop_token_ids")
 
     def first_seed(self) -> int:
-        """The seed of choice 0; drawn when the client gave none."""
-        return secrets.randbits(63) if self.seed is None else self.seed & (2**64 - 1)
+        """The seed of choice 0; drawn when the client gave none. Clients are told, whose JSON may hold only integers
+        of 53 bits."""
+        return secrets.randbits(53) if self.seed is None else self.seed
 
 
 @dataclass(frozen=True, slots=True)

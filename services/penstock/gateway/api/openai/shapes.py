@@ -55,6 +55,7 @@ def own_usage(usage: Usage) -> Json:
         "retained_tokens": usage.retained_tokens,
         "retained_s": round(usage.retained_s, 3),
         "session": session_json(usage.session),
+        "seed": usage.seed,
         "times": {name: round(usage.times[name], 6) for name in TIMES},
     }
 
@@ -76,13 +77,14 @@ class _Shape:
     """What both kinds of completions share."""
 
     def __init__(self, ask: Ask, created: int) -> None:
-        self._head: Json = {"created": created, "model": ask.model}
+        self._head: Json = {"created": created, "model": ask.model, "system_fingerprint": ""}
         self._logprobs = ask.sampling.logprobs is not None
         self._include_usage = ask.include_usage
         self._token_ids = ask.return_token_ids
 
-    def begin(self, _usage: Usage) -> list[Json]:
+    def begin(self, usage: Usage) -> list[Json]:
         """Nothing: the first delta begins the stream."""
+        self._head["system_fingerprint"] = usage.fingerprint
         return []
 
     def end(self, usage: Usage) -> list[Json]:
@@ -104,6 +106,7 @@ class ChatShape(_Shape):
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
         """The response to a request without stream."""
+        self.begin(usage)
         found = [self._choice(delta) for delta in choices]
         return {**self._head, "object": "chat.completion", "choices": found, "usage": usage_json(usage)}
 
@@ -162,6 +165,7 @@ class CompletionShape(_Shape):
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
         """The response to a request without stream."""
+        self.begin(usage)
         return {**self._head, "choices": [self._choice(delta) for delta in choices], "usage": usage_json(usage)}
 
     def events(self, delta: Delta) -> list[Json]:
