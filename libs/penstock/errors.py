@@ -50,6 +50,12 @@ class Unauthenticated(PenstockError):
     http_status, kind = 401, "authentication_error"
 
 
+class Forbidden(PenstockError):
+    """The credential is good, and not for this."""
+
+    http_status, kind = 403, "permission_error"
+
+
 class NotFound(PenstockError):
     """Ask for something else."""
 

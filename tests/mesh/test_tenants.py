@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from penstock.kv.identity import block_keys, root_key
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.table.blocks import TierKind
+from penstock.testing.keys import key_file
 from penstock.testing.mesh import Mesh, MeshSetup
 from penstock.testing.twin import TwinDevice
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
@@ -61,8 +61,7 @@ class Tenants:
 @pytest.fixture
 def opened(tiny, meshes, tmp_path):
     """Opens a mesh with two tenants, for the length of a block."""
-    file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"key-a": "a", "key-b": "b"}))
+    file = key_file(tmp_path / "keys.json", {"key-a": "a", "key-b": "b"})
 
     @asynccontextmanager
     async def opened(**more: Any) -> AsyncIterator[Tenants]:

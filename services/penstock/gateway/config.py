@@ -43,7 +43,7 @@ class GatewayConfig:
     grpc_address: Address = HostPort("127.0.0.1:0")
     """Where gRPC listens; port 0 lets the kernel choose."""
     api_keys: Path | None = None
-    """A JSON file {"key": "tenant"}; without it all clients are the tenant "default"."""
+    """The file of `penstock keys add`; without it all clients are the tenant "default"."""
     server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
     """Hex, 32 characters or more: separates tenants in the cache. All gateways of a mesh need the same. Empty: a
     built-in one, which is good for a single user and refused together with api_keys."""

@@ -105,6 +105,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                     async with (
                         serve_http(app, config.http_address, drain_s=config.drain_s, failed=failed) as address,
                         _health(view, rpc, failed),
+                        auth.followed(failed),
                     ):
                         yield Gateway(address, config.grpc_address.at(rpc.port), reception)
 

@@ -8,6 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from penstock.errors import Unavailable
 from penstock.rpc.errors import from_rpc
+from penstock.testing.keys import key_file
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Oslo"}}\n</tool_call>'
@@ -168,8 +169,7 @@ async def test_the_callers_deadline_reaches_the_workers(setup, stub):
 
 
 async def test_session_and_credentials_come_as_metadata(opened, tmp_path):
-    keys = tmp_path / "keys.json"
-    keys.write_text('{"secret-a": "a"}')
+    keys = key_file(tmp_path / "keys.json", {"secret-a": "a"})
     async with opened(api_keys=keys, server_key="ab" * 16, api_key="secret-a") as setup:
         async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
             stub = gateway_pb2_grpc.GatewayStub(channel)

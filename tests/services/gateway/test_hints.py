@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from penstock.gateway.accounts.auth import session_digest
+from penstock.testing.keys import key_file
 from penstock.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from .fakes import MODEL
@@ -133,8 +134,7 @@ async def test_over_grpc(setup) -> None:
 
 async def test_a_tenant_can_not_speak_of_anothers_session(opened, tmp_path) -> None:
     """The same key of two tenants is two sessions, and a tenant's digest is no key."""
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"key-a": "a", "key-b": "b"}))
+    keys = key_file(tmp_path / "keys.json", {"key-a": "a", "key-b": "b"})
     async with opened(api_key="key-a", api_keys=keys, server_key="00" * 32) as setup:
         async with httpx2.AsyncClient(base_url=setup.url) as http:
             for key, session in (("key-a", "talk"), ("key-b", "talk"), ("key-b", digest("talk", "a"))):

@@ -24,6 +24,7 @@ from penstock.gateway.service import open_gateway
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.rpc.server import RpcServer
 from penstock.runtime.config import ConfigError
+from penstock.testing.keys import key_file
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -33,8 +34,7 @@ async def ask(client, **options):
 
 
 async def test_tenants_are_kept_apart(opened, tmp_path):
-    keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({"secret-a": "a", "secret-b": "b", "secret-a2": "a"}))
+    keys = key_file(tmp_path / "keys.json", {"secret-a": "a", "secret-b": "b", "secret-a2": "a"})
     async with opened(api_keys=keys, server_key="ab" * 16, api_key="secret-a") as setup:
         for key in ("secret-a", "secret-b", "secret-a2"):
             headers = {"x-session-affinity": "same"}
@@ -253,9 +253,10 @@ def test_settings_are_checked(model_dir, settings, named):
         ({"k": "[]"}, {"api_keys": "k", "server_key": "ab" * 16}, "api_keys"),
         ({"k": "{"}, {"api_keys": "k", "server_key": "ab" * 16}, "api_keys"),
         ({"k": "{}"}, {"api_keys": "k", "server_key": "ab" * 16}, "api_keys"),
-        ({"k": '{"x": 1}'}, {"api_keys": "k", "server_key": "ab" * 16}, "api_keys"),
+        ({"k": '{"cafe": "tenant"}'}, {"api_keys": "k", "server_key": "ab" * 16}, "api_keys"),
+        ({"k": '{"keys": [{"id": "k", "sha256": "cafe", "tenant": "t"}]}'}, {"api_keys": "k"}, "api_keys"),
         ({}, {"api_keys": "k", "server_key": "ab" * 16}, "api_keys"),
-        ({"k": '{"x": "t"}'}, {"api_keys": "k"}, "server_key"),
+        ({"k": '{"keys": []}'}, {"api_keys": "k"}, "server_key"),
         ({}, {"server_key": "zz"}, "server_key"),
         ({}, {"server_key": "ab"}, "server_key"),
         ({"s": "cafe"}, {"server_key_file": "s"}, "server_key_file"),
@@ -321,6 +322,7 @@ async def test_no_torch_after_a_full_request(setup, model_dir):
 import asyncio, sys
 from pathlib import Path
 from penstock.gateway.config import GatewayConfig
+from penstock.testing.keys import key_file
 from penstock.gateway.service import open_gateway
 import http.client, json
 

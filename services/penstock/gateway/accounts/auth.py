@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from penstock.errors import Unauthenticated
+from penstock.errors import Forbidden, Unauthenticated
+from penstock.gateway.accounts.ring import KeyRing
 from penstock.gateway.config import GatewayConfig
 from penstock.kv.identity import namespace
 from penstock.runtime.config import ConfigError
+from penstock.runtime.tasks import Failed
 
 DEFAULT_TENANT = "default"
 _LOCAL_KEY = hashlib.sha256(b"penstock: one user, one machine").digest()
@@ -23,27 +25,53 @@ _SESSION_HEADERS = ("x-session-affinity", "x-claude-code-session-id", "session-i
 _MAX_SESSION = 512
 
 
-class Auth:
-    """Knows the keys of all tenants. Made by `load_auth`."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks."""
 
-    def __init__(self, tenants: Mapping[str, str], server_key: bytes) -> None:
-        """`tenants` maps API keys to tenants; empty: no key is asked for."""
-        self._tenants = [(_digest(key), tenant) for key, tenant in tenants.items()]
+    tenant: str
+    key: str = ""
+    """The id of the key; empty where no key is asked for."""
+    operator: bool = False
+    """Whether the accounts of all tenants may be seen."""
+
+
+class Auth:
+    """Knows who asks. Made by `load_auth`."""
+
+    def __init__(self, ring: KeyRing | None, server_key: bytes) -> None:
+        """Without a ring no key is asked for: the one user is tenant and operator."""
+        self.ring = ring
         self._server_key = server_key
 
-    def tenant(self, authorization: str | None) -> str:
-        """The tenant of an `Authorization` value. Raises Unauthenticated. Every key is compared, in constant time."""
-        if not self._tenants:
-            return DEFAULT_TENANT
-        scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
-        found = None
-        for digest, tenant in self._tenants:
-            if hmac.compare_digest(digest, given):
-                found = tenant
+    def identify(self, headers: Mapping[str, str]) -> Identity:
+        """Who sent these headers, by `Authorization: Bearer KEY` or `x-api-key: KEY`. Raises Unauthenticated."""
+        if self.ring is None:
+            return Identity(DEFAULT_TENANT, operator=True)
+        scheme, _, bearer = (headers.get("authorization") or "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+        found = self.ring.find(given)
         if found is None:
-            raise Unauthenticated("send a valid API key as `Authorization: Bearer KEY`", code="invalid_api_key")
-        return found
+            right = "send a valid API key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            raise Unauthenticated(right, code="invalid_api_key")
+        return Identity(found.tenant, found.id, found.role == "operator")
+
+    def tenant(self, headers: Mapping[str, str]) -> str:
+        """The tenant that may generate with these headers. Raises Unauthenticated, Forbidden for an operator's key."""
+        found = self.identify(headers)
+        if found.operator and found.key:
+            what = "an operator's key sees accounts and generates nothing; send a client's key"
+            raise Forbidden(what, code="forbidden")
+        return found.tenant
+
+    @asynccontextmanager
+    async def followed(self, failed: Failed) -> AsyncIterator[None]:
+        """Follows changes of the key file for the length of the block."""
+        if self.ring is None:
+            yield
+            return
+        async with self.ring.watched(failed):
+            yield
 
     def namespace(self, tenant: str) -> bytes:
         """The tenant's part of every block key."""
@@ -52,23 +80,23 @@ class Auth:
 
 def load_auth(config: GatewayConfig) -> Auth:
     """Reads the key files. Raises ConfigError."""
-    tenants = _tenants(config.api_keys) if config.api_keys else {}
+    ring = KeyRing(config.api_keys) if config.api_keys else None
     text, field = config.server_key, "server_key"
     if config.server_key_file:
         text, field = _text("server_key_file", config.server_key_file).strip(), "server_key_file"
     if not text:
-        if tenants:
+        if ring is not None:
             right = "must be set where api_keys is, to keep tenants apart; make one with `openssl rand -hex 32`"
             raise ConfigError("server_key", "", right)
         structlog.get_logger("penstock.gateway").info("no server_key is set: the cache belongs to a single user")
-        return Auth(tenants, _LOCAL_KEY)
+        return Auth(ring, _LOCAL_KEY)
     try:
         key = bytes.fromhex(text)
     except ValueError:
         raise ConfigError(field, "...", "must be hex digits") from None
     if len(key) < _MIN_KEY_BYTES:
         raise ConfigError(field, "...", f"must have {2 * _MIN_KEY_BYTES} hex digits or more")
-    return Auth(tenants, key)
+    return Auth(ring, key)
 
 
 def session_digest(tenant: str, headers: Mapping[str, str], cache_key: str | None) -> str:
@@ -81,21 +109,6 @@ def session_digest(tenant: str, headers: Mapping[str, str], cache_key: str | Non
     for part in (tenant.encode(), given[:_MAX_SESSION].encode()):
         digest.update(len(part).to_bytes(4, "little") + part)
     return digest.hexdigest()[:32]
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
-
-
-def _tenants(path: Path) -> dict[str, str]:
-    right = 'must hold {"key": "tenant"}'
-    try:
-        value = json.loads(_text("api_keys", path))
-    except ValueError:
-        raise ConfigError("api_keys", str(path), right) from None
-    if not isinstance(value, dict) or not value or not all(k and isinstance(t, str) and t for k, t in value.items()):
-        raise ConfigError("api_keys", str(path), right)
-    return value
 
 
 def _text(field: str, path: Path) -> str:

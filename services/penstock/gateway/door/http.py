@@ -96,7 +96,7 @@ class Generate:
 
     async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         began = time.perf_counter()
-        tenant = self._reception.auth.tenant(headers.get("authorization"))
+        tenant = self._reception.auth.tenant(headers)
         inquiry = await self._exchange(headers, receive, tenant, reply)
         session = session_digest(tenant, headers, inquiry.ask.cache_key)
         caller = Caller(tenant, session, request_id, began)

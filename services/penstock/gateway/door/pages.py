@@ -29,18 +29,18 @@ class Pages:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models"""
-        self._reception.auth.tenant(request.headers.get("authorization"))
+        self._reception.auth.identify(request.headers)
         return _json(self._list())
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}"""
-        self._reception.auth.tenant(request.headers.get("authorization"))
+        self._reception.auth.identify(request.headers)
         self._reception.completer.check_model(request.path_params["name"])
         return _json(self._list()["data"][0])
 
     async def hint(self, request: Request) -> Response:
         """POST /v1/sessions/hint"""
-        tenant = self._reception.auth.tenant(request.headers.get("authorization"))
+        tenant = self._reception.auth.tenant(request.headers)
         try:
             async with self._uploads.body(request.headers, request.receive, _HINT_BYTES) as body:
                 hint = session_hint(body)

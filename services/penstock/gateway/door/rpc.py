@@ -49,7 +49,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         began = time.perf_counter()
         with self._reception.admission.one():
             headers = metadata(context)
-            tenant = self._reception.auth.tenant(headers.get("authorization"))
+            tenant = self._reception.auth.tenant(headers)
             size = request.ByteSize()
             most = self._reception.config.max_n
             ask = await self._reception.threads.run(lambda: read_request(request, most), size)
@@ -71,7 +71,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         """Passes on a client's hint about its session, without a request of it. Raises InvalidRequest when the hint is
         empty."""
         headers = metadata(context)
-        tenant = self._reception.auth.tenant(headers.get("authorization"))
+        tenant = self._reception.auth.tenant(headers)
         outlook = _outlook(request.session)
         if outlook == ReturnHint():
             raise InvalidRequest("session: set ended or returns_in_s", field="session")
@@ -87,7 +87,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         context: grpc.aio.ServicerContext[gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse],
     ) -> gateway_pb2.ListModelsResponse:
         """The served models."""
-        self._reception.auth.tenant(metadata(context).get("authorization"))
+        self._reception.auth.identify(metadata(context))
         known = self._reception.view.known
         model = gateway_pb2.Model(
             id=self._reception.config.served_name,

@@ -1,0 +1,124 @@
+"""API keys: hashed at rest, made and revoked on the command line, followed without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from penstock.gateway.accounts.keys import read_keys
+from penstock.gateway.accounts.ring import KeyRing
+from penstock.runtime.config import ConfigError
+from penstock.testing.keys import key_file
+
+SERVER_KEY = "ab" * 16
+
+
+def keys(*arguments: str, file: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.cli", "keys", *arguments, "--file", str(file)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def added(tenant: str, *more: str, file: Path) -> str:
+    done = keys("add", tenant, *more, file=file)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_key_is_told_once_and_never_written(tmp_path):
+    file = tmp_path / "keys.json"
+    key = added("acme", "--note", "ci", file=file)
+    operator = added("ops", "--operator", file=file)
+    assert len(key) > 40 and key != operator
+    assert key not in file.read_text() and operator not in file.read_text()
+    assert os.stat(file).st_mode & 0o077 == 0
+    entries = {entry.tenant: entry for entry in read_keys(file)}
+    assert entries["acme"].role == "client" and entries["ops"].role == "operator"
+    shown = keys("list", file=file).stdout
+    assert entries["acme"].id in shown and "ci" in shown and entries["acme"].sha256 not in shown
+    assert keys("revoke", entries["acme"].id, file=file).returncode == 0
+    assert [entry.tenant for entry in read_keys(file)] == ["ops"]
+    wrong = keys("revoke", "k-none", file=file)
+    assert wrong.returncode == 2 and entries["ops"].id in wrong.stderr
+
+
+def test_a_file_that_another_tool_made_is_refused_and_kept(tmp_path):
+    file = tmp_path / "keys.json"
+    file.write_text('{"secret": "tenant"}')
+    done = keys("add", "acme", file=file)
+    assert done.returncode == 2 and "penstock keys add" in done.stderr and "secret" not in done.stderr
+    assert file.read_text() == '{"secret": "tenant"}'
+
+
+def test_a_broken_file_changes_nothing(tmp_path):
+    file = key_file(tmp_path / "keys.json", {"one": "a"})
+    ring = KeyRing(file)
+    assert not ring.reload()
+    file.write_text("{")
+    assert not ring.reload() and ring.find("one").tenant == "a"
+    file.unlink()
+    assert not ring.reload() and ring.find("one")
+    key_file(file, {"two": "b"})
+    assert ring.reload() and ring.find("one") is None and ring.find("two").tenant == "b"
+    with pytest.raises(ConfigError, match="api_keys"):
+        KeyRing(tmp_path / "none.json")
+
+
+async def test_keys_come_and_go_without_a_restart(opened, tmp_path):
+    file = key_file(tmp_path / "keys.json", {"first": "a"})
+    async with opened(api_keys=file, server_key=SERVER_KEY, api_key="first") as setup:
+        async with httpx2.AsyncClient(base_url=setup.url) as http:
+
+            async def status(key: str) -> int:
+                return (await http.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
+
+            assert (await status("first"), await status("second")) == (200, 401)
+            key_file(file, {"second": "b"})
+            async with asyncio.timeout(10):
+                while await status("second") != 200:
+                    pass
+            assert await status("first") == 401
+
+
+async def test_both_headers_carry_a_key(opened, tmp_path):
+    file = key_file(tmp_path / "keys.json", {"right": "a"})
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
+        for headers in ({"authorization": "Bearer right"}, {"authorization": "bearer  right"}, {"x-api-key": "right"}):
+            async with httpx2.AsyncClient(base_url=setup.url, headers=headers) as http:
+                assert (await http.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic right"},
+        {"authorization": "right"},
+        {"x-api-key": "wrong"},
+        {"authorization": "Bearer wrong", "x-api-key": "right"},
+    ],
+)
+async def test_without_a_good_key_there_is_a_401_that_says_how(opened, tmp_path, headers):
+    file = key_file(tmp_path / "keys.json", {"right": "a"})
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url, headers=headers) as http:
+            answer = await http.get("/v1/models")
+            assert answer.status_code == 401
+            assert "x-api-key" in answer.json()["error"]["message"]
+
+
+async def test_an_operators_key_generates_nothing(opened, tmp_path):
+    file = key_file(tmp_path / "keys.json", {"ops": "ops"}, role="operator")
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url, headers={"authorization": "Bearer ops"}) as http:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
+            assert (await http.get("/v1/models")).status_code == 200
