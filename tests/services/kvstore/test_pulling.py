@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tests.services.kvstore.helpers import client_of, keys, puts, raw, settings, spec
+from tests.services.kvstore.helpers import client_of, disk_has, eventually, keys, puts, raw, settings, spec
 from tests.services.kvstore.relay import relay_to
 from tests.services.kvstore.two import contents, two
 
@@ -16,9 +17,8 @@ from penstock.kv.bytes.checksum import checksum
 from penstock.kv.spec import spec_to_message
 from penstock.kvstore.elsewhere.transport.base import Landing, Offered, TransportStats
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.table.blocks import TierKind
 from penstock.v1 import common_pb2, kvstore_pb2
-
-MIB = 1 << 20
 
 
 async def test_missing_blocks_come_from_the_named_store_and_stay() -> None:
@@ -47,6 +47,23 @@ async def test_only_what_is_missing_is_pulled() -> None:
         assert [tier for tier, _ in found] == [common_pb2.TIER_HOST] * 5 + [common_pb2.TIER_REMOTE] * 7
         assert [data for _, data in found] == [bytes(block.data) for block in blocks]
         assert mesh.figures["pulled_bytes"] == 7 * 4096
+
+
+async def test_other_stores_are_asked_last(tmp_path: Path) -> None:
+    """What the disk has is not pulled."""
+    async with two(blocks=16, nvme_dir=tmp_path, nvme_bytes=2 << 20) as mesh:
+        blocks, store = puts(16), mesh.second
+        await mesh.writer.put(blocks)
+        async with client_of(store.address) as client:
+            await client.put(blocks[:10])
+            await eventually(lambda: disk_has(store, keys(10)) == 10)
+            await client.put(puts(16, "b"))
+            assert store.host.table.lookup(keys(10)) == 0
+            assert await client.lookup(keys(16)) == 10, "a lookup does not ask other stores"
+        tiers = [tier for tier, _ in await mesh.lease(keys(16))]
+        assert tiers == [common_pb2.TIER_NVME] * 10 + [common_pb2.TIER_REMOTE] * 6
+        assert mesh.figures["pulled_blocks"] == 6
+        assert [tier.kind for tier in store.store.tiers] == [TierKind.HOST, TierKind.NVME, TierKind.REMOTE]
 
 
 async def test_addresses_that_are_no_stores_of_the_mesh_are_never_called() -> None:

@@ -55,9 +55,6 @@ class Pool:
     def block_removed(self, block: Block) -> None:
         """Does nothing: the pool has an eviction of its own."""
 
-    def slot_held(self, slot: int, epoch: int) -> None:
-        """Does nothing: a block stays pinned while it is copied."""
-
     async def run(self) -> None:
         """Puts blocks into the pool, one after the other, until cancelled."""
         while True:

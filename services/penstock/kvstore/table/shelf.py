@@ -16,14 +16,18 @@ TOGETHER_S = 1.0
 """Uses of a block within this time count as one: prefill stores what decode leases at once, for the same request."""
 
 
-class Watcher(Protocol):
-    """Hears of every change, at once and in order."""
+class BlockWatcher(Protocol):
+    """Hears of every block that comes or goes, at once and in order."""
 
     def block_stored(self, block: Block) -> None:
         """The block can be found from now on."""
 
     def block_removed(self, block: Block) -> None:
         """The block can't be found any more."""
+
+
+class Watcher(BlockWatcher, Protocol):
+    """Hears also of who holds which slot."""
 
     def slot_held(self, slot: int, epoch: int) -> None:
         """The slot is held by `epoch` from now on; 0: by none. Called before it gets another holder."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from penstock.kv.bytes.arena import Arena
@@ -26,19 +25,20 @@ _LONGEST_S = 60.0
 """Of a flight, however many leases wait for it one after the other."""
 
 
-@dataclass(eq=False)
 class _Flight:
     """One bringing under way, and the leases that wait for it, each with all the keys it asked for."""
 
-    keys: Sequence[bytes]
-    until: float
-    kind: TierKind = TierKind.HOST
-    waiting: dict[int, tuple[Lease, Sequence[bytes]]] = field(default_factory=dict)
-    kept: bool = False
-    """Goes on when no lease waits."""
-    useful: bool = False
-    """Something has landed."""
-    task: asyncio.Task[None] | None = None
+    def __init__(self, keys: Sequence[bytes], until: float, begin: Callable[[_Flight], asyncio.Task[None]]) -> None:
+        """`begin` starts the task that brings; the task begins later."""
+        self.keys = keys
+        self.until = until
+        self.kind = TierKind.HOST
+        self.waiting: dict[int, tuple[Lease, Sequence[bytes]]] = {}
+        self.kept = False
+        """Goes on when no lease waits."""
+        self.useful = False
+        """Something has landed."""
+        self.task = begin(self)
 
 
 class Bringer:
@@ -76,7 +76,7 @@ class Bringer:
     async def prefetch(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> None:
         """Brings blocks that no lease waits for yet. Cancelling it ends that, unless a lease waits by then."""
         flight = self._start(keys, suppliers, until)
-        if flight is None or flight.task is None:
+        if flight is None:
             return
         flight.kept = True
         try:
@@ -101,7 +101,6 @@ class Bringer:
         return len(lease.blocks) > at
 
     async def _wait(self, flight: _Flight, lease: Lease, keys: Sequence[bytes], until: float) -> None:
-        assert flight.task is not None
         flight.waiting[lease.lease_id] = lease, keys
         try:
             await asyncio.wait([flight.task])
@@ -114,16 +113,19 @@ class Bringer:
 
     def _leave(self, flight: _Flight) -> None:
         """Ends a flight that no lease waits for."""
-        if not flight.waiting and not flight.kept and flight.task is not None:
+        if not flight.waiting and not flight.kept:
             self._forget(flight)
             flight.task.cancel()
 
     def _start(self, keys: Sequence[bytes], suppliers: Sequence[Supplier], until: float) -> _Flight | None:
         if self._closed or not any(supplier.has_blocks(keys[:1]) for supplier in suppliers):
             return None
-        flight = _Flight(keys, until + _LONGEST_S)
-        job = partial(self._fly, flight, suppliers)
-        flight.task = start(job, name="bringing", on_failure="log", failed=self._failed)
+
+        def begin(flight: _Flight) -> asyncio.Task[None]:
+            job = partial(self._fly, flight, suppliers)
+            return start(job, name="bringing", on_failure="log", failed=self._failed)
+
+        flight = _Flight(keys, until + _LONGEST_S, begin)
         self._flights.update((key, flight) for key in keys if key not in self._flights)
         self._tasks.add(flight.task)
         flight.task.add_done_callback(lambda task: self._over(flight, task))

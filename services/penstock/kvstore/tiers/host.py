@@ -17,7 +17,7 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.table.blocks import Block, Lease, TierKind
 from penstock.kvstore.table.promises import Grant
-from penstock.kvstore.table.shelf import Watcher
+from penstock.kvstore.table.shelf import BlockWatcher
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.alarm import Alarm
 from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
@@ -46,7 +46,7 @@ class _HostWatcher:
 
     arena: Arena
     tiers: Tiers
-    watchers: list[Watcher]
+    watchers: list[BlockWatcher]
     handed_out: asyncio.Event
 
     def block_stored(self, block: Block) -> None:
@@ -63,8 +63,6 @@ class _HostWatcher:
         self.arena.set_epoch(slot, epoch)
         if epoch:
             self.handed_out.set()
-        for watcher in self.watchers:
-            watcher.slot_held(slot, epoch)
 
 
 class HostTier:
@@ -79,7 +77,7 @@ class HostTier:
         self._rules = rules
         self.handed_out = asyncio.Event()
         """Set whenever a slot gets a holder."""
-        self._watchers: list[Watcher] = []
+        self._watchers: list[BlockWatcher] = []
         self._listeners: list[Callable[[Lease], None]] = []
         self._alarm = Alarm(rules.now, lambda: self.table)
         self._log = structlog.get_logger("penstock.kvstore")
@@ -120,8 +118,8 @@ class HostTier:
     # -- who hears of changes
 
     @contextmanager
-    def watched_by(self, watcher: Watcher) -> Iterator[None]:
-        """The watcher hears of every change for the length of the block."""
+    def watched_by(self, watcher: BlockWatcher) -> Iterator[None]:
+        """The watcher hears of every block that comes or goes, for the length of the block."""
         self._watchers.append(watcher)
         try:
             yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from penstock.kvstore.eviction.base import SEVERAL
@@ -146,3 +146,11 @@ class Ends:
                 return chain[::-1]
             block = find(block.parent)
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is known of blocks and sessions whatever space is open."""
+
+    reuse: Reuse = field(default_factory=Reuse)
+    ends: Ends = field(default_factory=Ends)

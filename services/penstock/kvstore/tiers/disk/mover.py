@@ -18,7 +18,7 @@ import structlog
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.table.blocks import Block, Lease
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks
-from penstock.kvstore.tiers.disk.movement import Candidates, Ends, Merit, Reuse, worth
+from penstock.kvstore.tiers.disk.movement import Candidates, Learned, Merit, worth
 from penstock.kvstore.tiers.disk.space import Damaged
 from penstock.kvstore.tiers.host import HostTier
 
@@ -40,15 +40,15 @@ class DiskMover:
     """Watches the host tier and moves blocks between it and the disk: `look`, `run` it, then `flush` at the end."""
 
     def __init__(
-        self, disk: DiskBlocks, host: HostTier, sessions: SessionTable, now: Callable[[], float], reuse: Reuse
+        self, disk: DiskBlocks, host: HostTier, sessions: SessionTable, now: Callable[[], float], learned: Learned
     ) -> None:
-        """`reuse` is what was learned of it before, and is learned on."""
+        """`learned` is what the mover before it has learned, and learns on."""
         self._disk = disk
         self._host = host
         self._sessions = sessions
         self._now = now
-        self._reuse = reuse
-        self._ends = Ends()
+        self._reuse = learned.reuse
+        self._ends = learned.ends
         self._candidates = Candidates(self._judge)
         self._used: deque[tuple[str, list[bytes]]] = deque(maxlen=_MOST_USES)
         self._wake = asyncio.Event()
@@ -92,9 +92,6 @@ class DiskMover:
         if not self._disk.holds(block.key):
             self._reuse.learn(block.uses > 0)
             self._ends.gone(block)
-
-    def slot_held(self, slot: int, epoch: int) -> None:
-        """Does nothing: blocks that are being copied are pinned."""
 
     def leased(self, lease: Lease) -> None:
         """Blocks of host memory were used."""

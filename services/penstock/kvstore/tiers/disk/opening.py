@@ -21,7 +21,7 @@ from penstock.kvstore.table.blocks import TierKind
 from penstock.kvstore.tiers.base import Rules
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.condition import Condition
-from penstock.kvstore.tiers.disk.movement import Reuse
+from penstock.kvstore.tiers.disk.movement import Learned
 from penstock.kvstore.tiers.disk.mover import DiskMover
 from penstock.kvstore.tiers.disk.options import NvmeOptions
 from penstock.kvstore.tiers.disk.spaces import Spaces
@@ -60,7 +60,7 @@ class Disk:
         self._tiers = tiers
         self._rules = rules
         self._flush_s = flush_s
-        self._reuse = Reuse()
+        self._learned = Learned()
         self._wanted: deque[_Wanted] = deque(maxlen=1)
         """Empty before the store has a spec."""
         self._news = asyncio.Event()
@@ -128,7 +128,7 @@ class Disk:
 
     async def _serve(self, wanted: _Wanted, blocks: DiskBlocks) -> None:
         """Is a tier, until another spec is wanted or the store ends; then writes what has earned it."""
-        mover = DiskMover(blocks, self._host, self._sessions, self._rules.now, self._reuse)
+        mover = DiskMover(blocks, self._host, self._sessions, self._rules.now, self._learned)
         with wanted.membership as membership:
             membership.enter_context(self._tiers.keeping(DiskTier(blocks, mover, self._rules.now)))
             membership.enter_context(self._host.watched_by(mover))
