@@ -145,6 +145,27 @@ async def test_a_space_that_can_not_be_opened_is_tried_again(tmp_path: Path, mon
     assert len(tries) == 3
 
 
+async def test_a_store_that_ends_before_it_has_tried_again_tries_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, tries = Home.prepare, list[KvSpec]()
+
+    async def failing(home: Home, wanted: KvSpec, total: int) -> SlabShape:
+        tries.append(wanted)
+        if len(tries) == 1:
+            raise OSError("bad")
+        return await prepare(home, wanted, total)
+
+    monkeypatch.setattr(Home, "prepare", failing)
+    async with asyncio.timeout(20):
+        async with open_kvstore(settings(tmp_path, disk_blocks=2048)) as store, client_of(store.address) as client:
+            await client.put(puts(3))
+            await eventually(lambda: tries)
+        assert len(tries) == 2
+        async with open_kvstore(settings(tmp_path, disk_blocks=2048)) as store:
+            assert disk_has(store, keys(3)) == 3
+
+
 async def test_a_defect_of_the_disk_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last attempt is made once."""
     await left(tmp_path, 5)

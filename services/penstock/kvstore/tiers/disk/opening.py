@@ -136,7 +136,7 @@ class Disk:
             self._tiers.expect_no_more(TierKind.NVME)
             await mover.look()
             async with beside(mover.run, name="disk mover", on_failure="restart", failed=self._rules.failed):
-                while not self._news.is_set():
+                while not (self._stopping or self._news.is_set()):
                     await self._spaces.save(wanted.spec)
                     await self._pause(_SAVE_S)
             if wanted in self._wanted:
