@@ -18,7 +18,7 @@ from penstock.chat.formats.parser import AssistantParser
 from penstock.chat.messages import Message, Tool
 from penstock.chat.prompt import Marker, PromptEncoder
 from penstock.chat.sessions import Continuations
-from penstock.chat.template import ChatTemplate, generated_arguments
+from penstock.chat.template import ChatTemplate, Renders
 from penstock.errors import InvalidRequest
 
 
@@ -36,7 +36,7 @@ class ChatModel:
     tokenizer: Tokenizer
     fingerprint: str
     """sha256 of tokenizer.json, hex."""
-    template: ChatTemplate | None
+    template: Renders | None
     encoder: PromptEncoder
     token_bytes: TokenBytes
     eos_ids: frozenset[int]
@@ -90,7 +90,7 @@ class ChatModel:
                     "type": "function",
                     "function": {
                         "name": marker.mark(call.name),
-                        "arguments": generated_arguments(marker.mark(call.arguments)),
+                        "arguments": marker.mark(call.arguments),
                     },
                 }
                 for call in message.calls

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -55,13 +55,35 @@ def generated_arguments(text: str) -> GeneratedObject | GeneratedText:
     return GeneratedObject(text, value) if isinstance(value, dict) else GeneratedText(text)
 
 
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose calls have their arguments as a template wants them."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [call["function"] for call in calls]
+    shown = [
+        {**call, "function": {**function, "arguments": generated_arguments(function["arguments"])}}
+        if type(function.get("arguments")) is str
+        else call
+        for call, function in zip(calls, functions, strict=True)
+    ]
+    return {**message, "tool_calls": shown}
+
+
+class Renders(Protocol):
+    """What makes the prompt of messages."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """The prompt's text. Raises InvalidRequest."""
+
+
 class ChatTemplate:
     """One compiled template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` are variables such as `bos_token`. Raises ValueError when the template is malformed."""
-        self._special = dict(special_tokens or {})
         self.source = source
+        self.special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -70,12 +92,19 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generate: bool = True
     ) -> str:
-        """The prompt's text. Raises InvalidRequest with the template's own words when it refuses the messages."""
+        """The prompt's text. Arguments of calls that are plain text become what `generated_arguments` makes of it.
+
+        Raises InvalidRequest with the template's own words when it refuses the messages.
+        """
         try:
             pieces: list[str] = []
             size = 0
             for piece in self._template.generate(
-                messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._special
+                messages=[_with_arguments(message) for message in messages],
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=generate,
+                **self.special_tokens,
             ):
                 pieces.append(piece)
                 size += len(piece)

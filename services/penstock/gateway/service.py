@@ -11,6 +11,7 @@ import grpc
 import structlog
 
 from penstock.chat.model import ChatModelError, load_chat_model
+from penstock.chat.rendering.processes import rendering_apart
 from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import load_auth
 from penstock.gateway.completing.completer import Completer
@@ -69,9 +70,16 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
     async with open_channels() as channels:
-        async with open_view(
-            channels, config.router, model=config.served_name, tokenizer=model.fingerprint, failed=metrics.task_failed
-        ) as view:
+        async with (
+            rendering_apart(model) as model,
+            open_view(
+                channels,
+                config.router,
+                model=config.served_name,
+                tokenizer=model.fingerprint,
+                failed=metrics.task_failed,
+            ) as view,
+        ):
             with open_threads() as threads:
                 completer = Completer(
                     config, model, auth=auth, view=view, channels=channels, threads=threads, metrics=metrics

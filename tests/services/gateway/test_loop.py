@@ -163,20 +163,45 @@ async def test_no_message_stops_another_clients_stream(watched, parameters):
     assert gap < LONGEST_S
 
 
-async def test_a_slow_template_stops_nobody_elses_stream(opened, model_dir, tmp_path):
-    """A template of two lines that takes seconds, for the shortest of messages."""
+LOOPS = "{% for a in range(99999) %}{% for b in range(%d) %}{% endfor %}{% endfor %}"
+
+
+@asynccontextmanager
+async def a_template_that_loops(opened, model_dir, tmp_path, times: int) -> AsyncIterator:
+    """A gateway whose template takes its time for the shortest of messages, if it says "slow"."""
     directory = tmp_path / "tiny"
     shutil.copytree(model_dir, directory)
     settings = json.loads((directory / "tokenizer_config.json").read_text())
-    loops = "{% for a in range(99999) %}{% for b in range(500) %}{% endfor %}{% endfor %}"
+    loops = LOOPS.replace("%d", str(times))
     settings["chat_template"] = f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}x"
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     async with opened(model_dir=directory) as setup:
         ids = setup.ids("word") * 400
         setup.script.say = lambda request: ids
         setup.script.pace_s = PACE_S
+        yield setup
+
+
+async def test_a_slow_template_stops_nobody_elses_stream(opened, model_dir, tmp_path):
+    """Two lines that take a second."""
+    async with a_template_that_loops(opened, model_dir, tmp_path, 300) as setup:
         begin = time.perf_counter()
         gap = await longest_gap(setup, post(setup, CHAT, chat(messages=[{"role": "user", "content": "slow"}])))
         takes = time.perf_counter() - begin
-    assert takes > 1  # slow enough to be seen
+    assert takes > 0.3  # slow enough to be seen
     assert gap < takes / 3
+
+
+async def test_an_endless_template_costs_its_sender_a_400_and_others_nothing(opened, model_dir, tmp_path):
+    async with a_template_that_loops(opened, model_dir, tmp_path, 99999) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url, timeout=60) as client:
+            slow = chat(messages=[{"role": "user", "content": "slow"}])
+            endless = asyncio.ensure_future(client.post(CHAT, content=slow))
+            served = 0
+            while not endless.done():
+                assert (await client.post(CHAT, content=chat())).status_code == 200
+                served += 1
+            answer = await endless
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "takes too long" in answer.json()["error"]["message"]
+    assert served > 1

@@ -1,0 +1,35 @@
+"""What a process that renders and the one that asks it say to each other: a kind and some bytes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Literal
+
+_HEAD = struct.Struct("!BQ")
+_KINDS = ("setup", "render", "text", "refusal", "stopped")
+
+Kind = Literal["setup", "render", "text", "refusal", "stopped"]
+
+
+def send(to: socket.socket, kind: Kind, content: bytes) -> None:
+    """Sends one frame. Raises OSError."""
+    to.sendall(_HEAD.pack(_KINDS.index(kind), len(content)))
+    to.sendall(content)
+
+
+def receive(from_: socket.socket) -> tuple[Kind, bytearray]:
+    """The next frame. Raises EOFError when the other side has ended, and OSError."""
+    number, length = _HEAD.unpack(_exactly(from_, _HEAD.size))
+    return _KINDS[number], _exactly(from_, length)  # type: ignore[return-value]
+
+
+def _exactly(from_: socket.socket, length: int) -> bytearray:
+    content = bytearray(length)
+    into = memoryview(content)
+    while into:
+        got = from_.recv_into(into)
+        if not got:
+            raise EOFError
+        into = into[got:]
+    return content
