@@ -7,10 +7,10 @@ import torch
 
 from penstock.checkpoint import SUPPORTED, inspect
 from penstock.engine.config import EngineConfig
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,11 +1,11 @@
 """The inference engine: paged KV, continuous batching, chunked prefill, sampling, speculation.
 
 A request enters by `engine`, may get KV from a source (`loading`), is put into steps (`scheduling`), which one pass
-through the model computes (`forward`, over `models`, `layers` and `kernels`), gets tokens (`sampling`, `speculation`),
-and hands them out (`delivery`). `request`, `hooks`, `errors` and `config` are the interface.
+through the model computes (`forward`, over `models`, `kernels`, `step` and `layers`), gets tokens (`sampling`,
+`speculation`), and hands them out (`delivery`). `request`, `hooks`, `errors` and `config` are the interface.
 
-`scheduling`, the interface and the n-gram proposer are plain Python; `engine`, `forward` and everything below import
-torch.
+`scheduling`, `step.run`, the interface and the n-gram proposer are plain Python; `engine`, `forward` and what they
+compute with import torch.
 """
 
 import os

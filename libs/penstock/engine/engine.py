@@ -21,7 +21,6 @@ from penstock.engine.delivery.sinks import Lender, SinkFeed
 from penstock.engine.errors import EngineBusy, EngineClosed
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, Load, load_model, set_threads
-from penstock.engine.forward.run import Run
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.lane import Lane
 from penstock.engine.loading.loads import Loads
@@ -35,6 +34,7 @@ from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.stats import Counters, EngineStats, collect
+from penstock.engine.step.run import Run
 from penstock.kv.spec import KvSpec
 
 _COPIERS = 4

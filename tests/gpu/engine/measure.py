@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 
 
 @dataclass(frozen=True, slots=True)

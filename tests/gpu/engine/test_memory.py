@@ -11,11 +11,11 @@ from tests.libs.engine.cuda.test_arena import seen_elsewhere
 from tests.libs.kv.device_contract import noise
 
 from penstock.checkpoint import inspect
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.chunks import in_order
 from penstock.engine.kernels.cuda.memory import CudaMemory
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.models.loading import load_weights
+from penstock.engine.step.memory import PageMemory
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CUDA = torch.device("cuda", 0)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.checkpoint import ModelConfig, Rope
-from penstock.engine.forward.batch import BatchBuilder, arrange
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.layers import attention
 from penstock.engine.layers.attention import attend, naive_attend
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.batch import BatchBuilder, arrange
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 
 CPU = torch.device("cpu")
 WINDOWS = (None, 11)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.engine import Engine
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
@@ -20,6 +19,7 @@ from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
+from penstock.engine.step.memory import PageMemory
 from penstock.kv.spec import KvSpec
 
 seconds = st.floats(0, 10)

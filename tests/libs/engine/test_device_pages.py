@@ -8,7 +8,7 @@ import torch
 from tests.libs.kv.device_contract import noise
 
 from penstock.checkpoint import inspect
-from penstock.engine.forward.memory import DeviceMemory, PageMemory
+from penstock.engine.step.memory import DeviceMemory, PageMemory
 from penstock.kv.device.memory import Device
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.testing.twin import TwinDevice

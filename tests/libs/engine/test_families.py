@@ -14,10 +14,10 @@ from penstock.checkpoint import SUPPORTED, CheckpointError, Rope, fingerprint, i
 from penstock.checkpoint.model_config import parse_config, text_values
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 from penstock.testing.checkpoints import write_tokenizer
 
 with warnings.catch_warnings():

@@ -11,10 +11,10 @@ import torch
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 from penstock.testing.checkpoints import TinyModel, write_checkpoint, write_tokenizer
 
 with warnings.catch_warnings():

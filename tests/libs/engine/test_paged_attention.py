@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.checkpoint import Rope
-from penstock.engine.forward.int8_kv import from_rows, to_rows
 from penstock.engine.kernels.cpu.build import instruction_sets
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.layers.attention import naive_attend
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
+from penstock.engine.step.int8_kv import from_rows, to_rows
 
 PIECE = 512
 """kPiece of attention.h."""

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from penstock.checkpoint import ModelConfig, inspect
-from penstock.engine.forward.batch import BatchBuilder
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.shapes import misfit
@@ -20,6 +17,9 @@ from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import packed_weights
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.batch import BatchBuilder
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}

@@ -16,8 +16,6 @@ import torch
 from penstock.checkpoint import CheckpointError, inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward import runner as runners
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cpu import build
 from penstock.engine.kernels.cpu.pack import pack
@@ -26,6 +24,8 @@ from penstock.engine.models import packed as packing
 from penstock.engine.models.loading import all_stacks
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 from penstock.models import NAMES, embedded
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 

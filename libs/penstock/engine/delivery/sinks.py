@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.hooks import KvSink
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
+from penstock.engine.step.memory import PageMemory
 
 _LENT = "lent to sinks"
 _log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""One forward pass: the tokens of a step as tensors, the memory of pages, and the runner of the model."""
+"""One pass through the model: the runner, which drafts it accepts, and what happens when a step fails."""

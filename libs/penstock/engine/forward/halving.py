@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.engine.errors import EngineError
-from penstock.engine.forward.run import Run
 from penstock.engine.sampling.choice import Chosen
+from penstock.engine.step.run import Run
 
 Step = Callable[[Sequence[Run]], Awaitable[list[list[Chosen]]]]
 _log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import torch
 
 from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.sampling.choice import Chosen
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 from penstock.kv.spec import KvSpec
 from penstock.runtime.cores import available_cores
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
 from penstock.engine.config import EngineConfig
-from penstock.engine.forward.batch import BatchBuilder, arrange
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
+from penstock.engine.forward.accepting import accepted
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.machine import Machine
@@ -29,7 +27,9 @@ from penstock.engine.models.loading import EMBEDDING, load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
-from penstock.engine.speculation.accepting import accepted
+from penstock.engine.step.batch import BatchBuilder, arrange
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 from penstock.runtime.config import ConfigError
 
 _WEIGHTS = {

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.hooks import KvSource, LoadResult
 from penstock.engine.loading.writer import LoadWriter
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
+from penstock.engine.step.memory import PageMemory
 from penstock.runtime.tasks import being_cancelled
 
 _log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.hooks import Check, Source
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.step.memory import PageMemory
 from penstock.runtime.threads import to_its_end
 
 _INLINE_BYTES = 1 << 18

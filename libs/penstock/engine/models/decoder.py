@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.batch import Batch, Group, Leading
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.layers.attention import attend
 from penstock.engine.layers.feedforward import feed_forward
 from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.step.batch import Batch, Group, Leading
+from penstock.engine.step.memory import PageMemory
 
 Turn = tuple[Tensor, Tensor]
 """Rows of the rotation tables, cosine and sine; see rope_tables."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.engine.forward.run import Run
 from penstock.engine.request import FinishReason, Request
 from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.step.run import Run
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Guessing the next tokens, asking for guesses, and accepting those that are right."""
+"""Guessing the next tokens, and asking for guesses."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import check_model
 from penstock.engine.config import EngineConfig
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.hooks import DraftAsk
 from penstock.engine.pages import PagePool
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tests.libs.engine.cuda.paged_problem import Problem
 
 from penstock.checkpoint import inspect as look_at
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda import over_flashinfer, varlen
 from penstock.engine.kernels.cuda.choose import AttentionCandidate, candidates, choose, disproof
 from penstock.engine.kernels.cuda.over_flashinfer import FlashInferPaged, flat
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.kernels.cuda.varlen import VarlenPaged
 from penstock.engine.layers.attention import naive_attend
+from penstock.engine.step.memory import PageMemory
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CPU = torch.device("cpu")

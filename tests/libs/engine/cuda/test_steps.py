@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
-from penstock.engine.forward.run import Run
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.graphs import GraphSteps
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
@@ -21,6 +20,7 @@ from penstock.engine.kernels.cuda.plan import StepInput, StepShape, buckets, sha
 from penstock.engine.kernels.cuda.steps import DeviceSteps
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
+from penstock.engine.step.run import Run
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 BLOCK, PAGES = 8, 60

@@ -19,10 +19,10 @@ import torch
 from penstock.checkpoint import Checkpoint
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 from penstock.kv.spec import KvSpec
 
 _ROUNDS = 9

@@ -20,9 +20,6 @@ from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.errors import NotFinite
-from penstock.engine.forward.batch import sampled_rows
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
@@ -30,6 +27,9 @@ from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
+from penstock.engine.step.batch import sampled_rows
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 
 _TABLES = (torch.float32, torch.bfloat16)
 """What step.cpp reads embeddings in."""

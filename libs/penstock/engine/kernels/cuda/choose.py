@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda import over_flashinfer, varlen
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads, PagedAttention, host_paged, on_device
+from penstock.engine.step.memory import PageMemory
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 _log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.batch import Batch, Leading
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
 from penstock.engine.kernels.cuda.plan import StepInput, StepShape, buckets, shape_of
+from penstock.engine.step.batch import Batch, Leading
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 
 _log = logging.getLogger(__name__)
 

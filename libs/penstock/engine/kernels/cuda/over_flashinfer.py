@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Int32s, Paged, keys_of, values_of
+from penstock.engine.step.memory import PageMemory
 
 _WORKSPACE = 128 << 20
 """Bytes that flashinfer asks for, zeroed at first."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.layers.attention import attend
+from penstock.engine.step.memory import PageMemory
 
 Int32s = npt.NDArray[np.int32]
 

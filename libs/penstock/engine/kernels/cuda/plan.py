@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda.paged import HostPaged, Int32s
+from penstock.engine.step.run import Run
 
 
 @dataclass(frozen=True, slots=True)

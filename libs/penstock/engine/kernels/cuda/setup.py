@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
-from penstock.engine.forward.batch import BatchBuilder
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.capability import check_dtype
 from penstock.engine.kernels.cuda.choose import candidates, choose
 from penstock.engine.kernels.cuda.graphs import CudaCapture, Forward
@@ -23,6 +21,8 @@ from penstock.engine.kernels.cuda.streams import current
 from penstock.engine.kernels.cuda.upload import Upload
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
+from penstock.engine.step.batch import BatchBuilder
+from penstock.engine.step.memory import PageMemory
 
 _ROUNDING = 0.1
 """Share of the largest result by which products in 8 bits may be off when they are tried."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock.engine.forward.batch import Batch, BatchBuilder, Leading
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
 from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
+from penstock.engine.step.batch import Batch, BatchBuilder, Leading
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 
 
 class DeviceSteps:

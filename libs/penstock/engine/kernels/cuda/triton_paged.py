@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Paged, keys_of, values_of
 from penstock.engine.kernels.cuda.triton_kernels import merge, partial
+from penstock.engine.step.memory import PageMemory
 
 CHUNK = 256
 MOST_ROWS = 16

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.engine.forward.memory import PageMemory
 from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Paged, keys_of, values_of
+from penstock.engine.step.memory import PageMemory
 
 _KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute")}
 """By the major compute capability: torch's name, and the module that brings it."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from penstock.checkpoint import ModelConfig
-from penstock.engine.forward.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.engine.hooks import Check, Source
+from penstock.engine.step.int8_kv import SCALE_BYTES, from_rows, to_rows
 from penstock.kv.device.leased import PoolLease
 
 _LAYOUT = "lkbhd-v1"

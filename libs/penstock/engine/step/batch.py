@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.engine.forward.memory import PageMemory
-from penstock.engine.forward.run import Run
+from penstock.engine.step.memory import PageMemory
+from penstock.engine.step.run import Run
 
 Ints = npt.NDArray[np.int64]
 _Tables = tuple[tuple[str, int, int, int], ...]
