@@ -38,7 +38,7 @@ def speed(
     tokens: int = 64,
     rounds: int = 5,
 ) -> Speed:
-    """Greedy, from random tokens. The pool holds the longest prompt, and `context` + 2 * `tokens` tokens of each
+    """Greedy, from random tokens. The page memory holds the longest prompt, and `context` + 2 * `tokens` tokens of each
     sequence of the largest batch. The first round of each, in which kernels are compiled and steps captured, does not
     count."""
     prefill = {length: length / _median(partial(_prompt, runner, length), rounds) for length in prompts}
@@ -65,7 +65,7 @@ def _prompt(runner: Runner, length: int) -> None:
 
 
 def _decode(runner: Runner, count: int, context: int, tokens: int, drafts: int = 0) -> Callable[[], None]:
-    """A job of `tokens` steps of `count` sequences. What they attend to is what the pool holds: any numbers do."""
+    """A job of `tokens` steps of `count` sequences. They attend to whatever the page memory holds."""
     most = context + tokens + drafts
 
     def job() -> None:

@@ -23,8 +23,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
 def backend_of(name, problem):
     if name == "gather":
-        return GatherPaged(problem.shape, problem.pool)
-    found = candidates(problem.shape, problem.pool, torch.cuda.get_device_capability())
+        return GatherPaged(problem.shape, problem.memory)
+    found = candidates(problem.shape, problem.memory, torch.cuda.get_device_capability())
     candidate = next(one for one in found if one.name == name)
     if candidate.missing is not None:
         pytest.skip(candidate.missing)
@@ -63,9 +63,9 @@ def test_a_captured_call_follows_its_input(name, dtype):
     moved = on_device(host, CUDA)
     paged = Paged(moved.starts, moved.ends, moved.tables, 3, 1, 40 * 16)
     query = torch.zeros_like(shared.query)
-    rooms, answers = [problem.pool.data for problem in problems], [problem.right(0) for problem in problems]
+    rooms, answers = [problem.memory.data for problem in problems], [problem.right(0) for problem in problems]
     room = torch.zeros(max(map(len, rooms)), *rooms[0].shape[1:], dtype=dtype, device=CUDA)
-    shared.pool.data = room
+    shared.memory.data = room
     backend = backend_of(name, shared)
     attend = repeat = None
     for problem, content, right in zip(problems, rooms, answers, strict=True):

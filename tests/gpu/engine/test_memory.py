@@ -1,4 +1,4 @@
-"""What moves between host and device: weights, pages, and a pool that another process opens."""
+"""What moves between host and device: weights, pages, and page memory that another process opens."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def load_one(info):
 
 
 def test_pages_come_and_go_beside_steps(checkpoint):
-    pool = PageMemory(checkpoint.config, 40, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
-    size = pool.block_bytes
+    memory = PageMemory(checkpoint.config, 40, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
+    size = memory.block_bytes
     blocks = [noise(number, size) for number in range(1, 9)]
     busy = torch.randn(2048, 2048, device=CUDA)
 
@@ -66,41 +66,41 @@ def test_pages_come_and_go_beside_steps(checkpoint):
 
     with ThreadPoolExecutor(4) as threads:
         beside()
-        written = list(threads.map(lambda at: pool.write([at + 1], [blocks[at]]), range(8)))
+        written = list(threads.map(lambda at: memory.write([at + 1], [blocks[at]]), range(8)))
         assert written == [1] * 8
-        seen = list(threads.map(lambda at: bytes(pool.view(at + 1)), range(8)))
+        seen = list(threads.map(lambda at: bytes(memory.view(at + 1)), range(8)))
     assert seen == [bytes(block) for block in blocks]
     back = memoryview(bytearray(size))
-    pool.read_into(3, back)
+    memory.read_into(3, back)
     assert back == blocks[2]
-    assert pool.write([20, 21], blocks[:2], lambda index, copy: index == 0) == 1
-    assert bytes(pool.view(20)) == bytes(blocks[0]) and not any(pool.view(21))
+    assert memory.write([20, 21], blocks[:2], lambda index, copy: index == 0) == 1
+    assert bytes(memory.view(20)) == bytes(blocks[0]) and not any(memory.view(21))
 
 
 def test_a_page_is_read_after_the_step_that_computed_it(checkpoint):
     """Without `computed` the copy would overtake the step: the step is long."""
-    pool = PageMemory(checkpoint.config, 4, 16, torch.float32, CUDA, memory=CudaMemory(CUDA))
+    memory = PageMemory(checkpoint.config, 4, 16, torch.float32, CUDA, memory=CudaMemory(CUDA))
     long = torch.randn(4096, 4096, device=CUDA)
     for value in (1.0, 2.0, 3.0):
         for _ in range(20):
             long = (long @ long).clamp_(-1, 1)
-        pool.data[2].fill_(value)
-        pool.computed(wait=False)
-        assert memoryview(pool.view(2)).cast("f")[0] == value
+        memory.data[2].fill_(value)
+        memory.computed(wait=False)
+        assert memoryview(memory.view(2)).cast("f")[0] == value
 
 
 def test_another_process_reads_a_page_on_the_device(checkpoint):
     pytest.importorskip("cupy")
-    pool = PageMemory(checkpoint.config, 10, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
-    assert pool.lease is not None, "cupy is here, so the pool is an arena"
-    block = noise(7, pool.block_bytes)
-    assert pool.write([6], [block]) == 1
+    memory = PageMemory(checkpoint.config, 10, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
+    assert memory.lease is not None, "cupy is here, so the page memory is an arena"
+    block = noise(7, memory.block_bytes)
+    assert memory.write([6], [block]) == 1
     seen = seen_elsewhere(
-        pool.lease,
+        memory.lease,
         6,
         "import torch\nfrom penstock.kv.device.cuda import open_cuda",
         "open_cuda()",
         "torch.from_dlpack(pool.page({page})).cpu().numpy()",
     )
     assert seen == hashlib.sha256(block).hexdigest()
-    assert bytes(pool.view(6)) == bytes(block)
+    assert bytes(memory.view(6)) == bytes(block)

@@ -60,8 +60,8 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
     """Each shape: (tokens before, tokens, drafts, whether the run ends the known tokens)."""
     torch.manual_seed(seed)
     config = config_of(*heads)
-    pool = PageMemory(config, 800, block_size, torch.float32, CPU)
-    pool.data[1:] = float("nan")
+    memory = PageMemory(config, 800, block_size, torch.float32, CPU)
+    memory.data[1:] = float("nan")
     free = (torch.randperm(800) + 1).tolist()
     members, context = [], {}
     for number, (start, count, drafts, ends) in enumerate(shapes):
@@ -74,26 +74,26 @@ def test_batches_equal_the_naive_loop(shapes, heads, block_size, softcap, seed):
         assert (run.end, run.samples) == (end, 1 + drafts if ends else 0)
         kept = torch.randn(2, 2, len(pages) * block_size, heads[1], 8)
         kept[:, :, end:] = 0.0
-        pool.data[pages] = kept.view(2, 2, len(pages), block_size, heads[1], 8).permute(2, 0, 1, 3, 4, 5)
+        memory.data[pages] = kept.view(2, 2, len(pages), block_size, heads[1], 8).permute(2, 0, 1, 3, 4, 5)
         context[str(number)] = kept[:, :, :end]
         members.append(run)
     order = arrange(members)
-    builder = BatchBuilder(pool, CPU, WINDOWS, torch.float32)
+    builder = BatchBuilder(memory, CPU, WINDOWS, torch.float32)
     for _ in range(2):  # the second time, indices come from the first
         batch = builder.build(order)
         assert batch.positions.tolist() == [at for run in order for at in range(run.start, run.end)]
         for layer in range(2):
-            where = [pool.vectors[batch.places[layer, value]] for value in range(2)]
+            where = [memory.vectors[batch.places[layer, value]] for value in range(2)]
             wanted = [
                 torch.cat([context[run.table[0]][layer, value, run.start :] for run in order]).flatten(1)
                 for value in range(2)
             ]
             torch.testing.assert_close(where, wanted)
-            check(order, pool, layer, batch.groups, context, heads[0], [run.tokens for run in order], softcap)
-            check(order, pool, layer, batch.last_groups, context, heads[0], [run.samples for run in order], softcap)
+            check(order, memory, layer, batch.groups, context, heads[0], [run.tokens for run in order], softcap)
+            check(order, memory, layer, batch.last_groups, context, heads[0], [run.samples for run in order], softcap)
 
 
-def check(order, pool, layer, groups, context, heads, rows, softcap):
+def check(order, memory, layer, groups, context, heads, rows, softcap):
     """The groups cover the last `rows` of each run, in order, and attend right."""
     query = torch.randn(sum(rows), heads, 8)
     assert sum(group.batch * group.rows for group in groups) == len(query)
@@ -101,7 +101,7 @@ def check(order, pool, layer, groups, context, heads, rows, softcap):
     for group in groups:
         own = query[group.first : group.first + group.batch * group.rows].view(group.batch, group.rows, heads, 8)
         view = group.contexts[WINDOWS[layer]]
-        keys, values = pool.gather(view.index[layer], group.batch, view.tokens)
+        keys, values = memory.gather(view.index[layer], group.batch, view.tokens)
         found.append(attend(own, keys, values, view.mask, causal=view.causal, scale=0.3, softcap=softcap))
     expected, first = [], 0
     for run, count in zip(order, rows, strict=True):

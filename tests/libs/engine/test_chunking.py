@@ -109,10 +109,10 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
     made = []
 
     def load(config, checkpoint):
-        pool = PageMemory(checkpoint.config, 256, 16, torch.float32, torch.device("cpu"))
-        made.append(_Noting(pool))
+        memory = PageMemory(checkpoint.config, 256, 16, torch.float32, torch.device("cpu"))
+        made.append(_Noting(memory))
         return made[0], KvSpec(
-            model="", tokenizer="", layout="", dtype="float32", block_size=16, block_bytes=pool.block_bytes
+            model="", tokenizer="", layout="", dtype="float32", block_size=16, block_bytes=memory.block_bytes
         )
 
     def request(name, length, tokens):

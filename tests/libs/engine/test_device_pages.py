@@ -14,11 +14,11 @@ from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.testing.twin import TwinDevice
 
 
-def copies_both_kinds(device: Device, place: str, directory: Path, memory: DeviceMemory | None = None) -> None:
+def copies_both_kinds(device: Device, place: str, directory: Path, own: DeviceMemory | None = None) -> None:
     """Blocks on the device and, behind them, blocks in host memory."""
     config = inspect(write_checkpoint(directory / "model", TinyModel())).config
-    pool = PageMemory(config, 8, 16, torch.bfloat16, torch.device(place), memory=memory)
-    size = pool.block_bytes
+    memory = PageMemory(config, 8, 16, torch.bfloat16, torch.device(place), memory=own)
+    size = memory.block_bytes
     arena = device.allocate(4 * size)
     arena.upload([(0, noise(1, size)), (2 * size, noise(2, size))]).wait()
     blocks = [arena.view(0, size), arena.view(2 * size, size), noise(3, size), noise(4, size)]
@@ -28,11 +28,11 @@ def copies_both_kinds(device: Device, place: str, directory: Path, memory: Devic
         seen.append(index)
         return copy == noise(3, size)
 
-    assert pool.write([5, 1, 3, 4], blocks, check) == 3
-    assert [pool.view(page) for page in (5, 1, 3)] == [noise(number, size) for number in (1, 2, 3)]
+    assert memory.write([5, 1, 3, 4], blocks, check) == 3
+    assert [memory.view(page) for page in (5, 1, 3)] == [noise(number, size) for number in (1, 2, 3)]
     assert seen == [2, 3], "those on the device have nobody to check them here"
-    assert pool.write([2], blocks[1:2], check) == 1
-    assert pool.view(2) == noise(2, size)
+    assert memory.write([2], blocks[1:2], check) == 1
+    assert memory.view(2) == noise(2, size)
     arena.close()
 
 

@@ -47,7 +47,7 @@ class Shape:
 
 
 def kept(shape: Shape, vectors: Tensor) -> Tensor:
-    """[N, kv_heads, dim] as the cache has them: the last axes of a pool."""
+    """[N, kv_heads, dim] as they are kept: the last axes of the page memory."""
     return to_rows(vectors) if shape.cache == torch.int8 else vectors.to(shape.cache)
 
 
@@ -64,13 +64,13 @@ class Sequence:
         self.qkv = torch.randn(rows, shape.width, generator=random)
         self.before = torch.randn(2, start, shape.kv_heads, shape.dim, generator=random)
 
-    def fill(self, shape: Shape, pool: Tensor) -> None:
+    def fill(self, shape: Shape, memory: Tensor) -> None:
         size = shape.block_size
         # Nobody may look at what isn't there. In int8, -1 makes the bytes of a scale that is no number.
-        pool[self.pages] = -1 if pool.dtype == torch.int8 else float("nan")
+        memory[self.pages] = -1 if memory.dtype == torch.int8 else float("nan")
         for which in range(2):
             at = torch.arange(self.start)
-            pool[torch.tensor(self.pages)[at // size], 0, which, at % size] = kept(shape, self.before[which])
+            memory[torch.tensor(self.pages)[at // size], 0, which, at % size] = kept(shape, self.before[which])
 
 
 class Layer:
@@ -84,7 +84,7 @@ class Layer:
         self._layers = (LayerArgs * 1)(layer)
         self._scale = shape.dim**-0.5
 
-    def mixed(self, machine: Machine, pool: Tensor, sequences: list[Sequence]) -> Tensor:
+    def mixed(self, machine: Machine, memory: Tensor, sequences: list[Sequence]) -> Tensor:
         shape = self.shape
         model = ModelArgs(
             layers=1,
@@ -98,7 +98,7 @@ class Layer:
             cosine=self.tables[0].data_ptr(),
             sine=self.tables[1].data_ptr(),
             layer=addressof(self._layers),
-            pool=pool.data_ptr(),
+            memory=memory.data_ptr(),
         )
         qkv = torch.cat([one.qkv for one in sequences])
         first = np.cumsum([0, *(one.rows for one in sequences)])
@@ -135,17 +135,17 @@ def machine(isa: str, threads: int) -> Machine:
 
 
 def setting(shape: Shape, members: list[tuple[int, int]], seed: int) -> tuple[Layer, Tensor, list[Sequence]]:
-    """A layer, a pool and sequences on scattered pages: of each the tokens before its rows, and their number."""
+    """A layer, page memory and sequences on scattered pages: of each the tokens before its rows, and their number."""
     random = torch.Generator().manual_seed(seed)
     needs = [-(-(start + rows) // shape.block_size) for start, rows in members]
     free = (torch.randperm(sum(needs), generator=random) + 1).tolist()
     last = kept(shape, torch.zeros(1, shape.kv_heads, shape.dim)).shape[1:]
-    pool = torch.zeros(sum(needs) + 1, 1, 2, shape.block_size, *last, dtype=shape.cache)
+    memory = torch.zeros(sum(needs) + 1, 1, 2, shape.block_size, *last, dtype=shape.cache)
     sequences = []
     for (start, rows), need in zip(members, needs, strict=True):
         sequences.append(Sequence(shape, start, rows, [free.pop() for _ in range(need)], random))
-        sequences[-1].fill(shape, pool)
-    return Layer(shape, random), pool, sequences
+        sequences[-1].fill(shape, memory)
+    return Layer(shape, random), memory, sequences
 
 
 def shapes_of(dims: list[int], block_sizes: list[int], caches: list[torch.dtype]) -> st.SearchStrategy[Shape]:
@@ -175,8 +175,8 @@ members = st.tuples(
 @settings(max_examples=20)
 @given(shapes, st.lists(members, min_size=1, max_size=3), st.sampled_from([1, 3]), st.integers(0, 10**6))
 def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
-    layer, pool, sequences = setting(shape, members, seed)
-    found = layer.mixed(machine(isa, threads), pool, sequences)
+    layer, memory, sequences = setting(shape, members, seed)
+    found = layer.mixed(machine(isa, threads), memory, sequences)
     expected = torch.cat([layer.naive(one) for one in sequences])
     tolerance = TILES if isa == "amx" and shape.cache == torch.bfloat16 else CACHES[shape.cache]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
@@ -188,12 +188,12 @@ def test_it_is_what_the_naive_loop_gives(isa, shape, members, threads, seed):
 def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
     """Bit for bit: alone or in a batch, decoded or verified with others (which looks at the same pages before the
     others are there), on one thread or on five."""
-    layer, pool, sequences = setting(shape, members, seed)
-    together = layer.mixed(machine(isa, 5), pool, sequences)
+    layer, memory, sequences = setting(shape, members, seed)
+    together = layer.mixed(machine(isa, 5), memory, sequences)
     first = 0
     for one in sequences:
         rows = []
-        one.fill(shape, pool)
+        one.fill(shape, memory)
         for row in range(one.rows):
             single = object.__new__(Sequence)
             single.start, single.rows, single.pages, single.qkv = (
@@ -202,7 +202,7 @@ def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
                 one.pages,
                 one.qkv[row : row + 1],
             )
-            rows.append(layer.mixed(machine(isa, 1), pool, [single]))
+            rows.append(layer.mixed(machine(isa, 1), memory, [single]))
         assert torch.equal(torch.cat(rows), together[first : first + one.rows])
         first += one.rows
 
@@ -212,12 +212,12 @@ def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
 def test_values_are_kept_as_torch_keeps_them(isa, cache):
     """Byte for byte, so that it doesn't matter who computed a block."""
     shape = Shape(6, 3, 48, 16, 0, False, cache)
-    layer, pool, (one,) = setting(shape, [(0, 16)], 3)
+    layer, memory, (one,) = setting(shape, [(0, 16)], 3)
     one.qkv *= torch.logspace(-20, 20, 16).unsqueeze(1)
     one.qkv[5] = 0
-    layer.mixed(machine(isa, 2), pool, [one])
+    layer.mixed(machine(isa, 2), memory, [one])
     values = one.qkv.view(16, -1, 48)[:, 9:]
-    assert torch.equal(pool[one.pages[0], 0, 1], kept(shape, values))
+    assert torch.equal(memory[one.pages[0], 0, 1], kept(shape, values))
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 16, 65]), st.integers(-30, 30), st.integers(0, 99))

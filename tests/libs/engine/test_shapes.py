@@ -41,13 +41,13 @@ def logits(directory: Path, kind: str | None) -> torch.Tensor:
             return matrix(), bias
         return PackedMatrix.of(machine, packed.matrices[stack.name], bias, stack.columns), None
 
-    pool = PageMemory(config, 8, 16, torch.float32, CPU)
+    memory = PageMemory(config, 8, 16, torch.float32, CPU)
     decoder = Decoder(config, load_weights(checkpoint, torch.float32, CPU, keep=keep), 128, torch.float32)
-    builder = BatchBuilder(pool, CPU, config.windows, torch.float32)
+    builder = BatchBuilder(memory, CPU, config.windows, torch.float32)
     tokens = [(7 * number) % 256 for number in range(21)]
     choice = Choice(SamplingParams(max_tokens=4, temperature=0.0), frozenset(), tokens, 21)
     with torch.inference_mode():
-        return decoder.forward(builder.build([Run(choice, 0, 21, [1, 2], ("one", 0))]), pool)
+        return decoder.forward(builder.build([Run(choice, 0, 21, [1, 2], ("one", 0))]), memory)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "lossless"])

@@ -213,9 +213,9 @@ def test_pages_cost_memory_once_they_are_used():
 
     config = inspect(embedded(NAMES[0])).config
     before = private()
-    pool = PageMemory(config, 1000, 16, torch.float32, torch.device("cpu"))
-    assert pool.block_bytes * 1000 > 100 << 20, "the pool is large enough to be noticed"
+    memory = PageMemory(config, 1000, 16, torch.float32, torch.device("cpu"))
+    assert memory.block_bytes * 1000 > 100 << 20, "the memory is large enough to be noticed"
     assert private() - before < 20_000
     for page in range(1, 501):
-        pool.data[page].fill_(1.0)
-    assert private() - before > 0.4 * pool.block_bytes * 1000 / 1024
+        memory.data[page].fill_(1.0)
+    assert private() - before > 0.4 * memory.block_bytes * 1000 / 1024

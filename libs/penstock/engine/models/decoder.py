@@ -25,7 +25,7 @@ Turn = tuple[Tensor, Tensor]
 
 
 class Decoder:
-    """Computes logits for the sampled rows of a batch and leaves every row's keys and values in the pool.
+    """Computes logits for the sampled rows of a batch and leaves every row's keys and values in the page memory.
 
     Stateless between calls. `max_positions` bounds the rotation tables, `dtype` is that of the activations: the
     weights' own, or float32 when the weights are packed.
@@ -51,13 +51,13 @@ class Decoder:
         """The rotation tables, [positions, 1, rotary_dim]: of all layers, or of those without a window and the rest."""
         return self._tables
 
-    def forward(self, batch: Batch, pool: PageMemory) -> Tensor:
+    def forward(self, batch: Batch, memory: PageMemory) -> Tensor:
         """float32 [S, vocab]."""
         x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
         for number, layer in enumerate(self._weights.layers[:-1]):
-            x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, pool=pool)
-        x = self._last_layer(x, turns[self._table_of[-1]], batch, pool)
+            x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, memory=memory)
+        x = self._last_layer(x, turns[self._table_of[-1]], batch, memory)
         x = self._norm(x, self._weights.norm)
         logits = linear(x, self._weights.head).float()
         cap = self.config.logit_softcap
@@ -70,34 +70,36 @@ class Decoder:
         return x if weight is None else self._norm(x, weight)
 
     def _layer(
-        self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, *, batch: Batch, pool: PageMemory
+        self, number: int, layer: LayerWeights, x: Tensor, turn: Turn, *, batch: Batch, memory: PageMemory
     ) -> Tensor:
         """[N, hidden] -> [N, hidden]."""
         fused = linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         values = fused[:, -self._kv_width :]
         turned = self._turn(fused[:, : -self._kv_width], layer.qk_norm, turn)
         query, keys = turned[:, : self.config.n_heads], turned[:, self.config.n_heads :]
-        self._store(number, keys, values, batch, pool)
-        return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, pool=pool)
+        self._store(number, keys, values, batch, memory)
+        return self._finish(number, layer, x, query, groups=batch.groups, leading=batch.leading, memory=memory)
 
-    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, pool: PageMemory) -> Tensor:
+    def _last_layer(self, x: Tensor, turn: Turn, batch: Batch, memory: PageMemory) -> Tensor:
         """[N, hidden] -> [S, hidden]: keys and values of all rows, everything else of the sampled ones only."""
         number, layer = len(self._weights.layers) - 1, self._weights.layers[-1]
         if batch.sampled is None:
-            return self._layer(number, layer, x, turn, batch=batch, pool=pool)
+            return self._layer(number, layer, x, turn, batch=batch, memory=memory)
         heads, normed = self.config.n_heads, self._norm(x, layer.input_norm)
         q_bias, kv_bias = _halves(layer.qkv_bias, self._q_width)
         q_norm, k_norm = _halves(layer.qk_norm, heads)
         fused = linear(normed, columns(layer.qkv, self._q_width, self._q_width + 2 * self._kv_width), kv_bias)
         keys = self._turn(fused[:, : self._kv_width], k_norm, turn)
-        self._store(number, keys, fused[:, self._kv_width :], batch, pool)
+        self._store(number, keys, fused[:, self._kv_width :], batch, memory)
         chosen = batch.sampled
         if not batch.n_sampled:
             return x[:0]
         query = linear(normed.index_select(0, chosen), columns(layer.qkv, 0, self._q_width), q_bias)
         query = self._turn(query, q_norm, _rows(turn, chosen))
         x = x.index_select(0, chosen)
-        return self._finish(number, layer, x, query, groups=batch.last_groups, leading=batch.last_leading, pool=pool)
+        return self._finish(
+            number, layer, x, query, groups=batch.last_groups, leading=batch.last_leading, memory=memory
+        )
 
     def _turn(self, heads: Tensor, norm: Tensor | None, turn: Turn) -> Tensor:
         """[N, n * head_dim] -> [N, n, head_dim], normalised where the model asks for it, and rotated."""
@@ -106,10 +108,10 @@ class Decoder:
             heads = rms_norm(heads, norm, self._eps)
         return rotate(heads, *turn)
 
-    def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, pool: PageMemory) -> None:
+    def _store(self, number: int, keys: Tensor, values: Tensor, batch: Batch, memory: PageMemory) -> None:
         key_places, value_places = batch.places[number]
-        pool.store(key_places, keys.reshape(-1, self._kv_width))
-        pool.store(value_places, values)
+        memory.store(key_places, keys.reshape(-1, self._kv_width))
+        memory.store(value_places, values)
 
     def _finish(
         self,
@@ -120,22 +122,22 @@ class Decoder:
         *,
         groups: list[Group],
         leading: Leading | None,
-        pool: PageMemory,
+        memory: PageMemory,
     ) -> Tensor:
         """Attention, its projection, the feed-forward block; the rows are the leading ones and those of `groups`."""
         mixed = [] if leading is None else [leading.attend(number, query[: leading.rows])]
-        mixed += [self._attend(number, query, group, pool) for group in groups]
+        mixed += [self._attend(number, query, group, memory) for group in groups]
         added = linear(mixed[0] if len(mixed) == 1 else torch.cat(mixed), layer.out, layer.out_bias)
         x = x + self._post_norm(added, layer.attention_post_norm)
         added = feed_forward(self._norm(x, layer.mlp_norm), layer.mlp, self.config.activation)
         return x + self._post_norm(added, layer.mlp_post_norm)
 
-    def _attend(self, number: int, query: Tensor, group: Group, pool: PageMemory) -> Tensor:
+    def _attend(self, number: int, query: Tensor, group: Group, memory: PageMemory) -> Tensor:
         config = self.config
         own = query[group.first : group.first + group.batch * group.rows]
         own = own.reshape(group.batch, group.rows, config.n_heads, config.head_dim)
         context = group.contexts[config.windows[number]]
-        keys, values = pool.gather(context.index[number], group.batch, context.tokens)
+        keys, values = memory.gather(context.index[number], group.batch, context.tokens)
         keys, values = keys.to(own.dtype), values.to(own.dtype)
         return attend(
             own,

@@ -134,8 +134,8 @@ class PageMemory:
         """(keys, values) of one layer, each [batch, tokens, kv_heads, head_dim], valid until the next call.
 
         `index` [2 * batch * pages] names rows of `strips`, all keys before all values; `tokens` cuts off the end of
-        the last page. The copies go to one scratch buffer, which stays in the processor's cache. Numbers are as the
-        pool keeps them, those of int8 float32.
+        the last page. The copies go to one scratch buffer, which stays in the processor's cache. Numbers have
+        the type in which they are kept; those of int8 come as float32.
         """
         count, width = index.shape[0], self.strips.shape[1]
         if self._scratch.numel() < count * width:
@@ -153,7 +153,7 @@ class PageMemory:
         self.data[page].zero_()
 
     def view(self, page: int) -> memoryview:
-        """The page's bytes, read-only: the pool's own memory on the CPU, a copy otherwise."""
+        """The page's bytes, read-only: the page itself on the CPU, a copy otherwise."""
         if self._copies is not None:
             content = self._copies.read(page).numpy()
         else:

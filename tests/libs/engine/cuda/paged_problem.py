@@ -48,7 +48,7 @@ class Problem:
             content = data[own].transpose(1, 3).flatten(0, 1)  # [tokens, 2, layers, kv_heads, dim]
             content[:end] = torch.randn(content[:end].shape, generator=generator)
             data[own] = content.unflatten(0, (len(own), self.block)).transpose(1, 3)
-        self.pool: Any = SimpleNamespace(data=data.to(self.device, self.dtype), block_size=self.block)
+        self.memory: Any = SimpleNamespace(data=data.to(self.device, self.dtype), block_size=self.block)
         query = torch.randn(sum(self.rows), self.heads, self.dim, generator=generator)
         self.query = query.to(self.device, self.dtype)
         self.shape = Heads(self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.softcap, self.windows)
@@ -59,7 +59,7 @@ class Problem:
         """By the naive oracle, in float32."""
         answers, first = [], 0
         for rows, end, table in zip(self.rows, self.ends, self.tables, strict=True):
-            content = self.pool.data[table, layer].cpu().float().transpose(1, 2).flatten(0, 1)[:end]
+            content = self.memory.data[table, layer].cpu().float().transpose(1, 2).flatten(0, 1)[:end]
             positions = range(end - rows, end)
             keys, values = content[:, 0], content[:, 1]
             own = self.query[first : first + rows].cpu().float()

@@ -1,4 +1,4 @@
-"""A pool's memory that another process opens: on a twin here, on a device in tests/gpu."""
+"""Page memory that another process opens: on a twin here, on a device in tests/gpu."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ problems = st.builds(
 @settings(max_examples=20)
 @given(problems)
 def test_gathering_is_right(problem):
-    assert problem.worst(GatherPaged(problem.shape, problem.pool)) < 1e-5
+    assert problem.worst(GatherPaged(problem.shape, problem.memory)) < 1e-5
 
 
 # torch's varlen attention
@@ -78,7 +78,7 @@ def test_the_stand_in_has_the_arguments_of_torch():
 @settings(max_examples=10)
 @given(problems.filter(lambda problem: problem.softcap is None))
 def test_varlen_is_told_what_it_needs(problem):
-    assert problem.worst(VarlenPaged(problem.shape, problem.pool, documented_varlen)) < 1e-5
+    assert problem.worst(VarlenPaged(problem.shape, problem.memory, documented_varlen)) < 1e-5
 
 
 def test_why_varlen_is_passed_over():
@@ -146,14 +146,14 @@ FLASHINFER = SimpleNamespace(
 @settings(max_examples=20)
 @given(problems)
 def test_flashinfer_is_told_what_it_needs(problem):
-    backend = FlashInferPaged(problem.shape, problem.pool, FLASHINFER)
+    backend = FlashInferPaged(problem.shape, problem.memory, FLASHINFER)
     assert problem.worst(backend) < 1e-5
     assert problem.worst(backend) < 1e-5, "planned again"
 
 
 def test_flashinfer_plans_again_before_a_replay():
     problem = Problem([1, 1, 1], [20, 40, 1])
-    attend = FlashInferPaged(problem.shape, problem.pool, FLASHINFER).begin(problem.paged, problem.host, True)
+    attend = FlashInferPaged(problem.shape, problem.memory, FLASHINFER).begin(problem.paged, problem.host, True)
     torch.testing.assert_close(attend(1, problem.query), problem.right(1))
     problem.ends[:] = [19, 33, 1]
     problem.host.ends[:] = problem.ends
@@ -185,7 +185,7 @@ def model(tmp_path):
 
 
 def test_the_first_that_is_right_is_chosen(model, caplog):
-    pool = PageMemory(model, 40, 16, torch.float32, CPU)
+    memory = PageMemory(model, 40, 16, torch.float32, CPU)
     heads = Heads.of(model)
 
     class Wrong(GatherPaged):
@@ -202,25 +202,25 @@ def test_the_first_that_is_right_is_chosen(model, caplog):
     found = [
         AttentionCandidate("absent", "it is not installed", lambda: pytest.fail("not to be made")),
         AttentionCandidate("broken", None, broken, lambda: undone.append("broken")),
-        AttentionCandidate("wrong", None, lambda: Wrong(heads, pool)),
-        AttentionCandidate("right", None, lambda: GatherPaged(heads, pool), lambda: pytest.fail("it is in use")),
+        AttentionCandidate("wrong", None, lambda: Wrong(heads, memory)),
+        AttentionCandidate("right", None, lambda: GatherPaged(heads, memory), lambda: pytest.fail("it is in use")),
     ]
     with caplog.at_level(logging.INFO):
-        chosen = choose(model, pool, found)
+        chosen = choose(model, memory, found)
     assert isinstance(chosen, GatherPaged) and not isinstance(chosen, Wrong)
-    assert not pool.data.any(), "the pool is empty again"
+    assert not memory.data.any(), "the pages are empty again"
     assert undone == ["broken"]
     said = [record.message for record in caplog.records]
     assert "absent: it is not installed" in said[0] and "no kernel image" in said[1] and "off by" in said[2]
-    assert choose(model, pool, found[:3]) is None
+    assert choose(model, memory, found[:3]) is None
 
 
 def test_a_pool_too_small_for_a_proof_is_left_alone(model):
-    pool = PageMemory(model, 3, 16, torch.float32, CPU)
-    assert disproof(GatherPaged(Heads.of(model), pool), model, pool) is None
+    memory = PageMemory(model, 3, 16, torch.float32, CPU)
+    assert disproof(GatherPaged(Heads.of(model), memory), model, memory) is None
 
 
 def test_the_order_of_preference(model):
-    pool = PageMemory(model, 3, 16, torch.bfloat16, CPU)
-    found = candidates(Heads.of(model), pool, (9, 0))
+    memory = PageMemory(model, 3, 16, torch.bfloat16, CPU)
+    found = candidates(Heads.of(model), memory, (9, 0))
     assert [one.name for one in found] == ["varlen", "flashinfer", "triton"]

@@ -104,7 +104,7 @@ class Recorder:
 
 
 def device_runner(directory, capture, most_rows=None):
-    """A runner whose steps are a device's, with the pool's last page for scratch."""
+    """A runner whose steps are a device's, with the last page for scratch."""
     runner = Runner(inspect(directory), config_of(directory, kernels=False))
     attention = GatherPaged(Heads.of(runner.decoder.config), runner.memory)
     attention.graph_rows, attention.most_rows = 4, most_rows

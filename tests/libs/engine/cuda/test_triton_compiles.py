@@ -23,8 +23,8 @@ from penstock.engine.kernels.cuda.triton_paged import _shape
 
 arch, dim, dtype, windowed, split, capped = json.loads(sys.argv[1])
 dtype = getattr(torch, dtype)
-pool = SimpleNamespace(data=torch.zeros(1, dtype=dtype), block_size=16)
-shape = _shape(Heads(8, 2, dim, 1.0, 3.0 if capped else None, (None,)), pool)
+memory = SimpleNamespace(data=torch.zeros(1, dtype=dtype), block_size=16)
+shape = _shape(Heads(8, 2, dim, 1.0, 3.0 if capped else None, (None,)), memory)
 number = "*fp32" if dtype == torch.float32 else "*bf16"
 pointers = {name: number for name in ("query", "keys", "values", "out")} | {"parts": "*fp32", "lse": "*fp32"}
 pointers |= {name: "*i32" for name in ("tables", "starts", "ends")} | {"scale": "fp32", "softcap": "fp32"}

@@ -38,23 +38,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of
     ],
 )
 def test_the_kernel_is_right(problem, tolerance):
-    assert problem.worst(TritonPaged(problem.shape, problem.pool)) < tolerance
+    assert problem.worst(TritonPaged(problem.shape, problem.memory)) < tolerance
 
 
 def test_a_row_does_not_depend_on_what_is_beside_it():
     """Not in one bit: beside a long context it is merged from parts, and alone it is not."""
     together = Problem([3, 1, 1], [40, 300, 17], windows=(None,))
-    answers = TritonPaged(together.shape, together.pool).begin(together.paged, together.host, False)(0, together.query)
+    answers = TritonPaged(together.shape, together.memory).begin(together.paged, together.host, False)(
+        0, together.query
+    )
     host = host_paged([40], [3], together.tables[:1], 3)
     paged = on_device(host, torch.device("cpu"))
-    answer = TritonPaged(together.shape, together.pool).begin(paged, host, False)(0, together.query[:3])
+    answer = TritonPaged(together.shape, together.memory).begin(paged, host, False)(0, together.query[:3])
     assert torch.equal(answer, answers[:3])
 
 
 def test_a_small_workspace_takes_several_calls(monkeypatch):
     problem = Problem([2, 1, 4, 1], [300, 17, 30, 260], windows=(None,))
-    whole = TritonPaged(problem.shape, problem.pool).begin(problem.paged, problem.host, False)(0, problem.query)
+    whole = TritonPaged(problem.shape, problem.memory).begin(problem.paged, problem.host, False)(0, problem.query)
     monkeypatch.setattr(triton_paged, "_WORKSPACE", 2 * 4 * 16 * 4)
-    step = TritonPaged(problem.shape, problem.pool).begin(problem.paged, problem.host, False)
+    step = TritonPaged(problem.shape, problem.memory).begin(problem.paged, problem.host, False)
     assert len(step._slices) == 3
     assert torch.equal(step(0, problem.query), whole)

@@ -36,10 +36,10 @@ _TABLES = (torch.float32, torch.bfloat16)
 
 
 class CompiledDecoder:
-    """Steps of one model over one pool."""
+    """Steps of one model over one page memory."""
 
     def __init__(
-        self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], pool: PageMemory
+        self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], memory: PageMemory
     ) -> None:
         """`weights` are packed; `tables` are the rotation's cosine and sine, float32 [positions, 1, head_dim]."""
         self._machine = machine
@@ -49,7 +49,7 @@ class CompiledDecoder:
         table = weights.embedding.plain
         self._table = table if table is not None and table.dtype in _TABLES and table.is_contiguous() else None
         self._hidden, self._vocab = config.hidden_size, config.vocab_size
-        self._keep: list[Any] = [weights, pool]
+        self._keep: list[Any] = [weights, memory]
         layers = (LayerArgs * config.n_layers)(
             *(self._layer(layer, window or 0) for layer, window in zip(weights.layers, config.windows, strict=True))
         )
@@ -63,8 +63,8 @@ class CompiledDecoder:
             intermediate=config.intermediate_size,
             eps=config.rms_eps,
             scale=config.attention_scale,
-            kv_kind=Kind.of(pool.data.dtype),
-            block_size=pool.block_size,
+            kv_kind=Kind.of(memory.data.dtype),
+            block_size=memory.block_size,
             vocab=self._vocab,
             cosine=cosine,
             sine=sine,
@@ -73,7 +73,7 @@ class CompiledDecoder:
             head=_args(weights.head),
             table=None if self._table is None else self._table.data_ptr(),
             table_kind=0 if self._table is None else Kind.of(self._table.dtype),
-            pool=pool.data.data_ptr(),
+            memory=memory.data.data_ptr(),
         )
         self._keep.append(layers)
         self._names: list[tuple[str, int, int]] = []
@@ -103,7 +103,7 @@ class CompiledDecoder:
         return not self._head.by_torch(rows)
 
     def forward(self, runs: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab]; leaves every row's keys and values in the pool."""
+        """float32 [samples, vocab]; leaves every row's keys and values in the page memory."""
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
         self._step(runs, sampled, logits)

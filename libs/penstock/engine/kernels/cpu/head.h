@@ -165,7 +165,7 @@ template <class Own, class Cache> class Head {
   // A token's key (0) or value (1).
   Number *at(int position, int which) const {
     const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
-    return static_cast<Number *>(model_.pool) + (run * model_.block_size + position % model_.block_size) * apart() +
+    return static_cast<Number *>(model_.memory) + (run * model_.block_size + position % model_.block_size) * apart() +
            kv_head_ * dim_;
   }
   int64_t apart() const { return int64_t(model_.kv_heads) * (dim_ + Cache::kScale); }  // numbers of a token

@@ -96,7 +96,7 @@ class ModelArgs(Structure):
         ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step's `x` is given
         ("table_kind", c_int32),  # FLOAT32 or BFLOAT16
         # [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
-        ("pool", ROOM),
+        ("memory", ROOM),
     )
 
 

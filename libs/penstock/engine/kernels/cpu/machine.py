@@ -98,7 +98,7 @@ class Machine:
     def attend(self, model: ModelArgs, step: StepArgs, qkv: Tensor, mixed: Tensor) -> None:
         """Layer 0's attention alone: float32 [rows, (heads + 2 kv_heads) head_dim] -> [rows, heads head_dim].
 
-        Stores the rows' keys and values in the pool first.
+        Stores the rows' keys and values in the page memory first.
         """
         args = ctypes.byref(model), ctypes.byref(step), qkv.data_ptr(), mixed.data_ptr()
         self._library.penstock_attend(self._handle, *args)

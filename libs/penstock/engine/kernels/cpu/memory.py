@@ -37,8 +37,8 @@ def populated(file: int, nbytes: int) -> Tensor:
     _advise(memory, mmap.MADV_HUGEPAGE)
     content = _tensor(memory, nbytes)
     pieces = range(0, nbytes, _PIECE)
-    with ThreadPoolExecutor(min(_AT_ONCE, len(pieces))) as pool:
-        known = all(pool.map(lambda at: _populate(content.data_ptr() + at, min(_PIECE, nbytes - at)), pieces))
+    with ThreadPoolExecutor(min(_AT_ONCE, len(pieces))) as executor:
+        known = all(executor.map(lambda at: _populate(content.data_ptr() + at, min(_PIECE, nbytes - at)), pieces))
     if not known:
         _advise(memory, mmap.MADV_WILLNEED)
     return content

@@ -60,8 +60,8 @@ class Packer:
             self._sum(base + begin, end - begin, BLOCK_BYTES, sums[first:].ctypes.data)
 
         share = max(1, -(-blocks // threads))
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(some, range(0, blocks, share)))
+        with ThreadPoolExecutor(threads) as executor:
+            list(executor.map(some, range(0, blocks, share)))
         return sums.tobytes()
 
 
@@ -122,8 +122,8 @@ def pack_slices(
             for stack, first, last in work:  # the list's iterator gives each slice to one thread
                 worker.pack(stack, first, last)
 
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(some, range(threads)))
+        with ThreadPoolExecutor(threads) as executor:
+            list(executor.map(some, range(threads)))
 
 
 def _cut(stack: Stack) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""The pool's memory as one arena that other processes of the host can open, by CUDA IPC.
+"""Page memory as one arena that other processes of the host can open by CUDA IPC.
 
-The store's device tier opens it as it opens any arena (see penstock.kv.device): a page of the pool is then a view on
-the device, and what is copied from there need not pass through host memory.
+The store's device tier opens it as it opens any arena (see penstock.kv.device): it sees each page as a view on the
+device, and what it copies from there need not pass through host memory.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def open_arena(size: int, device: torch.device) -> PoolArena | None:
     try:
         return PoolArena(open_cuda(device.index or 0), size)
     except DeviceFault as fault:
-        _log.info("the KV pool can't be leased by other processes: %s", fault)
+        _log.info("other processes can't open the KV pages: %s", fault)
         return None

@@ -36,26 +36,26 @@ class AttentionCandidate:
     """Takes back what `make` changed in the process, when it is not chosen."""
 
 
-def candidates(heads: Heads, pool: PageMemory, capability: tuple[int, int]) -> list[AttentionCandidate]:
+def candidates(heads: Heads, memory: PageMemory, capability: tuple[int, int]) -> list[AttentionCandidate]:
     """In the order of preference."""
-    dtype = pool.data.dtype
+    dtype = memory.data.dtype
 
     def over_triton() -> PagedAttention:
         from penstock.engine.kernels.cuda.triton_paged import TritonPaged
 
-        return TritonPaged(heads, pool)
+        return TritonPaged(heads, memory)
 
     return [
         AttentionCandidate(
             "varlen",
             varlen.missing(heads, dtype, capability),
-            lambda: varlen.VarlenPaged(heads, pool, varlen.activate(capability)),
+            lambda: varlen.VarlenPaged(heads, memory, varlen.activate(capability)),
             varlen.deactivate,
         ),
         AttentionCandidate(
             "flashinfer",
             over_flashinfer.missing(heads, dtype, capability),
-            lambda: over_flashinfer.FlashInferPaged(heads, pool, importlib.import_module("flashinfer")),
+            lambda: over_flashinfer.FlashInferPaged(heads, memory, importlib.import_module("flashinfer")),
         ),
         AttentionCandidate("triton", _without_triton(capability), over_triton),
     ]
@@ -67,14 +67,14 @@ def _without_triton(capability: tuple[int, int]) -> str | None:
     return None if importlib.util.find_spec("triton") is not None else "triton is not installed"
 
 
-def choose(config: ModelConfig, pool: PageMemory, found: Sequence[AttentionCandidate]) -> PagedAttention | None:
+def choose(config: ModelConfig, memory: PageMemory, found: Sequence[AttentionCandidate]) -> PagedAttention | None:
     """The first of `found` that works; None when torch has to gather. What was passed over is logged once, here."""
     for candidate in found:
         reason = candidate.missing
         if reason is None:
             try:
                 backend = candidate.make()
-                reason = disproof(backend, config, pool)
+                reason = disproof(backend, config, memory)
             except Exception as error:  # anything may be wrong with a library that is only looked for
                 reason = f"{type(error).__name__}: {error}"
             else:
@@ -87,36 +87,36 @@ def choose(config: ModelConfig, pool: PageMemory, found: Sequence[AttentionCandi
     return None
 
 
-def disproof(backend: PagedAttention, config: ModelConfig, pool: PageMemory) -> str | None:
-    """What is wrong with its answers; None when they are right. The pool is empty, and is so again afterwards."""
-    size = pool.block_size
-    ends = [1, 3 * size + 1, min(20 * size, (pool.data.shape[0] - 8) * size)]
-    if ends[2] <= 3 * size or pool.data.shape[0] < 8:
-        return None  # too small a pool to prove anything
-    pages = torch.randperm(pool.data.shape[0] - 1, generator=torch.Generator().manual_seed(1)).add_(1).tolist()
+def disproof(backend: PagedAttention, config: ModelConfig, memory: PageMemory) -> str | None:
+    """What is wrong with the backend's answers; None when they are right. The pages are zero before and afterwards."""
+    size = memory.block_size
+    ends = [1, 3 * size + 1, min(20 * size, (memory.data.shape[0] - 8) * size)]
+    if ends[2] <= 3 * size or memory.data.shape[0] < 8:
+        return None  # too few pages to prove anything
+    pages = torch.randperm(memory.data.shape[0] - 1, generator=torch.Generator().manual_seed(1)).add_(1).tolist()
     tables, used = [], 0
     for end in ends:
         tables.append(pages[used : used + -(-end // size)])
         used += -(-end // size)
     own = Heads.of(config)
-    generator = torch.Generator(pool.data.device).manual_seed(2)
+    generator = torch.Generator(memory.data.device).manual_seed(2)
     shape = (used, 2, size, own.kv_heads, own.dim)
     layers = {window: layer for layer, window in enumerate(own.windows)}
     worst = 0.0
     try:
         for window, layer in layers.items():
-            content = torch.randn(shape, generator=generator, device=pool.data.device)
-            pool.data[torch.tensor(pages[:used], device=pool.data.device), layer] = content.to(pool.data.dtype)
+            content = torch.randn(shape, generator=generator, device=memory.data.device)
+            memory.data[torch.tensor(pages[:used], device=memory.data.device), layer] = content.to(memory.data.dtype)
             for rows in ([1, 1, 1], [1, 3, 2]):
                 host = host_paged(ends, rows, tables, max(map(len, tables)))
-                paged = on_device(host, pool.data.device)
-                query = torch.randn(paged.rows, own.heads, own.dim, generator=generator, device=pool.data.device)
-                query = query.to(pool.data.dtype)
+                paged = on_device(host, memory.data.device)
+                query = torch.randn(paged.rows, own.heads, own.dim, generator=generator, device=memory.data.device)
+                query = query.to(memory.data.dtype)
                 answer = backend.begin(paged, host, False)(layer, query).float()
-                right = GatherPaged(own, pool).begin(paged, host, False)(layer, query).float()
+                right = GatherPaged(own, memory).begin(paged, host, False)(layer, query).float()
                 worst = max(worst, float((answer - right).abs().max()))
-                if not worst <= _TOLERANCE[pool.data.dtype]:
+                if not worst <= _TOLERANCE[memory.data.dtype]:
                     return f"it is off by {worst:.2g} in a layer with window {window}"
     finally:
-        pool.data[torch.tensor(pages[:used], device=pool.data.device)] = 0
+        memory.data[torch.tensor(pages[:used], device=memory.data.device)] = 0
     return None

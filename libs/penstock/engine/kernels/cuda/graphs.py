@@ -29,8 +29,8 @@ class Forward(Protocol):
 
     config: ModelConfig
 
-    def forward(self, batch: Batch, pool: PageMemory) -> Tensor:
-        """float32 [samples, vocab]; leaves the rows' keys and values in the pool."""
+    def forward(self, batch: Batch, memory: PageMemory) -> Tensor:
+        """float32 [samples, vocab]; leaves the rows' keys and values in the page memory."""
         ...
 
 
@@ -43,16 +43,16 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """By CUDA graphs, whose memory is one pool: the result of one is gone when another one is replayed."""
+    """Captures as CUDA graphs, which share their memory: replaying one overwrites the results of the others."""
 
     def __init__(self) -> None:
-        self._memory = torch.cuda.graph_pool_handle()
+        self._handle = torch.cuda.graph_pool_handle()
 
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Captures the body, which has run before, and returns its replay. Raises when it can't be captured."""
         graph = torch.cuda.CUDAGraph()
         # other threads copy pages meanwhile, which a capture of the whole process would forbid
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
             result = body()
 
         def replay() -> Tensor:
@@ -63,12 +63,12 @@ class CudaCapture:
 
 
 class GraphSteps:
-    """The captured steps of one model over one pool, whose last page is the scratch page."""
+    """The captured steps of one model over one page memory, whose last page is the scratch page."""
 
     def __init__(
         self,
         decoder: Forward,
-        pool: PageMemory,
+        memory: PageMemory,
         attention: PagedAttention,
         *,
         most_sequences: int,
@@ -76,10 +76,10 @@ class GraphSteps:
         capture: Capture,
     ) -> None:
         self._decoder = decoder
-        self._pool = pool
+        self._memory = memory
         self._attention = attention
         self._sizes = buckets(most_sequences)
-        self._width = -(-max_positions // pool.block_size)
+        self._width = -(-max_positions // memory.block_size)
         self._capture = capture
         self._steps: dict[StepShape, _Captured] = {}
         self.possible = attention.graph_rows > 0 and decoder.config.experts is None
@@ -92,7 +92,7 @@ class GraphSteps:
             return None
         step = self._steps.get(shape)
         if step is None:
-            step = self._steps[shape] = _Captured(self._decoder, self._pool, self._attention, shape, self._width)
+            step = self._steps[shape] = _Captured(self._decoder, self._memory, self._attention, shape, self._width)
             return step.first(runs, self._capture)
         return step.logits(runs)
 
@@ -101,17 +101,17 @@ class _Captured:
     """One step: its input on the host and on the device, and how to repeat it."""
 
     def __init__(
-        self, decoder: Forward, pool: PageMemory, attention: PagedAttention, shape: StepShape, width: int
+        self, decoder: Forward, memory: PageMemory, attention: PagedAttention, shape: StepShape, width: int
     ) -> None:
         self._decoder = decoder
-        self._pool = pool
+        self._memory = memory
         self._attention = attention
-        device, size = pool.data.device, StepInput.size(shape, width)
+        device, size = memory.data.device, StepInput.size(shape, width)
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        page_vectors = pool.n_layers * 2 * pool.block_size
-        scratch = pool.data.shape[0] - 1
+        page_vectors = memory.n_layers * 2 * memory.block_size
+        scratch = memory.data.shape[0] - 1
         self._input = StepInput(
-            self._host.numpy(), shape, width, block_size=pool.block_size, page_vectors=page_vectors, scratch=scratch
+            self._host.numpy(), shape, width, block_size=memory.block_size, page_vectors=page_vectors, scratch=scratch
         )
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
         rows = shape.sequences * shape.rows
@@ -119,10 +119,10 @@ class _Captured:
         self._ids, self._positions, self._places, ends, tables = parts
         starts = torch.from_numpy(self._input.host.starts).to(device)
         self._paged = Paged(
-            starts, ends, tables.view(shape.sequences, width), rows, shape.rows, width * pool.block_size
+            starts, ends, tables.view(shape.sequences, width), rows, shape.rows, width * memory.block_size
         )
-        kinds = torch.arange(2 * pool.n_layers, device=device).view(pool.n_layers, 2, 1)
-        self._offsets = kinds * pool.block_size
+        kinds = torch.arange(2 * memory.n_layers, device=device).view(memory.n_layers, 2, 1)
+        self._offsets = kinds * memory.block_size
         self._attend: Attend | None = None
         self._repeat: Callable[[], Tensor] = self._body
 
@@ -165,4 +165,4 @@ class _Captured:
             last_groups=[],
             leading=Leading(self._paged.rows, self._attend),
         )
-        return self._decoder.forward(batch, self._pool)
+        return self._decoder.forward(batch, self._memory)

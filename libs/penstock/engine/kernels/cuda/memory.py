@@ -1,4 +1,4 @@
-"""What the pool of a CUDA device stands on: its memory, and copies of its pages."""
+"""The memory of the pages on a CUDA device, and the copies to and from them."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Its wrappers plan a step on the host and then run it layer by layer. Steps that are captured use the decode wrapper
 with buffers of its own, planned again before each replay; all others use the prefill wrapper, which takes any number of
-rows. A layer's view of the pool is given as a pair of strided tensors in the layout NHD, whose strides the kernels
-read. Windows and soft caps are part of a plan, so there is one wrapper for each width of window.
+rows. A layer's keys and values are given as a pair of strided views of the page memory in the layout NHD; the kernels
+read the strides. Windows and soft caps are part of a plan, so there is one wrapper for each width of window.
 
 Written against the documented interface of flashinfer 0.7; not yet run on a GPU.
 """
@@ -54,9 +54,9 @@ class FlashInferPaged:
     most_rows: int | None = None
     graph_rows = 1
 
-    def __init__(self, heads: Heads, pool: PageMemory, flashinfer: Any) -> None:
+    def __init__(self, heads: Heads, memory: PageMemory, flashinfer: Any) -> None:
         self.heads = heads
-        self.pool = pool
+        self.memory = memory
         self._module = flashinfer
         self._eager: dict[int | None, Any] = {}
         self._space: Tensor | None = None
@@ -78,12 +78,12 @@ class FlashInferPaged:
     def _workspace(self) -> Tensor:
         """One for all wrappers: their steps run one after the other."""
         if self._space is None:
-            self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.pool.data.device)
+            self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.memory.data.device)
         return self._space
 
     def _decoder(self, paged: Paged) -> Any:
         """A wrapper for a fixed number of sequences, with room for all the pages they may come to have."""
-        sequences, device = paged.ends.shape[0], self.pool.data.device
+        sequences, device = paged.ends.shape[0], self.memory.data.device
 
         def ints(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)
@@ -104,8 +104,8 @@ class FlashInferPaged:
             "window_left": -1 if window is None else window - 1,
             "logits_soft_cap": self.heads.softcap,
             "sm_scale": self.heads.scale,
-            "q_data_type": self.pool.data.dtype,
-            "kv_data_type": self.pool.data.dtype,
+            "q_data_type": self.memory.data.dtype,
+            "kv_data_type": self.memory.data.dtype,
         }
 
 
@@ -116,14 +116,14 @@ class _Step:
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
         """[rows, heads, head_dim] of one layer -> [rows, heads * head_dim]."""
-        pool = self._owner.pool
+        memory = self._owner.memory
         wrapper = self._wrappers[self._owner.heads.windows[layer]]
-        mixed: Tensor = wrapper.run(query.contiguous(), (keys_of(pool, layer), values_of(pool, layer)))
+        mixed: Tensor = wrapper.run(query.contiguous(), (keys_of(memory, layer), values_of(memory, layer)))
         return mixed.flatten(1)
 
     def again(self, host: HostPaged) -> None:
         """Plans the step anew, from host memory."""
-        heads, size = self._owner.heads, self._owner.pool.block_size
+        heads, size = self._owner.heads, self._owner.memory.block_size
         tables = [torch.from_numpy(each) for each in flat(host, size)]
         for window, wrapper in self._wrappers.items():
             self._plan(wrapper, host, (*tables, heads.heads, heads.kv_heads, heads.dim, size), window)

@@ -3,8 +3,8 @@
 A backend is chosen once, when the model is loaded (see `choose`). For each step it is told which rows of which
 sequences look at which pages (`Paged`), and answers with a function that the layers call (`Attend`).
 
-The pool is page-major, so the keys of one layer are a strided view [pages, block, kv_heads, head_dim] whose pages lie
-far apart (`keys_of`, `values_of`). Backends take that view as it is; none copies it.
+The memory is page-major, so the keys of one layer are a strided view [pages, block, kv_heads, head_dim] whose pages lie
+far apart (`keys_of`, `values_of`). Backends read that view as it is; none copies it.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ class PagedAttention(Protocol):
         ...
 
 
-def keys_of(pool: PageMemory, layer: int) -> Tensor:
+def keys_of(memory: PageMemory, layer: int) -> Tensor:
     """[pages, block, kv_heads, head_dim], a view."""
-    return pool.data[:, layer, 0]
+    return memory.data[:, layer, 0]
 
 
-def values_of(pool: PageMemory, layer: int) -> Tensor:
+def values_of(memory: PageMemory, layer: int) -> Tensor:
     """[pages, block, kv_heads, head_dim], a view."""
-    return pool.data[:, layer, 1]
+    return memory.data[:, layer, 1]
 
 
 def host_paged(ends: Sequence[int], rows: Sequence[int], tables: Sequence[Sequence[int]], width: int) -> HostPaged:
@@ -137,24 +137,24 @@ class GatherPaged:
     name = "gather"
     most_rows: int | None = None
 
-    def __init__(self, heads: Heads, pool: PageMemory) -> None:
+    def __init__(self, heads: Heads, memory: PageMemory) -> None:
         self.graph_rows = 1 << 20
         self._heads = heads
-        self._pool = pool
+        self._memory = memory
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        return _Gathered(self._heads, self._pool, paged)
+        return _Gathered(self._heads, self._memory, paged)
 
 
 class _Gathered:
-    def __init__(self, heads: Heads, pool: PageMemory, paged: Paged) -> None:
+    def __init__(self, heads: Heads, memory: PageMemory, paged: Paged) -> None:
         self._heads = heads
-        self._pool = pool
+        self._memory = memory
         self._paged = paged
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
         """Rows are laid out [B, most_rows], those that a sequence does not have repeat its last one."""
-        heads, paged, size = self._heads, self._paged, self._pool.block_size
+        heads, paged, size = self._heads, self._paged, self._memory.block_size
         starts, ends = paged.starts.long(), paged.ends.long()
         count = starts.diff()
         place = torch.arange(paged.most_rows, device=query.device)
@@ -166,9 +166,9 @@ class _Gathered:
         if window is not None:
             seen &= token > position.unsqueeze(2) - window
         mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
-        tables = paged.tables.long().clamp(0, self._pool.data.shape[0] - 1)
+        tables = paged.tables.long().clamp(0, self._memory.data.shape[0] - 1)
         keys, values = (
-            each[tables].flatten(1, 2) for each in (keys_of(self._pool, layer), values_of(self._pool, layer))
+            each[tables].flatten(1, 2) for each in (keys_of(self._memory, layer), values_of(self._memory, layer))
         )
         unseen = ~(token < ends.unsqueeze(1))[:, :, None, None]
         keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)

@@ -46,7 +46,7 @@ def uploading(checkpoint: Checkpoint, device: torch.device) -> AbstractContextMa
 
 
 def memory_on(device: torch.device) -> CudaMemory:
-    """Where the pool's pages are, and how they are copied."""
+    """Where the pages are, and how they are copied."""
     return CudaMemory(device)
 
 
@@ -85,16 +85,16 @@ def _keep_float8(device: torch.device) -> Keep:
     return keep
 
 
-def attention_for(config: ModelConfig, pool: PageMemory) -> PagedAttention | None:
-    """The backend for this pool's device."""
-    capability = torch.cuda.get_device_capability(pool.data.device)
-    with current(pool.data.device):
-        return choose(config, pool, candidates(Heads.of(config), pool, capability))
+def attention_for(config: ModelConfig, memory: PageMemory) -> PagedAttention | None:
+    """The backend for the device of this page memory."""
+    capability = torch.cuda.get_device_capability(memory.data.device)
+    with current(memory.data.device):
+        return choose(config, memory, candidates(Heads.of(config), memory, capability))
 
 
 def steps_for(
     decoder: Forward,
-    pool: PageMemory,
+    memory: PageMemory,
     builder: BatchBuilder,
     attention: PagedAttention | None,
     *,
@@ -104,7 +104,7 @@ def steps_for(
     """How the model's steps are computed: captured where that is possible. `attention` None: torch gathers pages."""
     return DeviceSteps(
         decoder,
-        pool,
+        memory,
         builder,
         attention,
         capture=CudaCapture(),

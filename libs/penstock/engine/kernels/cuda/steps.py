@@ -15,12 +15,12 @@ from penstock.engine.step.run import Run
 
 
 class DeviceSteps:
-    """Logits of the steps of one model over one pool, whose last page is a scratch page."""
+    """Logits of the steps of one model over one page memory, whose last page is a scratch page."""
 
     def __init__(
         self,
         decoder: Forward,
-        pool: PageMemory,
+        memory: PageMemory,
         builder: BatchBuilder,
         attention: PagedAttention | None,
         *,
@@ -30,14 +30,14 @@ class DeviceSteps:
     ) -> None:
         """`attention` None: torch gathers; `capture` None: nothing is captured."""
         self._decoder = decoder
-        self._pool = pool
+        self._memory = memory
         self._builder = builder
         self._attention = attention
         self._graphs: GraphSteps | None = None
         if attention is not None and capture is not None:
             self._graphs = GraphSteps(
                 decoder,
-                pool,
+                memory,
                 attention,
                 most_sequences=most_sequences,
                 max_positions=max_positions,
@@ -46,13 +46,13 @@ class DeviceSteps:
 
     def logits(self, order: Sequence[Run]) -> Tensor:
         """float32 [samples, vocab] of runs in the order of `arrange`, valid until the next call; leaves their keys and
-        values in the pool."""
-        with streams.current(self._pool.data.device):
+        values in the page memory."""
+        with streams.current(self._memory.data.device):
             if self._graphs is not None:
                 logits = self._graphs.logits(order)
                 if logits is not None:
                     return logits
-            return self._decoder.forward(self._build(order), self._pool)
+            return self._decoder.forward(self._build(order), self._memory)
 
     def _build(self, order: Sequence[Run]) -> Batch:
         short = self._short(order)
@@ -77,8 +77,8 @@ class DeviceSteps:
         some = [(run, count) for run, count in zip(runs, rows, strict=True) if count]
         if not some:
             return None
-        tables = [run.pages[: -(-run.end // self._pool.block_size)] for run, _ in some]
+        tables = [run.pages[: -(-run.end // self._memory.block_size)] for run, _ in some]
         counts = [count for _, count in some]
         host = host_paged([run.end for run, _ in some], counts, tables, max(map(len, tables)))
-        paged = on_device(host, self._pool.data.device)
+        paged = on_device(host, self._memory.data.device)
         return Leading(paged.rows, self._attention.begin(paged, host, False))

@@ -33,28 +33,28 @@ class TritonPaged:
     most_rows: int | None = MOST_ROWS
     graph_rows = MOST_ROWS
 
-    def __init__(self, heads: Heads, pool: PageMemory) -> None:
+    def __init__(self, heads: Heads, memory: PageMemory) -> None:
         self._heads = heads
-        self._pool = pool
+        self._memory = memory
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
         """The attention of one step over pages; `fixed`: of a step that will be captured."""
-        return _Step(self._heads, self._pool, paged, host)
+        return _Step(self._heads, self._memory, paged, host)
 
 
 class _Step:
     """The tile shapes and the workspace of one step."""
 
-    def __init__(self, heads: Heads, pool: PageMemory, paged: Paged, host: HostPaged) -> None:
+    def __init__(self, heads: Heads, memory: PageMemory, paged: Paged, host: HostPaged) -> None:
         self._heads = heads
-        self._pool = pool
+        self._memory = memory
         self._paged = paged
-        self._shape = _shape(heads, pool)
+        self._shape = _shape(heads, memory)
         self._merge = {name: self._shape[name] for name in ("HEADS", "DIM", "WIDE", "CHUNK")}
         self._chunks = -(-paged.most_tokens // CHUNK)
         self._slices = self._cut(host) if self._chunks > 1 else [(0, len(host.ends), 0, paged.rows)]
         most = max(rows for _, _, _, rows in self._slices)
-        device = pool.data.device
+        device = memory.data.device
         self._parts = (
             torch.empty(self._chunks * most * heads.heads * heads.dim, device=device) if self._chunks > 1 else None
         )
@@ -73,7 +73,7 @@ class _Step:
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
         """[rows, heads, head_dim] of one layer -> [rows, heads * head_dim]."""
-        heads, paged, pool = self._heads, self._paged, self._pool
+        heads, paged, memory = self._heads, self._paged, self._memory
         query = query.contiguous()
         out = torch.empty_like(query)
         window = heads.windows[layer]
@@ -82,8 +82,8 @@ class _Step:
         for first, end, first_row, rows in self._slices:
             partial[((end - first) * tiles, heads.kv_heads, self._chunks)](
                 query,
-                keys_of(pool, layer),
-                values_of(pool, layer),
+                keys_of(memory, layer),
+                values_of(memory, layer),
                 paged.tables,
                 paged.starts,
                 paged.ends,
@@ -94,7 +94,7 @@ class _Step:
                 rows,
                 tiles,
                 paged.tables.stride(0),
-                pool.data.stride(0),
+                memory.data.stride(0),
                 heads.scale,
                 heads.softcap or 1.0,
                 window or 0,
@@ -124,17 +124,17 @@ class _Step:
         """Nothing to do: the kernels read the changed tensors."""
 
 
-def _shape(heads: Heads, pool: PageMemory) -> dict[str, Any]:
-    """The kernel's constants: a function of the model and the pool, never of the step, so that a row's sums are always
-    added in one order."""
-    group, size = heads.heads // heads.kv_heads, pool.data.element_size()
+def _shape(heads: Heads, memory: PageMemory) -> dict[str, Any]:
+    """The kernel's constants. They depend on the model and the page memory and never on the step, so that a row's sums
+    are always added in the same order."""
+    group, size = heads.heads // heads.kv_heads, memory.data.element_size()
     wide, m = max(16, _power(heads.dim)), max(16, _power(group))
     return {
         "HEADS": heads.heads,
         "GROUP": group,
         "DIM": heads.dim,
         "WIDE": wide,
-        "BLOCK": pool.block_size,
+        "BLOCK": memory.block_size,
         "ROWS": m // _power(group),
         "M": m,
         "TILE": 16 if size > 2 else 64 if wide <= 128 else 32,

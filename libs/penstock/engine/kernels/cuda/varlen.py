@@ -1,10 +1,10 @@
 """Paged attention through torch.nn.attention.varlen.
 
-`varlen_attn` takes a block table since torch 2.12, and computes with one only where another kernel was installed and
-activated: flash attention 3 (compute capability 9) or 4 (10); torch's own, flash attention 2, refuses. It computes in
-float16 and bfloat16, and has no soft cap. Its strides are free but for the last, so a layer's view of the pool is taken
-as it is. One split of the context (`num_splits=1`) makes a sequence's result independent of its batch, as torch
-documents.
+`varlen_attn` has taken a block table since torch 2.12, but computes with one only where another kernel is installed and
+activated: flash attention 3 (compute capability 9) or 4 (10). Torch's own kernel, flash attention 2, refuses. It
+computes in float16 and bfloat16 and has no soft cap. All strides but the last are free, so it reads a layer's view of
+the page memory as it is. One split of the context (`num_splits=1`) makes a sequence's result independent of its batch,
+as torch documents.
 
 Written against the documented interface; not yet run on a GPU.
 """
@@ -77,9 +77,9 @@ class VarlenPaged:
     most_rows: int | None = None
     graph_rows = 16
 
-    def __init__(self, heads: Heads, pool: PageMemory, varlen_attn: Any) -> None:
+    def __init__(self, heads: Heads, memory: PageMemory, varlen_attn: Any) -> None:
         self.heads = heads
-        self.pool = pool
+        self.memory = memory
         self.attn = varlen_attn
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
@@ -99,8 +99,8 @@ class _Step:
         window = owner.heads.windows[layer]
         mixed: Tensor = owner.attn(
             query.contiguous(),
-            keys_of(owner.pool, layer),
-            values_of(owner.pool, layer),
+            keys_of(owner.memory, layer),
+            values_of(owner.memory, layer),
             paged.starts,
             None,
             paged.most_rows,
