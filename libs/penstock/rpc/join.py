@@ -85,20 +85,11 @@ class _Membership:
             call.cancel()
 
     async def _report(self, call: Call) -> None:
-        failure: grpc.aio.AioRpcError | None = None
-        async with asyncio.TaskGroup() as tasks:
-            pushing = tasks.create_task(self._push(call))
-            try:
-                while await call.read() is not grpc.aio.EOF:
-                    pass
-            except grpc.aio.AioRpcError as error:
-                failure = error
-            pushing.cancel()
-        if failure is not None:
-            raise failure
+        """Returns when the router ended the stream. An error of the stream, or of `load`, leaves as it is."""
+        await first_of(self._push(call), _read_to_end(call))
 
     async def _push(self, call: Call) -> None:
-        """Sends the load as often as it should; ends with the stream, whose reader tells why."""
+        """Sends the load as often as it should; never returns: the stream's reader says when and why it ended."""
         drain_told = False
         try:
             while True:
@@ -109,7 +100,7 @@ class _Membership:
                 await asyncio.sleep(_LEAST_PAUSE_S)
                 await self._something_new(drain_told)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return
+            await asyncio.get_running_loop().create_future()
 
     async def _something_new(self, drain_told: bool) -> None:
         """Returns when the load has changed, draining has begun, or the last push is a second old."""
@@ -120,3 +111,9 @@ class _Membership:
         except TimeoutError:
             pass
         self._changed.clear()
+
+
+async def _read_to_end(call: Call) -> None:
+    """Returns when the router ended the stream; raises AioRpcError when the stream broke."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
