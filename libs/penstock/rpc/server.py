@@ -35,6 +35,10 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
+LIVE = "penstock.live"
+"""Name in `grpc.health.v1` under which a server says whether it works, or has to be started again. The other names say
+whether it takes requests: a server that drains, or waits for others, takes none and is live."""
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -52,7 +56,14 @@ class RpcServer:
     async def set_serving(self, serving: bool) -> None:
         """Sets the answer of `grpc.health.v1`, for the server as a whole and for each of its services."""
         for name in self._names:
-            await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+            await self._set(name, serving)
+
+    async def set_live(self, live: bool) -> None:
+        """Sets the answer of `grpc.health.v1` for LIVE, which is true from the start."""
+        await self._set(LIVE, live)
+
+    async def _set(self, name: str, well: bool) -> None:
+        await self._health.set(name, _SERVING if well else _NOT_SERVING)
 
 
 @asynccontextmanager
@@ -92,11 +103,12 @@ async def serve(
     reflection.enable_server_reflection([*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server)
     running.port = _bind(server, address)
     await running.set_serving(False)
+    await running.set_live(True)
     await server.start()
     try:
         yield running
     finally:
-        await health.enter_graceful_shutdown()
+        await running.set_serving(False)
         await server.stop(grace)
         await in_flight.idle()
 

@@ -61,8 +61,10 @@ class _Place:
                 jobs.append(self._stay_joined())
             await first_of(*jobs)
             await self._server.set_serving(False)
+            await self._server.set_live(False)
             _LOG.error("a step of the engine does not end: no work until it does", limit_s=self._limit_s)
             await self._until(stuck=False)
+            await self._server.set_live(True)
             _LOG.warning("the engine works again")
 
     async def taken(self) -> None:

@@ -55,7 +55,10 @@ class MeshOptions:
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How the workers compute."""
     hung_s: float = 30.0
-    """A service that answers no health check for so many seconds is killed and started again; 0: never."""
+    """Seconds after which a service that answers no health check is killed and started again; 0: never."""
+    stuck_s: float = 120.0
+    """Seconds after which a worker that reports itself stuck (see its --step-limit-s) is killed and started again; 0:
+    never."""
     log_level: str = "warning"
     """Lines of the services to show: debug, info, warning or error."""
 
@@ -63,7 +66,7 @@ class MeshOptions:
         within(self, 0, 256, "prefill")
         within(self, 1, 256, "decode")
         within(self, 0, 65535, "port", "grpc_port")
-        at_least(self, 0, "hung_s")
+        at_least(self, 0, "hung_s", "stuck_s")
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)

@@ -27,7 +27,7 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPl
     """
     with reserved_ports() as ports:
         plan = plan_mesh(options, ports)
-        patience = Patience(hung_s=options.hung_s)
+        patience = Patience(hung_s=options.hung_s, stuck_s=options.stuck_s)
         async with supervised(plan.children, view.change, view.line, patience) as supervisor:
             with _cancelled_by_signals(view.stopping, supervisor.kill):
                 await supervisor.ready()

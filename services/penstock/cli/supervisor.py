@@ -1,23 +1,24 @@
 """Keeps a set of processes running: starts all at once, restarts those that die or hang, stops all in order.
 
 Until all are ready for the first time, the end of one is the end of all (`ChildFailed`): a wrong setting should be
-reported, not retried. Afterwards a child that dies comes back after a growing pause, at the same address; one that no
-longer answers gRPC's health check is killed, and comes back likewise.
+reported, not retried. Afterwards a child that dies comes back after a growing pause, at the same address. One that no
+longer answers gRPC's health check, or answers for too long that it is stuck, is killed and comes back likewise.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from penstock.cli.child import Child, ChildSpec, Values, running
-from penstock.cli.liveness import silence
-from penstock.runtime.tasks import beside
+from penstock.cli.liveness import silence, stuck
+from penstock.runtime.tasks import beside, first_of
 
 
 class ChildState(Enum):
@@ -27,6 +28,8 @@ class ChildState(Enum):
     READY = "ready"
     HUNG = "hung"
     """It does not answer and is being killed."""
+    STUCK = "stuck"
+    """It has said for too long that it is stuck and is being killed."""
     DOWN = "down"
     STOPPED = "stopped"
 
@@ -56,6 +59,8 @@ class Patience:
     """A child that has run this long before it dies is restarted with the first backoff again."""
     hung_s: float = 0.0
     """A child that has been ready and answers no health check for this long is killed; 0: never."""
+    stuck_s: float = 0.0
+    """A child that has been ready and says for this long that it is not live is killed; 0: never."""
 
 
 class ChildFailed(Exception):
@@ -154,21 +159,26 @@ class Supervisor:
             try:
                 if self._stopping.is_set():
                     child.kill()
-                watch = partial(self._kill_when_hung, child, told)
+                watch = partial(self._kill_when_useless, child, told)
                 async with beside(watch, name=f"liveness of {spec.name}", on_failure="restart", failed=_not_counted):
                     code = await child.ended()
             finally:
                 del self._children[spec.name]
         return code, child.tail
 
-    async def _kill_when_hung(self, child: Child, told: asyncio.Future[Values]) -> None:
+    async def _kill_when_useless(self, child: Child, told: asyncio.Future[Values]) -> None:
+        """Kills a child that was ready once and is hung or stuck now; one that loads its model is not ready yet."""
         values = await asyncio.shield(told)
         address = values.get("grpc_address") or values.get("address")
-        if not self._patience.hung_s or not isinstance(address, str):
+        if not isinstance(address, str):
             return
-        await silence(address, self._patience.hung_s)
+        watches = ((silence, self._patience.hung_s, ChildState.HUNG), (stuck, self._patience.stuck_s, ChildState.STUCK))
+        jobs = [_then(watch(address, bound_s), state) for watch, bound_s, state in watches if bound_s]
+        if not jobs:
+            return
+        found = next(state for state in await first_of(*jobs) if state is not None)
         if not self._stopping.is_set():
-            self._on_change(ChildChange(child.spec.name, ChildState.HUNG))
+            self._on_change(ChildChange(child.spec.name, found))
             child.kill()
 
     async def _ended_or_killed(self, children: list[Child]) -> None:
@@ -214,6 +224,11 @@ async def supervised(
 
 def _not_counted(_task: str) -> None:
     """The command line has no metrics; a failure is in its log."""
+
+
+async def _then(watch: Coroutine[Any, Any, None], state: ChildState) -> ChildState:
+    await watch
+    return state
 
 
 def describe_exit(code: int) -> str:

@@ -16,6 +16,7 @@ _MARKS = {
     ChildState.STARTING: "[dim]○[/]",
     ChildState.READY: "[green]●[/]",
     ChildState.HUNG: "[red]✗[/]",
+    ChildState.STUCK: "[red]✗[/]",
     ChildState.DOWN: "[red]✗[/]",
     ChildState.STOPPED: "[dim]·[/]",
 }
@@ -41,6 +42,8 @@ class View:
         self._states[change.name] = change.state
         if change.state is ChildState.HUNG:
             self._console.print(f"[red]{change.name} does not answer and is killed[/]")
+        elif change.state is ChildState.STUCK:
+            self._console.print(f"[red]{change.name} says that it is stuck and is killed[/]")
         elif change.state is ChildState.DOWN:
             self._console.print(f"[red]{change.name} ended with {describe_exit(change.exit_code or 0)}[/]")
             self.tail(change.name, change.tail)

@@ -17,7 +17,7 @@ from penstock.errors import Overloaded
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import safe_request_id
 from penstock.rpc.errors import from_rpc
-from penstock.rpc.server import serve
+from penstock.rpc.server import LIVE, serve
 from penstock.runtime.config import ConfigError
 from penstock.runtime.context import request_scope
 
@@ -49,6 +49,9 @@ async def test_health_follows_serving_and_knows_the_services() -> None:
         assert await health(client) == await health(client, NAME) == health_pb2.HealthCheckResponse.SERVING
         await client.server.set_serving(False)
         assert await health(client) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(client, LIVE) == health_pb2.HealthCheckResponse.SERVING, "it may take requests again"
+        await client.server.set_live(False)
+        assert await health(client, LIVE) == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError):
             await health(client, "unheard.Of")
 

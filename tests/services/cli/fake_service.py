@@ -25,8 +25,10 @@ async def live(name: str, behaviour: str, diary: Path | None, lifecycle: Lifecyc
         print('{"event": "mind the gap", "level": "warning"}', file=sys.stderr, flush=True)
     if behaviour.startswith("gateway:"):
         await answer_readyz(int(behaviour.partition(":")[2]))
-    if behaviour == "grpc":
+    if behaviour in ("grpc", "stuck", "unavailable"):
         async with serve("127.0.0.1:0", lambda server: None, []) as server:
+            await server.set_serving(behaviour == "grpc")
+            await server.set_live(behaviour != "stuck")
             lifecycle.ready(address=f"127.0.0.1:{server.port}")
             await lifecycle.stopped()
         return

@@ -91,6 +91,25 @@ async def test_a_child_that_stops_answering_is_killed_and_comes_back() -> None:
     assert not any(alive(pid) for pid in (*before.values(), *after.values()))
 
 
+async def test_a_child_that_stays_stuck_is_killed_and_comes_back() -> None:
+    """It answers each health check, so it is not hung; its neighbour, which takes no requests and is live, as one that
+    drains or waits for others, is left alone."""
+    seen = Onlooker()
+    patience = Patience(first_backoff_s=0.05, hung_s=20.0, stuck_s=0.6)
+    children = [fake("a", "stuck"), fake("b", "unavailable")]
+    async with supervised(children, seen.change, seen.line, patience) as supervisor:
+        await supervisor.ready()
+        before = supervisor.pids()
+        for round_ in (2, 3):
+            await seen.until(lambda round_=round_: seen.count("a", ChildState.READY) == round_)
+        after = supervisor.pids()
+    states = [change.state.value for change in seen.changes if change.name == "a"]
+    assert states[:10] == ["starting", "ready", "stuck", "down"] * 2 + ["starting", "ready"]
+    assert [change.state.value for change in seen.changes if change.name == "b"] == ["starting", "ready", "stopped"]
+    assert after["a"] != before["a"] and after["b"] == before["b"]
+    assert not any(alive(pid) for pid in (*before.values(), *after.values()))
+
+
 async def test_a_child_that_cannot_be_started_ends_the_supervisor() -> None:
     seen = Onlooker()
     with pytest.raises(FileNotFoundError):
