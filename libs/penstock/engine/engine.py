@@ -155,6 +155,10 @@ class Engine:
         """The weights in the kernels' layout; None when torch holds the weights."""
         return self._runner.packed
 
+    def finite(self, block: memoryview) -> bool:
+        """Whether a block of this engine's KV holds finite numbers only. Callable from any thread."""
+        return self._runner.memory.finite(block)
+
     def stats(self) -> EngineStats:
         """Now."""
         return collect(self._scheduler.stats(), self._counters, len(self._loads), self._runner.packed)

@@ -78,7 +78,7 @@ async def open_worker(
                 device=device,
                 failed=metrics.task_failed,
             ) as store,
-            open_publisher(store, metrics, waiting_pages) as publisher,
+            open_publisher(store, metrics, waiting_pages, finite=engine.finite) as publisher,
         ):
             worker = Worker(config, engine, store=store, publisher=publisher, channels=channels, metrics=metrics)
             async with serve(

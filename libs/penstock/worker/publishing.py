@@ -1,7 +1,7 @@
 """Full pages of the engine into the KV store.
 
 A store that is away, slow or wrong costs cached blocks, never a request: every failure here is counted and logged,
-and the pages are released.
+and the pages are released. KV that is not finite stays here: it would fail every later request with the same prompt.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
+from itertools import takewhile
 
 import structlog
 
@@ -20,8 +22,16 @@ from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreClient, Sto
 from penstock.kv.identity import extend_keys
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import being_cancelled, beside, within
+from penstock.runtime.threads import to_its_end
 
 _LOG = structlog.get_logger("penstock.worker")
+
+
+@dataclass
+class Soundness:
+    """Whether the KV of one request may be published. Once it may not, nothing more of the request is."""
+
+    sound: bool = True
 
 
 @dataclass
@@ -31,6 +41,7 @@ class _Batch:
     pages: Sequence[PageRef]
     done: Callable[[int], None]
     context: Context
+    soundness: Soundness
 
 
 class BlockPublisher:
@@ -40,10 +51,21 @@ class BlockPublisher:
     instead of holding memory that sequences need.
     """
 
-    def __init__(self, store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> None:
+    def __init__(
+        self,
+        store: StoreClient,
+        metrics: WorkerMetrics,
+        max_pages: int,
+        *,
+        finite: Callable[[memoryview], bool],
+        thread: Executor,
+    ) -> None:
+        """`finite` says whether a block's bytes are finite numbers; `thread` calls it."""
         self._store = store
         self._metrics = metrics
         self._max_pages = max_pages
+        self._finite = finite
+        self._thread = thread
         self._queued = 0
         self._batches: deque[_Batch] = deque()
         self._wake = asyncio.Event()
@@ -55,10 +77,13 @@ class BlockPublisher:
         pages: Sequence[PageRef],
         done: Callable[[int], None],
         context: Context,
+        *,
+        soundness: Soundness,
     ) -> None:
         """Queues pages; `done` is called with the number of leading blocks that the store has afterwards.
 
-        `context` is the request's: its id and trace go with the store's calls.
+        `context` is the request's: its id and trace go with the store's calls. `soundness` is the request's as well:
+        this changes it when the KV turns out not to be finite, and looks at it when it is the pages' turn.
         """
         if not self._store.connected or self._queued + len(pages) > self._max_pages:
             self._metrics.store_faults.labels("publish").inc()
@@ -66,7 +91,7 @@ class BlockPublisher:
             done(0)
             return
         self._queued += len(pages)
-        self._batches.append(_Batch(blocks, origin, pages, done, context))
+        self._batches.append(_Batch(blocks, origin, pages, done, context, soundness))
         self._wake.set()
 
     async def run(self) -> None:
@@ -85,9 +110,11 @@ class BlockPublisher:
     async def _store_one(self, batch: _Batch) -> None:
         stored = 0
         try:
-            put = self._store.put(batch.blocks, batch.origin)
-            self._metrics.published.inc(await within(batch.context, put))
-            stored = len(batch.blocks)
+            blocks = batch.blocks[: await self._sound(batch)]
+            if blocks:
+                put = self._store.put(blocks, batch.origin)
+                self._metrics.published.inc(await within(batch.context, put))
+                stored = len(blocks)
         except (StoreFault, asyncio.CancelledError) as fault:
             if isinstance(fault, asyncio.CancelledError) and being_cancelled():
                 raise
@@ -98,16 +125,35 @@ class BlockPublisher:
             _release(batch.pages)
             batch.done(stored)
 
+    async def _sound(self, batch: _Batch) -> int:
+        """How many leading blocks may be stored: none from the first bad one of the request on."""
+        request = batch.soundness
+        if not request.sound:
+            return 0
+        count = await to_its_end(self._thread, lambda: self._count_finite(batch.blocks))
+        sound = request.sound  # it may have failed meanwhile
+        if count < len(batch.blocks):
+            request.sound = False
+            self._metrics.store_faults.labels("not_finite").inc()
+            _LOG.error("blocks are not published: their KV is not finite", blocks=len(batch.blocks) - count)
+        return count if sound else 0
+
+    def _count_finite(self, blocks: Sequence[BlockPut]) -> int:
+        return sum(1 for _ in takewhile(lambda block: self._finite(memoryview(block.data)), blocks))
+
 
 @asynccontextmanager
-async def open_publisher(store: StoreClient, metrics: WorkerMetrics, max_pages: int) -> AsyncIterator[BlockPublisher]:
-    """A publisher that works for the length of the block."""
-    publisher = BlockPublisher(store, metrics, max_pages)
-    try:
-        async with beside(publisher.run, name="publish", on_failure="restart", failed=metrics.task_failed):
-            yield publisher
-    finally:
-        publisher.close()
+async def open_publisher(
+    store: StoreClient, metrics: WorkerMetrics, max_pages: int, *, finite: Callable[[memoryview], bool]
+) -> AsyncIterator[BlockPublisher]:
+    """A publisher that works for the length of the block; `finite` is called in a thread."""
+    with ThreadPoolExecutor(1, "publish") as thread:
+        publisher = BlockPublisher(store, metrics, max_pages, finite=finite, thread=thread)
+        try:
+            async with beside(publisher.run, name="publish", on_failure="restart", failed=metrics.task_failed):
+                yield publisher
+        finally:
+            publisher.close()
 
 
 class BlockSink:
@@ -132,6 +178,7 @@ class BlockSink:
         self._block_size = block_size
         self._context = copy_context()
         self._pending = 0
+        self._soundness = Soundness()
         self.stored: int | None = None
         """Leading blocks known to be stored; None until the first report. A gap ends the count."""
         self.changed = asyncio.Event()
@@ -165,7 +212,12 @@ class BlockSink:
         ]
         self._pending += 1
         self._publisher.publish(
-            blocks, self._origin, pages, lambda stored: self._published(first_block, stored), self._context
+            blocks,
+            self._origin,
+            pages,
+            lambda stored: self._published(first_block, stored),
+            self._context,
+            soundness=self._soundness,
         )
 
     def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
@@ -175,6 +227,10 @@ class BlockSink:
             tail.release()
         self.valid_tokens = valid_tokens
         self.changed.set()
+
+    def withhold(self) -> None:
+        """The request has failed because its KV may be damaged: publishes nothing that is still queued."""
+        self._soundness.sound = False
 
     @property
     def settled(self) -> bool:

@@ -105,6 +105,7 @@ class Worker:
         except EngineClosed as error:
             raise Unavailable(str(error)) from error
         except NotFinite as error:
+            work.sink.withhold()
             raise Internal(str(error)) from error
         except EngineError as error:
             raise Internal("the model step failed") from error

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.worker.publishing import open_publisher
+from penstock.worker.publishing import Soundness, open_publisher
 
 
 @dataclass
 class Page:
     """A page of one byte."""
 
+    content: bytes = b"x"
     released: bool = False
 
     def view(self) -> memoryview:
-        return memoryview(b"x")
+        return memoryview(self.content)
 
     def release(self) -> None:
         self.released = True
@@ -41,11 +42,20 @@ class Store:
         return len(blocks)
 
 
+def finite(block: memoryview) -> bool:
+    return bytes(block) != b"!"
+
+
 def publish(publisher, done) -> Page:
-    page = Page()
-    block = BlockPut(key=b"k", parent=b"p", first_token=0, data=page.view(), seconds=0.0)
-    publisher.publish([block], NOBODY, [page], done, copy_context())
+    [page] = publish_all(publisher, done, b"x")
     return page
+
+
+def publish_all(publisher, done, *contents: bytes, soundness: Soundness | None = None) -> list[Page]:
+    pages = [Page(content) for content in contents]
+    blocks = [BlockPut(key=b"k", parent=b"p", first_token=0, data=page.view(), seconds=0.0) for page in pages]
+    publisher.publish(blocks, NOBODY, pages, done, copy_context(), soundness=soundness or Soundness())
+    return pages
 
 
 async def stored(publisher) -> tuple[int, Page]:
@@ -59,7 +69,7 @@ async def test_a_defect_costs_the_blocks_that_were_being_stored_and_no_others() 
     metrics = WorkerMetrics()
     store = Store(errors=[ZeroDivisionError(), StoreFault("away")])
     store.gate.set()
-    async with open_publisher(store, metrics, 8) as publisher:
+    async with open_publisher(store, metrics, 8, finite=finite) as publisher:
         for expected in (0, 0, 1, 1):
             count, page = await stored(publisher)
             assert (count, page.released) == (expected, True)
@@ -71,8 +81,35 @@ async def test_a_defect_costs_the_blocks_that_were_being_stored_and_no_others() 
 
 async def test_the_end_and_a_full_queue_release_every_page() -> None:
     store, told = Store(), []
-    async with open_publisher(store, WorkerMetrics(), 2) as publisher:
+    async with open_publisher(store, WorkerMetrics(), 2, finite=finite) as publisher:
         pages = [publish(publisher, told.append) for _ in range(3)]
         assert (pages[2].released, told) == (True, [0]), "the third did not fit"
         await asyncio.sleep(0)
     assert all(page.released for page in pages) and not store.taken
+
+
+async def test_blocks_of_a_request_from_the_first_that_is_not_finite_on_stay_here() -> None:
+    store, metrics, told, request = Store(), WorkerMetrics(), [], Soundness()
+    store.gate.set()
+    async with open_publisher(store, metrics, 8, finite=finite) as publisher:
+        pages = publish_all(publisher, told.append, b"a", b"b", b"!", b"c", soundness=request)
+        pages += publish_all(publisher, told.append, b"d", soundness=request)
+        pages += publish_all(publisher, told.append, b"!")
+        count, last = await stored(publisher)
+    assert told == [2, 0, 0] and count == 1
+    assert [bytes(block.data) for block in store.taken] == [b"a", b"b", b"x"]
+    assert all(page.released for page in (*pages, last))
+    assert 'penstock_store_faults_total{what="not_finite"} 2.0' in metrics.text().decode()
+
+
+async def test_blocks_of_a_request_that_has_failed_stay_here() -> None:
+    store, told, request = Store(), [], Soundness()
+    async with open_publisher(store, WorkerMetrics(), 8, finite=finite) as publisher:
+        pages = publish_all(publisher, told.append, b"a")
+        pages += publish_all(publisher, told.append, b"b", soundness=request)
+        request.sound = False
+        store.gate.set()
+        count, _ = await stored(publisher)
+    assert told == [1, 0] and count == 1
+    assert [bytes(block.data) for block in store.taken] == [b"a", b"x"]
+    assert all(page.released for page in pages)

@@ -31,6 +31,9 @@ _LAYOUT = "lkbhd-v1"
 _SCALED_LAYOUT = "lkbhd-scaled-v1"
 """The same in int8, with the float32 scales of a token's heads behind them, see int8_kv."""
 
+_BFLOAT16_EXPONENT = np.uint16(0x7F80)
+"""The bits of the exponent; all of them are set in a number that is not finite."""
+
 
 class SharedArena(Protocol):
     """Memory of a device that other processes can open."""
@@ -187,6 +190,17 @@ class PageMemory:
             if check is not None and not check(index, copy.data):
                 return index
         return len(blocks)
+
+    def finite(self, block: memoryview) -> bool:
+        """Whether a block in host memory holds finite numbers only. Callable from any thread."""
+        if self._scaled:
+            rows = np.frombuffer(block, np.uint8).reshape(-1, self.vectors.shape[1])
+            scales = np.ascontiguousarray(rows[:, -self._heads[0] * SCALE_BYTES :]).view(np.float32)
+            return bool((np.isfinite(scales) & (scales > 0)).all())  # the kernels keep a vector of NaN as zeros
+        if self.data.dtype == torch.float32:
+            return bool(np.isfinite(np.frombuffer(block, np.float32)).all())
+        exponents = np.frombuffer(block, np.uint16) & _BFLOAT16_EXPONENT
+        return not bool((exponents == _BFLOAT16_EXPONENT).any())
 
     def _write_on_device(self, pages: Sequence[int], blocks: Sequence[Source]) -> int:
         """Copies the leading blocks that lie on the device, and returns how many."""
