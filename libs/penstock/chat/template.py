@@ -73,6 +73,10 @@ def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
 class Renders(Protocol):
     """What makes the prompt of messages."""
 
+    @property
+    def source(self) -> str:
+        """The template's text."""
+
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
         """The prompt's text. Raises InvalidRequest."""
 

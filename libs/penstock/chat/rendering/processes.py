@@ -40,6 +40,7 @@ class RenderProcesses:
 
     def __init__(self, template: ChatTemplate, *, seconds: float = RENDER_S, most: int = _MOST) -> None:
         """`seconds` of a processor are allowed for one prompt; at most `most` processes render."""
+        self.source = template.source
         self._setup = json.dumps(
             {"source": template.source, "special_tokens": template.special_tokens, "seconds": seconds}
         ).encode()
