@@ -1,0 +1,176 @@
+"""Grammars for requests: made and tried in helper processes, and remembered.
+
+Trying a grammar means compiling it and following it for a few tokens, which is where some faults show. A hostile one
+costs its sender only: helpers run beside the event loop with a low priority, each grammar has a bound of processor
+time and of memory, a tenant never has all helpers, and what was refused once is refused at once the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.grammar.helper import Bounds, Verdict
+from penstock.grammar.recipe import Recipe
+from penstock.grammar.waiting import Turns
+from penstock.runtime.tasks import Failed, beside
+
+_HELPERS = 2
+_WAITING = 32
+"""Recipes of one tenant that wait."""
+_START_S = 60.0
+_PATIENCE = 10.0
+"""A machine may be so busy that processor time takes this many times as long."""
+_MOST = 1024
+_MOST_CHARACTERS = 32 * 1024 * 1024
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    recipe: Recipe
+    verdict: asyncio.Future[str | PenstockError]
+
+
+@dataclass(slots=True)
+class _Known:
+    """Verdicts by digest, the last ones used."""
+
+    texts: OrderedDict[bytes, str | InvalidRequest] = field(default_factory=OrderedDict)
+    characters: int = 0
+
+    def get(self, digest: bytes) -> str | InvalidRequest | None:
+        if digest in self.texts:
+            self.texts.move_to_end(digest)
+        return self.texts.get(digest)
+
+    def put(self, digest: bytes, verdict: str | InvalidRequest) -> None:
+        self.texts[digest] = verdict
+        self.characters += len(str(verdict))
+        while len(self.texts) > _MOST or self.characters > _MOST_CHARACTERS:
+            self.characters -= len(str(self.texts.popitem(last=False)[1]))
+
+
+class GrammarCompiler:
+    """Makes grammars of recipes. Made by `open_compiler`; belongs to one event loop."""
+
+    def __init__(self, tokenizer: Path, bounds: Bounds) -> None:
+        self._tokenizer = tokenizer
+        self._bounds = bounds
+        self._known = _Known()
+        self._pending: dict[bytes, asyncio.Future[str | PenstockError]] = {}
+        self._turns: Turns[_Job] = Turns(at_once=_HELPERS - 1, most=_WAITING)
+        self.started = 0
+        """Helper processes that were started."""
+
+    async def grammar(self, recipe: Recipe, tenant: str) -> str:
+        """The grammar's text. Raises InvalidRequest naming what is wrong, Overloaded and Unavailable."""
+        digest = tenant.encode() + recipe.digest()  # what others sent must not show in how long it takes
+        verdict: str | PenstockError | None = self._known.get(digest)
+        if verdict is None:
+            pending = self._pending.get(digest)
+            if pending is None:
+                pending = asyncio.get_running_loop().create_future()
+                self._turns.put(tenant, _Job(recipe, pending))
+                self._pending[digest] = pending
+                pending.add_done_callback(partial(self._learn, digest))
+            verdict = await asyncio.shield(pending)
+        if isinstance(verdict, PenstockError):
+            raise type(verdict)(
+                verdict.message, field=verdict.field, code=verdict.code, retry_after=verdict.retry_after
+            )
+        return verdict
+
+    def _learn(self, digest: bytes, ended: asyncio.Future[str | PenstockError]) -> None:
+        del self._pending[digest]
+        if not ended.cancelled() and isinstance(verdict := ended.result(), str | InvalidRequest):
+            self._known.put(digest, verdict)
+
+    async def serve(self) -> None:
+        """Has recipes tried by one helper process after the other, each started when it is needed."""
+        helper: Process | None = None
+        try:
+            while True:
+                tenant, job = await self._turns.next()
+                try:
+                    if helper is None or helper.returncode is not None:
+                        helper = await self._start()
+                    job.verdict.set_result(await self._try(helper, job.recipe))
+                finally:
+                    self._turns.done(tenant)
+                    if not job.verdict.done():
+                        job.verdict.set_result(Unavailable("grammars can't be compiled now; try again", retry_after=1))
+        finally:
+            if helper is not None:
+                await _end(helper)
+
+    async def _start(self) -> Process:
+        self.started += 1
+        command = (sys.executable, "-m", "penstock.grammar.helper", str(self._tokenizer))
+        helper = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        try:
+            async with asyncio.timeout(_START_S):
+                await _ask(helper, msgspec.json.encode(self._bounds))
+        except BaseException:
+            await _end(helper)
+            raise
+        return helper
+
+    async def _try(self, helper: Process, recipe: Recipe) -> str | PenstockError:
+        limit = self._bounds.cpu_s
+        try:
+            async with asyncio.timeout(limit * _PATIENCE):
+                answer = await _ask(helper, msgspec.json.encode(recipe))
+            verdict = msgspec.json.decode(answer, type=Verdict)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await _end(helper)
+            at = recipe.parts[0][1].at
+            what = f"{at}: is too complex: it takes more than {limit:g} s or too much memory to compile"
+            return InvalidRequest(what, field=at, code="schema_too_complex")
+        except TimeoutError:
+            await _end(helper)
+            return Unavailable("the machine is too busy to compile a grammar; try again", retry_after=1)
+        except asyncio.CancelledError:
+            await _end(helper)
+            raise
+        if verdict.grammar:
+            return verdict.grammar
+        return InvalidRequest(verdict.message, field=verdict.field, code=verdict.code)
+
+
+async def _ask(helper: Process, message: bytes) -> bytes:
+    """Sends a message and returns the answer. IncompleteReadError: the helper has ended."""
+    assert helper.stdin is not None and helper.stdout is not None
+    helper.stdin.write(len(message).to_bytes(4, "big") + message)
+    await helper.stdin.drain()
+    size = int.from_bytes(await helper.stdout.readexactly(4), "big")
+    return await helper.stdout.readexactly(size)
+
+
+async def _end(helper: Process) -> None:
+    if helper.returncode is None:
+        helper.kill()
+    await helper.wait()
+
+
+@asynccontextmanager
+async def open_compiler(
+    tokenizer: Path, *, failed: Failed, cpu_s: float = 2.0, memory_bytes: int = 1 << 30
+) -> AsyncIterator[GrammarCompiler]:
+    """Compiles for the length of the block. A grammar may take `cpu_s` and `memory_bytes`; `tokenizer` is the file."""
+    compiler = GrammarCompiler(tokenizer, Bounds(cpu_s, memory_bytes))
+    async with AsyncExitStack() as stack:
+        for _ in range(_HELPERS):
+            await stack.enter_async_context(
+                beside(compiler.serve, name="grammars", on_failure="restart", failed=failed)
+            )
+        yield compiler

@@ -1,0 +1,172 @@
+"""Grammars are made beside the event loop, once, and a hostile one costs its sender only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+from tests.libs.grammar.walking import MINI, accepts
+
+from penstock.errors import InvalidRequest, Overloaded
+from penstock.grammar.compiling import GrammarCompiler, open_compiler
+from penstock.grammar.helper import Trial
+from penstock.grammar.recipe import Part, Recipe, answer
+
+
+def recipe(schema: Any) -> Recipe:
+    return answer(Part("schema", json.dumps(schema), "here"))
+
+
+def hostile(seed: int = 0) -> Recipe:
+    """A few lines that a compiler would work on for many minutes."""
+    terms = [f"/(?s:.*)a{{{number}}}b(?s:.*)/" for number in range(1, 40)]
+    return answer(Part("grammar", f"start: WORD\nWORD: {' & '.join(terms)} // {seed}", "here"))
+
+
+@asynccontextmanager
+async def compiler(**bounds: Any) -> AsyncIterator[GrammarCompiler]:
+    failed: list[str] = []
+    async with open_compiler(MINI, failed=failed.append, **bounds) as found:
+        yield found
+    assert not failed
+    assert not [child for child in psutil.Process().children() if "penstock.grammar.helper" in child.cmdline()]
+
+
+def helpers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "penstock.grammar.helper" in child.cmdline()]
+
+
+async def test_a_grammar_is_made_once_and_nothing_starts_before_it_is_needed() -> None:
+    async with compiler() as found:
+        assert not helpers()
+        texts = await asyncio.gather(*(found.grammar(recipe({"type": "integer"}), "one") for _ in range(8)))
+        assert len(set(texts)) == 1 and accepts(texts[0], "-3")
+        [helper] = helpers()
+        helper.suspend()
+        try:
+            async with asyncio.timeout(5):
+                assert await found.grammar(recipe({"type": "integer"}), "one") == texts[0]
+        finally:
+            helper.resume()
+        assert found.started == 1 and helper.nice() >= 10
+
+
+async def test_what_is_wrong_is_known_the_second_time() -> None:
+    async with compiler() as found:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=r"here\.items\.not: is not supported") as caught:
+                await found.grammar(recipe({"items": {"not": {}}}), "one")
+            assert caught.value.field == "here.items.not"
+            for helper in helpers():
+                helper.kill()
+        assert found.started == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "where", "says"),
+    [
+        (
+            {"properties": {"a": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}},
+            "here.properties.a.oneOf",
+            "use anyOf",
+        ),
+        ({"items": {"anyOf": [{"type": "null"}, {"pattern": "(?=a)b"}]}}, "here.items.anyOf[1].pattern", "look-around"),
+        ({"items": {"pattern": "("}, "type": "array"}, "here.items.pattern", "no regular expression"),
+        (
+            {"minProperties": 1, "maxProperties": 1, "properties": {"a": {}, "b": {}, "c": {}}},
+            "here.minProperties",
+            "minProperties",
+        ),
+        (
+            {"type": "integer", "minimum": 5, "maximum": 3},
+            "here.minimum",
+            "no value can match it: minimum (5) is greater",
+        ),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "here", "no value can match it: incompatible types"),
+        (
+            {"patternProperties": {"a": {"type": "null"}, "b": {}}},
+            "here.patternProperties",
+            "must not match the same names",
+        ),
+        (
+            {"type": "object", "properties": {f"a{n}": {"type": "string"} for n in range(5000)}},
+            "here",
+            "is too complex",
+        ),
+        ({"$defs": {"a": {"pattern": "("}}, "$ref": "#/$defs/a"}, "here", "no regular expression"),
+    ],
+)
+def test_the_compilers_complaints(schema: Any, where: str, says: str) -> None:
+    verdict = Trial(MINI.read_text(), ()).verdict(recipe(schema))
+    assert (verdict.field, verdict.grammar) == (where, "")
+    assert verdict.message.startswith(f"{where}: ") and says in verdict.message
+
+
+def test_the_part_of_a_frame_with_the_fault_is_named() -> None:
+    parts = (("one", Part("schema", '{"type": "integer"}', "a")), ("two", Part("regex", "(", "b")))
+    verdict = Trial(MINI.read_text(), ()).verdict(Recipe(parts, "start: @one | @two"))
+    assert (verdict.field, verdict.message) == ("b", "b: is no regular expression that is supported")
+
+
+async def test_a_hostile_schema_is_refused_in_time_while_others_are_served() -> None:
+    async with compiler(cpu_s=1.0) as found:
+        await found.grammar(recipe({"type": "null"}), "good")
+        bad = [asyncio.ensure_future(found.grammar(hostile(seed), "bad")) for seed in range(2)]
+        slowest = 0.0
+        for number in range(20):
+            begin = time.perf_counter()
+            await found.grammar(recipe({"const": number}), "good")
+            slowest = max(slowest, time.perf_counter() - begin)
+        assert not any(job.done() for job in bad) or slowest < 1.0
+        for job in bad:
+            with pytest.raises(InvalidRequest, match="here: is too complex") as caught:
+                await job
+            assert (caught.value.field, caught.value.code) == ("here", "schema_too_complex")
+        started = found.started
+        with pytest.raises(InvalidRequest, match="is too complex"):
+            await found.grammar(hostile(1), "bad")
+        assert found.started == started
+        assert accepts(await found.grammar(recipe({"type": "null"}), "bad"), "null")
+
+
+async def test_memory_is_bounded() -> None:
+    async with compiler(cpu_s=30.0, memory_bytes=64 << 20) as found:
+        with pytest.raises(InvalidRequest, match="is too complex"):
+            await found.grammar(hostile(), "bad")
+        assert accepts(await found.grammar(recipe({"type": "null"}), "bad"), "null")
+
+
+async def test_more_than_may_wait_are_turned_away() -> None:
+    async with compiler() as found:
+        jobs = [asyncio.ensure_future(found.grammar(recipe({"const": number}), "many")) for number in range(64)]
+        await asyncio.sleep(0)
+        assert (await found.grammar(recipe({"const": "other"}), "other")).startswith("{")
+        ended = await asyncio.gather(*jobs, return_exceptions=True)
+        refused = [error for error in ended if isinstance(error, Overloaded)]
+        assert len(refused) == 32 and all(isinstance(text, str) for text in ended if text not in refused)
+
+
+async def test_whoever_leaves_takes_nothing_with_him() -> None:
+    async with compiler() as found:
+        one = asyncio.ensure_future(found.grammar(recipe({"type": "null"}), "a"))
+        two = asyncio.ensure_future(found.grammar(recipe({"type": "null"}), "a"))
+        await asyncio.sleep(0)
+        one.cancel()
+        assert accepts(await two, "null")
+        assert found.started == 1
+
+
+async def test_ten_thousand_patterns_are_refused_before_they_are_compiled() -> None:
+    async with compiler() as found:
+        await found.grammar(recipe({"type": "null"}), "a")
+        begin = time.perf_counter()
+        with pytest.raises(InvalidRequest, match=r"here\.patternProperties: the schema has more than 64"):
+            await found.grammar(recipe({"patternProperties": {f"^p{n}_": {} for n in range(10_000)}}), "a")
+        assert time.perf_counter() - begin < 2.0
+        assert found.started == 1
