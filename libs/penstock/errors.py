@@ -68,10 +68,16 @@ class Refused(PenstockError):
     http_status, kind = 409, "invalid_request_error"
 
 
-class Overloaded(PenstockError):
-    """Come back after `retry_after` seconds."""
+class RateLimited(PenstockError):
+    """The caller has used up what it may have; come back after `retry_after` seconds."""
 
     http_status, kind = 429, "rate_limit_error"
+
+
+class Overloaded(PenstockError):
+    """The mesh has no room now, whoever asks; come back after `retry_after` seconds."""
+
+    http_status, kind = 503, "server_error"
 
 
 class Unavailable(PenstockError):

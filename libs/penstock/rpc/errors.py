@@ -18,6 +18,7 @@ _CODES: dict[type[PenstockError], grpc.StatusCode] = {
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Refused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RateLimited: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,

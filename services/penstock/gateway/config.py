@@ -44,6 +44,11 @@ class GatewayConfig:
     """Where gRPC listens; port 0 lets the kernel choose."""
     api_keys: Path | None = None
     """The file of `penstock keys add`; without it all clients are the tenant "default"."""
+    terms: Path | None = None
+    """A TOML file with the prices of tokens and the limits of tenants; without it all is free and unlimited."""
+    ledger: str = ""
+    """Where the use of each tenant is written: a file, or redis://HOST:PORT/DB, which gateways may share; empty: only
+    kept while the gateway runs."""
     server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
     """Hex, 32 characters or more: separates tenants in the cache. All gateways of a mesh need the same. Empty: a
     built-in one, which is good for a single user and refused together with api_keys."""
@@ -53,11 +58,11 @@ class GatewayConfig:
     """refuse: a request with an unknown field is an error. warn: the field is ignored, and the answer's header
     x-penstock-ignored-fields names it; for clients that cannot be changed."""
     max_live_requests: int = 256
-    """Requests between first and last byte; more are answered with 429 at once."""
+    """Requests between first and last byte; more are answered with 503 at once."""
     max_body_bytes: Size = 16 * 1024 * 1024
     """Longest HTTP body."""
     max_upload_bytes: Size = 256 * 1024 * 1024
-    """All HTTP bodies together while they arrive; requests whose body finds no room are answered with 429."""
+    """All HTTP bodies together while they arrive; requests whose body finds no room are answered with 503."""
     max_n: int = 16
     """Choices per request, over all its prompts."""
     max_output_tokens: int = 131_072

@@ -14,6 +14,9 @@ from penstock.chat.model import ChatModelError, load_chat_model
 from penstock.chat.rendering.processes import rendering_apart
 from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import load_auth
+from penstock.gateway.accounts.ledger import open_ledger
+from penstock.gateway.accounts.limiter import Limiter
+from penstock.gateway.accounts.terms import read_terms
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
@@ -66,56 +69,65 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         raise ConfigError("model_dir", str(config.model_dir), str(error)) from None
     structlog.get_logger("penstock.gateway").info("tool calls", format=model.family.name, reasoning=model.thinks)
     auth = load_auth(config)
+    terms = read_terms(config.terms)
     metrics = GatewayMetrics()
+    failed = metrics.task_failed
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
-    async with open_channels() as channels:
-        async with (
-            rendering_apart(model) as model,
-            open_view(
-                channels,
-                config.router,
-                model=config.served_name,
-                tokenizer=model.fingerprint,
-                failed=metrics.task_failed,
-            ) as view,
-        ):
-            with open_threads() as threads:
-                completer = Completer(
-                    config, model, auth=auth, view=view, channels=channels, threads=threads, metrics=metrics
-                )
-                reception = Reception(
-                    config=config,
-                    auth=auth,
-                    admission=admission,
-                    threads=threads,
-                    completer=completer,
-                    view=view,
-                    metrics=metrics,
-                    started=started,
-                )
-                service = GatewayService(reception)
+    async with (
+        open_ledger(config.ledger, terms, failed) as ledger,
+        rendering_apart(model) as model,
+        open_channels() as channels,
+        open_view(
+            channels, config.router, model=config.served_name, tokenizer=model.fingerprint, failed=failed
+        ) as view,
+    ):
+        with open_threads() as threads:
+            limiter = Limiter(terms, ledger.spent_today)
+            completer = Completer(
+                config,
+                model,
+                auth=auth,
+                ledger=ledger,
+                limiter=limiter,
+                view=view,
+                channels=channels,
+                threads=threads,
+                metrics=metrics,
+            )
+            reception = Reception(
+                config=config,
+                auth=auth,
+                admission=admission,
+                ledger=ledger,
+                limiter=limiter,
+                threads=threads,
+                completer=completer,
+                view=view,
+                metrics=metrics,
+                started=started,
+            )
+            service = GatewayService(reception)
 
-                def register(server: grpc.aio.Server) -> None:
-                    gateway_pb2_grpc.add_GatewayServicer_to_server(service, server)
+            def register(server: grpc.aio.Server) -> None:
+                gateway_pb2_grpc.add_GatewayServicer_to_server(service, server)
 
-                # The doors close in this order: HTTP drains, then gRPC, then the view of the mesh ends.
-                async with serve(
-                    config.grpc_address,
-                    register,
-                    [SERVICE],
-                    max_calls=config.max_live_requests + 64,
-                    max_streams=_MOST_STREAMS,
-                    grace=config.drain_s,
-                ) as rpc:
-                    app = application(reception)
-                    failed = metrics.task_failed
-                    async with (
-                        serve_http(app, config.http_address, drain_s=config.drain_s, failed=failed) as address,
-                        _health(view, rpc, failed),
-                        auth.followed(failed),
-                    ):
-                        yield Gateway(address, config.grpc_address.at(rpc.port), reception)
+            # The doors close in this order: HTTP drains, then gRPC, then the view of the mesh ends.
+            async with serve(
+                config.grpc_address,
+                register,
+                [SERVICE],
+                max_calls=config.max_live_requests + 64,
+                max_streams=_MOST_STREAMS,
+                grace=config.drain_s,
+            ) as rpc:
+                app = application(reception)
+                async with (
+                    serve_http(app, config.http_address, drain_s=config.drain_s, failed=failed) as address,
+                    _health(view, rpc, failed),
+                    auth.followed(failed),
+                ):
+                    yield Gateway(address, config.grpc_address.at(rpc.port), reception)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from penstock.errors import Overloaded, PenstockError
 from penstock.runtime.metrics import GatewayMetrics
 
-_OUTCOMES = {429: "overloaded", 503: "unavailable", 504: "timeout"}
+_OUTCOMES = {429: "limited", 503: "unavailable", 504: "timeout"}
 
 
 class ClientGone(Exception):
@@ -47,7 +47,7 @@ class Admission:
     def _place(self) -> Iterator[None]:
         if self.live >= self._most:
             what = f"the gateway is running {self._most} requests and cannot accept more; try again later"
-            raise Overloaded(what, code="rate_limit_exceeded", retry_after=1)
+            raise Overloaded(what, code="overloaded", retry_after=1)
         self._set(self.live + 1)
         try:
             yield
@@ -64,6 +64,8 @@ class Admission:
 
 
 def _outcome(error: BaseException) -> str:
+    if isinstance(error, Overloaded):
+        return "overloaded"
     if isinstance(error, PenstockError):
         return _OUTCOMES.get(error.http_status, "error" if error.http_status >= 500 else "refused")
     gone = (ClientGone, asyncio.CancelledError, GeneratorExit)

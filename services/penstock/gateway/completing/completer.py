@@ -17,6 +17,9 @@ from penstock.chat.sessions import Sessions
 from penstock.chat.stops import StopAutomaton
 from penstock.errors import DeadlineExceeded, NotFound
 from penstock.gateway.accounts.auth import Auth
+from penstock.gateway.accounts.entry import of_request
+from penstock.gateway.accounts.ledger import UsageLedger
+from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
 from penstock.gateway.completing.fingerprint import system_fingerprint
@@ -51,6 +54,8 @@ class Completer:
         model: ChatModel,
         *,
         auth: Auth,
+        ledger: UsageLedger,
+        limiter: Limiter,
         view: RouterView,
         channels: Channels,
         threads: Threads,
@@ -59,6 +64,8 @@ class Completer:
         self._config = config
         self._model = model
         self._auth = auth
+        self._ledger = ledger
+        self._limiter = limiter
         self._view = view
         self._channels = channels
         self._workers = WorkerChannels(channels)
@@ -97,6 +104,7 @@ class Completer:
             tokenize_s=took,
             metrics=self._metrics,
             answered=partial(self._answered, caller),
+            account=self._count,
         )
         self._add_choices(completion, prompts, naming)
         try:
@@ -109,7 +117,7 @@ class Completer:
         except TimeoutError:
             raise DeadlineExceeded("the request took too long", code="timeout") from None
         finally:
-            self._count(completion)
+            completion.settle()
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells the router when a session returns, or that it has ended. Raises Unavailable when the call fails."""
@@ -239,3 +247,8 @@ class Completer:
         metrics.accepted.inc(usage.accepted)
         metrics.replans.inc(completion.replans)
         metrics.e2e.observe(usage.times["total"])
+        counts = of_request(
+            usage.computed_tokens, usage.cached, usage.completion_tokens, reasoning=usage.reasoning_tokens
+        )
+        self._ledger.add(completion.caller.tenant, completion.ask.model, counts)
+        self._limiter.spend(completion.caller.tenant, counts.input_tokens + counts.output_tokens)

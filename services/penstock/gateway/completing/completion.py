@@ -61,16 +61,18 @@ class Completion:
         tokenize_s: float,
         metrics: GatewayMetrics,
         answered: Callable[[Speaker], None],
+        account: Callable[[Completion], None],
     ) -> None:
         """Call `add` for every choice, then `run`. Preparing the prompts took `tokenize_s` seconds. `answered` is given
-        each choice that has come to its end, before the client hears of the end."""
+        each choice that has come to its end, `account` the whole request, both before the client hears of the end."""
         self.ask = ask
         self.caller = caller
         self.id = secrets.token_hex(12)
         self.created = int(time.time())
         self.seed = ask.sampling.first_seed()
         self.fingerprint = fingerprint
-        self.outbox = Outbox(prompts * ask.n)
+        self.outbox = Outbox(prompts * ask.n, self.settle)
+        self._account: Callable[[Completion], None] | None = account
         self._block_size = block_size
         self._tokenize_s = tokenize_s
         self._metrics = metrics
@@ -106,6 +108,12 @@ class Completion:
         """Reports that don't add up, and choices with tokens whose prompt was never reported."""
         accounts = [(choice.flow.account, choice.answer) for choice in self._choices]
         return sum(account.defects + (account.use is None and answer.tokens > 0) for account, answer in accounts)
+
+    def settle(self) -> None:
+        """Accounts for the request, the first time it is called; it is called when it has ended, however it did."""
+        account, self._account = self._account, None
+        if account is not None:
+            account(self)
 
     def add(self, choice: Speaker) -> None:
         """Adds a choice; those of one prompt follow each other."""

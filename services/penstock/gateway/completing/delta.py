@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.errors import PenstockError
@@ -67,7 +68,9 @@ class Delta:
 class Outbox:
     """Hands deltas from the choices of a request to its one reader. Holds at most one delta per choice."""
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, ended: Callable[[], None] = lambda: None) -> None:
+        """`ended` is called when the reader hears that every choice has ended: before it can tell its client."""
+        self._ended = ended
         self._pending: dict[int, Delta] = {}
         self._open = choices
         self._error: PenstockError | None = None
@@ -97,6 +100,7 @@ class Outbox:
             if self._error is not None:
                 raise self._error
             if self._open == 0:
+                self._ended()
                 return []
             self._changed.clear()
             await self._changed.wait()

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import Internal, PenstockError
+from penstock.errors import Internal, PenstockError, RateLimited
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.api.inquiry import Api, Inquiry, Shape, Visit
@@ -25,6 +25,7 @@ from penstock.gateway.api.openai.api import CompletionApi
 from penstock.gateway.api.openai.asks import chat_ask, completion_ask
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, fold
+from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import Reply
@@ -53,6 +54,7 @@ def application(reception: Reception) -> Starlette:
             Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
             Route("/v1/models", pages.models, methods=["GET"]),
             Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
+            Route("/v1/usage", Accounting(reception).usage, methods=["GET"]),
             Route("/healthz", pages.healthz, methods=["GET"]),
             Route("/readyz", pages.readyz, methods=["GET"]),
             Route("/metrics", pages.metrics, methods=["GET"]),
@@ -97,10 +99,18 @@ class Generate:
     async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         began = time.perf_counter()
         tenant = self._reception.auth.tenant(headers)
-        inquiry = await self._exchange(headers, receive, tenant, reply)
-        session = session_digest(tenant, headers, inquiry.ask.cache_key)
-        caller = Caller(tenant, session, request_id, began)
-        await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
+        limiter = self._reception.limiter
+        try:
+            with limiter.one(tenant) as leave:
+                reply.before_end = leave
+                reply.add_headers(limiter.headers(tenant))
+                inquiry = await self._exchange(headers, receive, tenant, reply)
+                session = session_digest(tenant, headers, inquiry.ask.cache_key)
+                caller = Caller(tenant, session, request_id, began)
+                await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
+        except RateLimited:
+            reply.add_headers(limiter.headers(tenant))
+            raise
 
     async def _exchange(self, headers: Headers, receive: Receive, tenant: str, reply: Reply) -> Inquiry:
         config = self._reception.config

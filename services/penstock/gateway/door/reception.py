@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import Auth
+from penstock.gateway.accounts.ledger import UsageLedger
+from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
@@ -20,6 +22,8 @@ class Reception:
     config: GatewayConfig
     auth: Auth
     admission: Admission
+    ledger: UsageLedger
+    limiter: Limiter
     threads: Threads
     completer: Completer
     view: RouterView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from starlette.types import Send
@@ -26,6 +26,8 @@ class Reply:
         self._style = style
         self._headers: list[tuple[bytes, bytes]] = []
         self._begun = False
+        self.before_end: Callable[[], None] = lambda: None
+        """Called before the last byte is sent."""
         self.ended = False
         """Whether the last byte was sent."""
 
@@ -39,6 +41,10 @@ class Reply:
         """Says in a header of the response with which seed it can be had again."""
         self._headers.append((b"x-penstock-seed", str(seed).encode()))
 
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Adds headers of the response, which has not begun."""
+        self._headers += [(name.encode(), value.encode()) for name, value in headers.items()]
+
     async def json(self, value: Json, status: int = 200, retry_after: float | None = None) -> None:
         """Sends a whole response."""
         body = encode(value)
@@ -46,6 +52,7 @@ class Reply:
         if retry_after is not None:
             headers.append((b"retry-after", str(math.ceil(retry_after)).encode()))
         await self._begin(status, JSON, headers)
+        self.before_end()
         await self._send({"type": "http.response.body", "body": body})
         self.ended = True
 
@@ -82,6 +89,8 @@ class Reply:
     async def _write(self, data: bytes, more: bool = True) -> None:
         if not self._begun:
             await self._begin(200, "text/event-stream; charset=utf-8", [(b"cache-control", b"no-cache")])
+        if not more:
+            self.before_end()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _begin(self, status: int, kind: str, headers: list[tuple[bytes, bytes]]) -> None:

@@ -50,18 +50,19 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         with self._reception.admission.one():
             headers = metadata(context)
             tenant = self._reception.auth.tenant(headers)
-            size = request.ByteSize()
-            most = self._reception.config.max_n
-            ask = await self._reception.threads.run(lambda: read_request(request, most), size)
-            session = session_digest(tenant, headers, ask.cache_key)
-            request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
-            with request_scope(request_id):
-                left = context.time_remaining()
-                patience = math.inf if left is None else left
-                caller = Caller(tenant, session, request_id, began, patience)
-                async with self._reception.completer.open(ask, caller) as completion:
-                    async for chunk in _chunks(completion):
-                        yield chunk
+            with self._reception.limiter.one(tenant):
+                size = request.ByteSize()
+                most = self._reception.config.max_n
+                ask = await self._reception.threads.run(lambda: read_request(request, most), size)
+                session = session_digest(tenant, headers, ask.cache_key)
+                request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
+                with request_scope(request_id):
+                    left = context.time_remaining()
+                    patience = math.inf if left is None else left
+                    caller = Caller(tenant, session, request_id, began, patience)
+                    async with self._reception.completer.open(ask, caller) as completion:
+                        async for chunk in _chunks(completion):
+                            yield chunk
 
     async def HintSession(
         self,

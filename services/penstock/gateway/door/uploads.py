@@ -58,7 +58,7 @@ class Uploads:
                 raise _too_large(most)
             if self.bytes + len(piece) > self._most:
                 what = "the gateway is receiving too many long bodies; try again later"
-                raise Overloaded(what, code="rate_limit_exceeded", retry_after=1)
+                raise Overloaded(what, code="overloaded", retry_after=1)
             pieces.append(piece)
             self.bytes += len(piece)
             more = message.get("more_body", False)

@@ -1,0 +1,196 @@
+"""Where the ledger is written: in memory, in an SQLite file, or in a Redis that several gateways share.
+
+Each book only adds, so gateways may write at the same time, and a sum is the sum over all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.gateway.accounts.entry import COUNTS, HOUR_S, Counts, Entries, LedgerLine, merged
+from penstock.runtime.config import ConfigError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+_KEPT_S = 400 * 24 * HOUR_S
+"""How long Redis keeps an hour."""
+_BUSY_S = 10.0
+
+
+class Book(Protocol):
+    """What the ledger is written in."""
+
+    async def add(self, entries: Entries) -> None:
+        """Adds all of them, or none and raises OSError."""
+
+    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
+        """The entries of the hours that begin in [since, until), of one tenant or of all. Raises OSError."""
+
+
+class MemoryBook:
+    """Forgets with the process."""
+
+    def __init__(self) -> None:
+        self._entries: dict[LedgerLine, Counts] = {}
+
+    async def add(self, entries: Entries) -> None:
+        """Adds all of them."""
+        self._entries = merged(self._entries.items(), entries.items())
+
+    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
+        """The entries in the range."""
+        return {
+            account: counts
+            for account, counts in self._entries.items()
+            if since <= account.hour < until and tenant in (None, account.tenant)
+        }
+
+
+class SqliteBook:
+    """A file. Its one connection lives in a thread of its own; a write is on the disk when `add` returns."""
+
+    _ADD = (
+        f"INSERT INTO usage (hour, tenant, model, {', '.join(COUNTS)}) VALUES ({', '.join('?' * (3 + len(COUNTS)))}) "
+        "ON CONFLICT (hour, tenant, model) DO UPDATE SET "
+        + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
+    )
+    _READ = f"SELECT hour, tenant, model, {', '.join(COUNTS)} FROM usage WHERE hour >= ? AND hour < ?"
+
+    def __init__(self, database: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+        self._database = database
+        self._thread = thread
+
+    async def add(self, entries: Entries) -> None:
+        """Adds all of them in one transaction."""
+        rows = [(*account, *(getattr(counts, name) for name in COUNTS)) for account, counts in entries.items()]
+
+        def write() -> None:
+            with self._database:
+                self._database.executemany(self._ADD, rows)
+
+        await self._run(write)
+
+    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
+        """The entries in the range."""
+        found: list[tuple[int, ...]] = []
+        where, values = ("", ()) if tenant is None else (" AND tenant = ?", (tenant,))
+
+        def look() -> None:
+            found.extend(self._database.execute(self._READ + where, (since, until, *values)))
+
+        await self._run(look)
+        return {LedgerLine(*row[:3]): Counts(*row[3:]) for row in found}  # type: ignore[arg-type]
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise OSError(f"the ledger's file: {error}") from None
+
+
+class RedisBook:
+    """A hash for each hour; its fields are `[tenant, model, count]`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def add(self, entries: Entries) -> None:
+        """Adds all of them in one transaction."""
+        from redis.exceptions import RedisError
+
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for account, counts in entries.items():
+                for name in COUNTS:
+                    if amount := getattr(counts, name):
+                        pipe.hincrby(_hour_key(account.hour), json.dumps([account.tenant, account.model, name]), amount)
+            for hour in {account.hour for account in entries}:
+                pipe.expire(_hour_key(hour), _KEPT_S)
+                pipe.zadd(_HOURS, {str(hour): hour})
+            try:
+                await pipe.execute()
+            except RedisError as error:
+                raise OSError(f"the ledger's Redis: {error}") from None
+
+    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
+        """The entries in the range."""
+        from redis.exceptions import RedisError
+
+        found: dict[LedgerLine, Counts] = {}
+        try:
+            for hour in await self._redis.zrangebyscore(_HOURS, since, f"({until}"):
+                for field, amount in (await self._redis.hgetall(_hour_key(int(str(hour))))).items():
+                    whose, model, name = json.loads(field)
+                    if tenant in (None, whose) and name in COUNTS:
+                        setattr(
+                            found.setdefault(LedgerLine(int(str(hour)), whose, model), Counts()), name, int(str(amount))
+                        )
+        except RedisError as error:
+            raise OSError(f"the ledger's Redis: {error}") from None
+        return found
+
+
+_HOURS = "penstock:usage:hours"
+
+
+def _hour_key(hour: int) -> str:
+    return f"penstock:usage:{hour}"
+
+
+@asynccontextmanager
+async def open_book(where: str) -> AsyncIterator[Book]:
+    """The book at `where`: a file, `redis://...`, or memory when it is empty. Raises ConfigError."""
+    if not where:
+        yield MemoryBook()
+    elif where.startswith(("redis://", "rediss://", "unix://")):
+        async with _open_redis(where) as redis:
+            yield RedisBook(redis)
+    else:
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger") as thread:
+            run = asyncio.get_running_loop().run_in_executor
+            database = await run(thread, _connect, where)
+            try:
+                yield SqliteBook(database, thread)
+            finally:
+                await run(thread, database.close)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    columns = ", ".join(f"{name} INTEGER NOT NULL" for name in COUNTS)
+    try:
+        database = sqlite3.connect(path, timeout=_BUSY_S)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        with closing(database.cursor()) as cursor:
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS usage (hour INTEGER, tenant TEXT, model TEXT, {columns}, "
+                "PRIMARY KEY (hour, tenant, model)) WITHOUT ROWID"
+            )
+        return database
+    except sqlite3.Error as error:
+        raise ConfigError("ledger", path, f"cannot be used: {error}") from None
+
+
+@asynccontextmanager
+async def _open_redis(url: str) -> AsyncIterator[Redis]:
+    try:
+        from redis.asyncio import Redis
+        from redis.exceptions import RedisError
+    except ImportError:
+        raise ConfigError("ledger", url, "needs the extra `redis`: pip install 'penstock[redis]'") from None
+    try:
+        redis = Redis.from_url(url, decode_responses=True)
+    except ValueError as error:
+        raise ConfigError("ledger", url, f"is no address of a Redis: {error}") from None
+    async with redis:
+        try:
+            await redis.ping()
+        except (RedisError, OSError) as error:
+            raise ConfigError("ledger", url, f"does not answer: {error}") from None
+        yield redis

@@ -1,0 +1,124 @@
+"""Who has used what: each ended request is added, written within moments, and never lost while the book can be written.
+
+The counts are those of the workers, as the response's usage has them, so their sums are the sums of the workers'
+counters (docs/design/accounting.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from penstock.errors import Unavailable
+from penstock.gateway.accounts.books import Book, open_book
+from penstock.gateway.accounts.entry import HOUR_S, NANO, Counts, Entries, LedgerLine, merged
+from penstock.gateway.accounts.terms import Terms
+from penstock.gateway.request.work import TIERS
+from penstock.runtime.tasks import Failed, beside
+
+_RETRY_S = 1.0
+_DAY_S = 24 * HOUR_S
+
+
+class UsageLedger:
+    """Adds requests to a book. Made by `open_ledger`."""
+
+    def __init__(self, book: Book, terms: Terms, clock: Callable[[], float] = time.time) -> None:
+        self.terms = terms
+        self._book = book
+        self._clock = clock
+        self._waiting: dict[LedgerLine, Counts] = {}
+        self._writing: Entries = {}
+        self._changed = asyncio.Event()
+        self._written = asyncio.Condition()
+        self._spent: dict[str, tuple[int, int]] = {}
+        """By tenant: the day and what was spent on it, in billionths."""
+        self._log = structlog.get_logger("penstock.gateway")
+
+    def add(self, tenant: str, model: str, counts: Counts) -> None:
+        """Adds an ended request, also one that failed: what was computed was used. Sets its cost by the terms."""
+        cached = {tier: getattr(counts, f"cached_{tier}") for tier in TIERS}
+        cost = self.terms.price(model).cost(counts.computed_tokens, cached, counts.output_tokens)
+        counts.cost_nano = round(cost * NANO)
+        now = int(self._clock())
+        account = LedgerLine(now - now % HOUR_S, tenant, model)
+        self._waiting.setdefault(account, Counts()).add(counts)
+        day, spent = self._today(tenant)
+        self._spent[tenant] = (day, spent + counts.cost_nano)
+        self._changed.set()
+
+    def spent_today(self, tenant: str) -> float:
+        """What the tenant's requests have cost since midnight, UTC, as far as this gateway knows."""
+        return self._today(tenant)[1] / NANO
+
+    async def read(self, since: int, until: int, tenant: str | None) -> Entries:
+        """The entries of hours that begin in [since, until), with what is still to be written. Raises Unavailable."""
+        async with self._written:
+            try:
+                written = await self._book.read(since, until, tenant)
+            except OSError as error:
+                self._log.error("the ledger can't be read", reason=str(error))
+                raise Unavailable("the ledger can't be read now", retry_after=_RETRY_S) from None
+            waiting = merged(self._writing.items(), self._waiting.items())
+        ours = {
+            account: counts
+            for account, counts in waiting.items()
+            if since <= account.hour < until and tenant in (None, account.tenant)
+        }
+        return merged(written.items(), ours.items())
+
+    async def learn_today(self) -> None:
+        """Reads what was spent today before this process began."""
+        today = self._day()
+        for account, counts in (await self._book.read(today, today + _DAY_S, None)).items():
+            self._spent[account.tenant] = (today, self._today(account.tenant)[1] + counts.cost_nano)
+
+    async def write(self) -> None:
+        """Writes whatever comes, for ever; what can't be written waits."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not await self.flush():
+                self._changed.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def flush(self) -> bool:
+        """Writes what waits; returns whether that worked."""
+        async with self._written:
+            self._writing, self._waiting = self._waiting, {}
+            try:
+                if self._writing:
+                    await self._book.add(self._writing)
+            except OSError as error:
+                self._log.error("the ledger can't be written; it is tried again", reason=str(error))
+                self._waiting = merged(self._writing.items(), self._waiting.items())
+                return False
+            finally:
+                self._writing = {}
+        return True
+
+    def _today(self, tenant: str) -> tuple[int, int]:
+        day, spent = self._spent.get(tenant, (0, 0))
+        today = self._day()
+        return (today, spent if day == today else 0)
+
+    def _day(self) -> int:
+        now = int(self._clock())
+        return now - now % _DAY_S
+
+
+@asynccontextmanager
+async def open_ledger(where: str, terms: Terms, failed: Failed) -> AsyncIterator[UsageLedger]:
+    """A ledger in the book at `where` (see `open_book`) for the length of the block. Raises ConfigError."""
+    async with open_book(where) as book:
+        ledger = UsageLedger(book, terms)
+        await ledger.learn_today()
+        try:
+            async with beside(ledger.write, name="ledger", on_failure="restart", failed=failed):
+                yield ledger
+        finally:
+            await ledger.flush()

@@ -1,0 +1,229 @@
+"""The ledger: exact sums in every book, across restarts and gateways, for those who may see them."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from penstock.gateway.accounts.books import MemoryBook, open_book
+from penstock.gateway.accounts.entry import HOUR_S, NANO, Counts, LedgerLine, merged, of_request
+from penstock.gateway.accounts.ledger import UsageLedger, open_ledger
+from penstock.gateway.accounts.report import as_csv, rows
+from penstock.gateway.accounts.terms import Price, Terms, read_terms
+from penstock.runtime.config import ConfigError
+from penstock.testing.keys import key_file
+
+PRICES = """
+currency = "EUR"
+[price.default]
+input = 2.0
+output = 10.0
+cached = { host = 0.5, gpu = 0.25 }
+"""
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def counts(computed: int = 10, host: int = 4, output: int = 3) -> Counts:
+    return of_request(computed, {"host": host}, output, reasoning=1)
+
+
+@asynccontextmanager
+async def redis_server(directory: Path) -> AsyncIterator[str]:
+    """A Redis of its own on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(20):
+            while await _closed(port):
+                pass
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _closed(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def where(request, tmp_path) -> AsyncIterator[str]:
+    """An address of each kind of book."""
+    if request.param == "memory":
+        yield ""
+    elif request.param == "sqlite":
+        yield str(tmp_path / "ledger.db")
+    else:
+        assert shutil.which("redis-server"), "make setup installs it"
+        async with redis_server(tmp_path) as url:
+            yield url
+
+
+async def test_every_book_adds_and_finds(where):
+    first, later, other = LedgerLine(HOUR_S, "a", "m"), LedgerLine(2 * HOUR_S, "a", "m"), LedgerLine(HOUR_S, "b", "m")
+    async with open_book(where) as book:
+        await book.add({first: counts(), other: counts(1)})
+        await book.add({first: counts(20), later: counts(5)})
+        assert await book.read(0, 10 * HOUR_S, None) == merged(
+            [(first, counts()), (first, counts(20)), (later, counts(5)), (other, counts(1))]
+        )
+        assert set(await book.read(0, 2 * HOUR_S, None)) == {first, other}
+        assert set(await book.read(2 * HOUR_S, 3 * HOUR_S, None)) == {later}
+        assert set(await book.read(0, 10 * HOUR_S, "b")) == {other}
+        assert await book.read(0, 10 * HOUR_S, "nobody") == {}
+
+
+@pytest.mark.parametrize("where", ["sqlite", "redis"], indirect=True)
+async def test_a_ledger_survives_its_process_and_is_shared(where):
+    terms = Terms(prices={"default": Price(input=1.0)})
+    async with open_ledger(where, terms, lambda name: None) as one:
+        async with open_ledger(where, terms, lambda name: None) as two:
+            for ledger in (one, two, one):
+                ledger.add("a", "m", counts())
+    async with open_ledger(where, terms, lambda name: None) as after:
+        [(account, found)] = (await after.read(0, 2**33, None)).items()
+        assert (account.tenant, account.model, found.requests, found.input_tokens) == ("a", "m", 3, 42)
+        assert after.spent_today("a") == found.cost_nano / NANO == pytest.approx(3 * 14 / 1e6)
+
+
+async def test_without_a_place_the_ledger_lives_as_long_as_the_gateway():
+    for _ in range(2):
+        async with open_ledger("", Terms(), lambda name: None) as ledger:
+            assert await ledger.read(0, 2**33, None) == {}
+            ledger.add("a", "m", counts())
+            assert len(await ledger.read(0, 2**33, None)) == 1
+
+
+class Stubborn(MemoryBook):
+    """Can't be written at first."""
+
+    failures = 3
+
+    async def add(self, entries) -> None:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError("the disk is full")
+        await super().add(entries)
+
+
+async def test_what_cant_be_written_waits_and_is_counted_once():
+    ledger = UsageLedger(Stubborn(), Terms())
+    for number in range(4):
+        ledger.add("a", "m", counts())
+        assert await ledger.flush() is (number == 3)
+        [found] = (await ledger.read(0, 2**33, None)).values()
+        assert found.requests == number + 1
+
+
+def test_prices_by_tier_and_model():
+    price = Price(input=2.0, output=10.0, cached={"host": 0.5})
+    assert price.cost(1_000_000, {"host": 1_000_000, "nvme": 1_000_000}, 100_000) == 2.0 + 0.5 + 2.0 + 1.0
+    terms = Terms(prices={"default": price, "free": Price()})
+    assert terms.price("free").cost(10**6, {}, 10**6) == 0 and terms.price("other") is price
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("x = 1", "unknown field"),
+        ("[price.m]\ninput = -1", "price.m.input"),
+        ("[price.m]\ncached = { disk = 1.0 }", "no tier 'disk'"),
+        ("[limits.t]\nconcurrency = 1.5", "limits"),
+        ("[limits.t]\nspend_per_day = nan", "limits.t.spend_per_day"),
+        ("[price", "is not valid"),
+    ],
+)
+def test_terms_are_checked(tmp_path, text, named):
+    (tmp_path / "terms.toml").write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        read_terms(tmp_path / "terms.toml")
+
+
+async def test_places_that_cant_be_used_are_named(tmp_path):
+    for where in (str(tmp_path), "redis://127.0.0.1:1/0"):
+        with pytest.raises(ConfigError, match="ledger"):
+            async with open_book(where):
+                pass
+
+
+async def test_the_account_is_what_usage_said(opened, tmp_path):
+    (tmp_path / "terms.toml").write_text(PRICES)
+    keys = key_file(tmp_path / "keys.json", {"key-a": "a", "key-b": "b"})
+    keys_of_ops = key_file(tmp_path / "ops.json", {"key-ops": "ops"}, role="operator")
+    joined = tmp_path / "all.json"
+    joined.write_text(keys.read_text().rstrip()[:-1].rstrip()[:-1] + "," + keys_of_ops.read_text().split("[", 1)[1])
+    settings = {"api_keys": joined, "server_key": "ab" * 16, "terms": tmp_path / "terms.toml"}
+    async with opened(**settings, ledger=str(tmp_path / "ledger.db"), api_key="key-a") as setup:
+        setup.script.cached = {"host": 4, "gpu": 2}
+        usages = []
+        for key in ("key-a", "key-b", "key-a"):
+            client = setup.client.with_options(api_key=key)
+            usages.append((await client.chat.completions.create(model="tiny", messages=HELLO)).usage)
+        total = sum(usage.prompt_tokens for usage in usages)
+        async with httpx2.AsyncClient(base_url=setup.url) as http:
+
+            async def read(key: str, **query: str) -> httpx2.Response:
+                return await http.get("/v1/usage", params=query, headers={"authorization": f"Bearer {key}"})
+
+            everyone = (await read("key-ops", by="total")).json()
+            assert everyone["currency"] == "EUR"
+            by_tenant = {row["tenant"]: row for row in everyone["data"]}
+            assert {tenant: row["requests"] for tenant, row in by_tenant.items()} == {"a": 2, "b": 1}
+            assert sum(row["input_tokens"] for row in by_tenant.values()) == total
+            assert sum(row["output_tokens"] for row in by_tenant.values()) == sum(u.completion_tokens for u in usages)
+            b, usage = by_tenant["b"], usages[1]
+            assert b["cached_tokens"] == usage.penstock["cached_tokens"]
+            assert b["computed_tokens"] == usage.penstock["computed_tokens"]
+            cost = b["computed_tokens"] * 2.0 + 4 * 0.5 + 2 * 0.25 + b["output_tokens"] * 10.0
+            assert b["cost"] == pytest.approx(cost / 1e6, abs=1e-9)
+
+            sources = setup.gateway.metrics.registry
+            for tier in ("computed", "host", "gpu"):
+                counted = sources.get_sample_value("vllm:prompt_tokens_by_source_total", {"source": tier})
+                found = [
+                    row["computed_tokens"] if tier == "computed" else row["cached_tokens"][tier]
+                    for row in everyone["data"]
+                ]
+                assert sum(found) == counted, "what workers reported"
+
+            own = (await read("key-b")).json()["data"]
+            assert [row["tenant"] for row in own] == ["b"]
+            assert (await read("key-b", tenant="a")).status_code == 403
+            assert [row["tenant"] for row in (await read("key-ops", tenant="a")).json()["data"]] == ["a"]
+            [line] = csv.DictReader(io.StringIO((await read("key-b", format="csv")).text))
+            assert (line["tenant"], int(line["cached_host"]), line["currency"]) == ("b", 4, "EUR")
+            for query, field in (
+                ({"by": "week"}, "by"),
+                ({"format": "xml"}, "format"),
+                ({"from": "soon"}, "from"),
+                ({"from": "2030-01-01", "to": "2029-01-01"}, "from"),
+                ({"since": "1"}, "since"),
+            ):
+                refused = await read("key-b", **query)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+            assert (await read("wrong")).status_code == 401
+    async with opened(**settings, ledger=str(tmp_path / "ledger.db"), api_key="key-a") as again:
+        async with httpx2.AsyncClient(base_url=again.url, headers={"x-api-key": "key-ops"}) as http:
+            assert (await http.get("/v1/usage", params={"by": "total"})).json()["data"] == everyone["data"]
+
+
+def test_a_tenants_name_is_no_formula():
+    entries = {LedgerLine(0, "=cmd()", "m"): counts()}
+    assert "'=cmd()" in as_csv(rows(entries, "total"), "USD")
