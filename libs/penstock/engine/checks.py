@@ -84,8 +84,6 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         raise RequestRefused("logit_bias", reason)
     if len(params.stop_token_ids) >= vocab_size:
         raise RequestRefused("stop_token_ids", f"stop_token_ids holds all {vocab_size} tokens of the vocabulary")
-    if params.grammar:
-        raise RequestRefused("grammar", "grammar is not supported by this engine")
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 

@@ -52,7 +52,8 @@ class EngineSettings:
     max_waiting: int = 256
     """Sequences that may be loaded or wait for their first step; more are refused."""
     draft_tokens: int = 4
-    """Most tokens to ask the draft service for, per sequence and step of a decode worker."""
+    """Most tokens to ask the draft service for, per sequence and step of a decode worker; 0: no drafts at all, not even
+    those that a grammar forces."""
     draft_timeout_s: float = 0.05
     """A step goes on without drafts after this long."""
     kernels: Annotated[bool, Parameter(parse=False)] = True

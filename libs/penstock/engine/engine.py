@@ -18,9 +18,10 @@ from penstock.engine.checks import check_model, check_request
 from penstock.engine.config import EngineConfig
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import Lender, SinkFeed
-from penstock.engine.errors import EngineBusy, EngineClosed
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, Load, load_model, set_threads
+from penstock.engine.grammars import RequestGrammars
 from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
 from penstock.engine.lane import Lane
 from penstock.engine.loading.loads import Loads
@@ -35,6 +36,7 @@ from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.engine.step.run import Run
+from penstock.grammar.guide import Guide
 from penstock.kv.spec import KvSpec
 
 _COPIERS = 4
@@ -78,6 +80,7 @@ class Engine:
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
         self._speculation = Speculation(config, vocab_size, drafter, self._counters)
+        self._grammars = RequestGrammars(checkpoint)
         self._lender = Lender(self._scheduler, runner.memory, self._wake.set)
         self._loads = Loads(
             self._scheduler,
@@ -138,7 +141,8 @@ class Engine:
         or cancelling the generator drops the request and frees its pages, those in use by a step or a sink as
         soon as these let go. Raises EngineError when this request's part of a step failed.
         """
-        outlet = self._accept(request, source, sink)
+        guide = await self._grammars.of(request) if request.sampling.grammar else None
+        outlet = self._accept(request, source, sink, guide)
         try:
             finish = None
             while finish is None:
@@ -165,7 +169,9 @@ class Engine:
 
     # A request's way in and out
 
-    def _accept(self, request: Request, source: KvSource | None, sink: KvSink | None) -> Outlet:
+    def _accept(
+        self, request: Request, source: KvSource | None, sink: KvSink | None, guide: Guide | None = None
+    ) -> Outlet:
         if self._closing:
             raise EngineClosed("the engine is shutting down")
         self.check(request)
@@ -175,7 +181,7 @@ class Engine:
         if queued >= self.config.max_waiting:
             raise EngineBusy(f"{queued} requests are waiting already")
         self._tickets += 1
-        live = new_live(request, self._tickets, self.checkpoint.eos_token_ids)
+        live = new_live(request, self._tickets, self.checkpoint.eos_token_ids, guide)
         feed = None if sink is None else SinkFeed(live, sink, self._lender, self._counters)
         self._outlets[live.id] = outlet = Outlet(live, feed, self._speculation.begin(live))
         if source is None:
@@ -232,7 +238,8 @@ class Engine:
             self._wake.clear()
             drafts: Mapping[int, tuple[int, ...]] = {}
             if self._speculation.active:
-                self._hand_out()
+                if self._speculation.waits:
+                    self._hand_out()
                 drafts = await self._speculation.ask(self._scheduler.decoding())
             step = self._scheduler.next_step(drafts, stalled, self._chunk())
             stalled = False
@@ -293,7 +300,7 @@ class Engine:
             self._finish(end)
         self._news = outlets
 
-    def _compute(self, runs: Sequence[Run]) -> asyncio.Future[list[list[Chosen]]]:
+    def _compute(self, runs: Sequence[Run]) -> asyncio.Future[Sequence[list[Chosen] | EngineError]]:
         return self._lane.call(self._runner.step, runs, begun=self._hand_out)
 
     def _hand_out(self) -> None:

@@ -23,6 +23,13 @@ class RequestRefused(EngineError, ValueError):
         self.field = field
 
 
+class GrammarFailed(RequestRefused):
+    """The request's grammar is none, or can't be followed from where its text is."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__("grammar", f"grammar: {reason}")
+
+
 class RequestTooLong(RequestRefused):
     """The request needs more context or more pages than this engine has."""
 

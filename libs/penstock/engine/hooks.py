@@ -109,6 +109,11 @@ class DraftAsk:
     top_k: int
     top_p: float
     min_p: float
+    grammar: str = ""
+    """llguidance's JSON form, as in SamplingParams: of a text that begins behind the first `prompt` tokens."""
+    prompt: int = 0
+    stops: frozenset[int] = frozenset()
+    """Tokens that end a text of the grammar."""
 
 
 class Drafter(Protocol):

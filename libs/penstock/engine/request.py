@@ -46,7 +46,9 @@ class SamplingParams:
     ignore_eos: bool = False
     """The model's end tokens are ordinary tokens."""
     grammar: str = ""
-    """llguidance's JSON form: the output is a text of this grammar. Empty: any text."""
+    """llguidance's JSON form: the output is a text of this grammar, or the beginning of one where `max_tokens` cuts it.
+    Empty: any text. When the text is complete only an end token is possible, whatever `min_tokens` and `ignore_eos`
+    say; where it may end or go on, they hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from penstock.grammar.tokenizer import GrammarTokenizer
 
 _AT_ONCE = 2
 """Threads that compile. One that a hostile grammar keeps for minutes leaves the other."""
-_MOST_PENDING = 64
+_MOST_PENDING = 256
 
 
 class GrammarsBusy(Exception):
@@ -94,6 +94,8 @@ class Grammars:
             result = Matcher.of(self._tokenizer, text)
         except Exception as error:
             result = error
+        except BaseException as error:  # a panic of llguidance's is no Exception
+            result = GrammarBroken(f"it can't be compiled: {error}")
         with suppress(RuntimeError):  # the loop may be closed, and then nobody waits any more
             loop.call_soon_threadsafe(self._done, digest, result)
 

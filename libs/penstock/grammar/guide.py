@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy as shallow
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class Endings:
     """How a text ends. When its grammar is complete, nothing but an end token is legal."""
 
     ends: frozenset[int]
-    """End and stop tokens, at least one: none is taken without ending the text."""
+    """End and stop tokens: none is taken without ending the text. Empty: one that llguidance takes for an end."""
     early: bool = True
     """The model's end tokens are legal wherever the grammar is satisfied, not only where it is complete."""
     least: int = 0
@@ -34,6 +34,8 @@ class Guide:
         """`start` is the beginning of a text, which is copied; the output begins behind `begin` tokens of prompt."""
         self.tokenizer = tokenizer
         self._start = start
+        if not endings.ends:
+            endings = replace(endings, ends=frozenset(tokenizer.core.eos_tokens))
         self._endings = endings
         self._begin = begin
         self._until = begin
@@ -45,6 +47,11 @@ class Guide:
         """The state behind the tokens taken so far."""
         self.forced: tuple[int, ...] = ()
         """Tokens that follow those taken so far, most probably; never more than MOST_FORCED."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end the text."""
+        return self._endings.ends
 
     def copy(self) -> Guide:
         """The same state; what happens to one doesn't change the other."""

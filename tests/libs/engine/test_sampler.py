@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,11 +23,21 @@ CPU = torch.device("cpu")
 SAMPLER = Sampler(VOCAB, CPU)
 
 
-def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None):
-    """The last `drafts` tokens of the output as drafts."""
+def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None, legal=None):
+    """The last `drafts` tokens of the output as drafts; of a guided text where `legal` is given."""
     known = len(output) - drafts
     tokens = [*prompt, *output[:known]]
-    return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), state or SamplerState())
+    guided = {} if legal is None else {"guide": object(), "legal": words_of(legal, params, output, stops)}
+    return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), state or SamplerState(), **guided)
+
+
+def words_of(legal, params, output, stops):
+    """As guides have it: bans of ends are settled, unless nothing else is legal."""
+    if len(output) < params.min_tokens and legal - stops:
+        legal = legal - stops
+    flags = np.zeros(32, dtype=np.uint8)
+    flags[list(legal)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)
 
 
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -44,10 +55,12 @@ sampling = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.3, 2.6]), max_size=3),
     seed=st.integers(-(2**63), 2**64),
 )
-rows = st.tuples(sampling, tokens.filter(bool), tokens, st.frozensets(st.integers(0, VOCAB - 1), max_size=3))
+ids = st.integers(0, VOCAB - 1)
+legal_ids = st.none() | st.frozensets(ids, min_size=1, max_size=5) | st.frozensets(ids, min_size=VOCAB // 2)
+rows = st.tuples(sampling, tokens.filter(bool), tokens, st.frozensets(ids, max_size=3), legal_ids)
 
 
-def acceptable(logits, params, prompt, output, stops):
+def acceptable(logits, params, prompt, output, stops, legal=None):
     """What the reference says, also with cuts moved by less than float32 can tell."""
     found = set()
     for nudge in (-1e-5, 0.0, 1e-5):
@@ -55,7 +68,7 @@ def acceptable(logits, params, prompt, output, stops):
         top_p = params.top_p if params.top_p == 1.0 else params.top_p + nudge
         min_p = params.min_p if params.min_p == 0.0 else params.min_p + nudge
         changed = SamplingParams(**near, top_p=top_p, min_p=min_p)
-        found.add(reference.sample(logits, changed, prompt, output, stops))
+        found.add(reference.sample(logits, changed, prompt, output, stops, legal=legal))
     return found
 
 
@@ -67,12 +80,14 @@ def test_equals_the_plain_sampler(batch, seed, drafts):
     rows = rows.round() if seed < 1000 else rows
     before = rows.clone()
     choices = [
-        choice_of(params, prompt, output, stops, min(drafts, len(output))) for params, prompt, output, stops in batch
+        choice_of(params, prompt, output, stops, min(drafts, len(output)), legal=legal)
+        for params, prompt, output, stops, legal in batch
     ]
     chosen = SAMPLER.sample(rows, choices)
     assert torch.equal(rows, before)
-    for row, (params, prompt, output, stops), found in zip(rows.tolist(), batch, chosen, strict=True):
-        assert found.token in acceptable(row, params, prompt, output, stops)
+    for row, (params, prompt, output, stops, legal), found in zip(rows.tolist(), batch, chosen, strict=True):
+        assert found.token in acceptable(row, params, prompt, output, stops, legal)
+        assert legal is None or found.token in legal
 
 
 def test_counts_follow_a_growing_sequence():
@@ -87,6 +102,17 @@ def test_counts_follow_a_growing_sequence():
             assert SAMPLER.sample(logits, [again])[0].token == plain
         assert SAMPLER.sample(logits, [choice_of(params, [3, 4, 5], known[3:], state=state)])[0].token == plain
         known.append(plain)
+
+
+def test_logprobs_of_a_guided_text_are_the_models_own():
+    """Of tokens that its grammar forbids too."""
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
+    expected = logits[0].log_softmax(-1)
+    worst = int(expected.argmin())
+    for params in (SamplingParams(9, temperature=0.0, logprobs=4), SamplingParams(9, temperature=1.0, logprobs=4)):
+        chosen = SAMPLER.sample(logits, [choice_of(params, [1], [], legal=frozenset({worst}))])[0]
+        assert chosen.token == worst and chosen.logprob == pytest.approx(float(expected[worst]), abs=1e-6)
+        assert chosen.top[0][0] == int(expected.argmax())
 
 
 def test_lowest_id_wins_ties():

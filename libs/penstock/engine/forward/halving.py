@@ -9,12 +9,12 @@ from penstock.engine.errors import EngineError
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.step.run import Run
 
-Step = Callable[[Sequence[Run]], Awaitable[list[list[Chosen]]]]
+Step = Callable[[Sequence[Run]], Awaitable[Sequence[list[Chosen] | EngineError]]]
 _log = logging.getLogger(__name__)
 
 
 async def answers_of(step: Step, runs: Sequence[Run]) -> list[list[Chosen] | EngineError]:
-    """The answer to each run; an error for each whose step fails when it is alone in it.
+    """The answer to each run; an error too for each whose step fails when it is alone in it.
 
     The halving changes no token of the others: a sequence's tokens do not depend on the rest of its step. It costs two
     steps for each halving, so a culprit among n costs about 2 * log2(n) more steps, once.

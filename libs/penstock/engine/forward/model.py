@@ -10,6 +10,7 @@ import torch
 
 from penstock.checkpoint import Checkpoint, remembered_fingerprint, tokenizer_fingerprint
 from penstock.engine.config import EngineConfig
+from penstock.engine.errors import EngineError
 from penstock.engine.forward.runner import Runner
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.sampling.choice import Chosen
@@ -34,9 +35,9 @@ class Computes(Protocol):
         """The weights in the kernels' layout; None when torch holds the weights."""
         ...
 
-    def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
-        """The tokens that are certain after each run, in lists of their own. Called in the engine's thread, and again
-        with a part of the runs when it raises."""
+    def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
+        """The tokens that are certain after each run, in lists of their own, or why there are none. Called in the
+        engine's thread, and again with a part of the runs when it raises."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from penstock.checkpoint import Checkpoint, ModelConfig
 from penstock.engine.config import EngineConfig
+from penstock.engine.errors import EngineError
 from penstock.engine.forward.accepting import accepted
+from penstock.engine.forward.masking import Masking
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
 from penstock.engine.kernels.cpu.machine import Machine
@@ -63,6 +66,7 @@ class Runner:
         """The weights in the kernels' layout; None when torch holds the weights."""
         self._compiled: CompiledDecoder | None = None
         self._device: StepsOnDevice | None = None
+        self._masking = Masking()
         if config.device == "cpu":
             self._load(checkpoint, config)
         else:
@@ -111,29 +115,32 @@ class Runner:
         self._builder = BatchBuilder(self.memory, place, model.windows, compute)
 
     @torch.inference_mode()
-    def step(self, runs: Sequence[Run]) -> list[list[Chosen]]:
+    def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """Computes the runs' KV and samples; returns the tokens that each run gains.
 
         A run that leaves known tokens for later steps gains no token. Every other run gains one, plus one for each
-        draft that equals the token sampled in its place. Raises NotFinite. After an error the caller may repeat the
-        call with the same runs: it writes the same KV at the same places.
+        draft that equals the token sampled in its place; one that leaves its grammar gets an error. Raises NotFinite.
+        After an error the caller may repeat the call with the same runs: it writes the same KV at the same places.
         """
         for run in runs:
             self._clear_tail(run)
         takes = self._takes(runs)
         order = runs if takes else arrange(runs)
+        masks = self._masking.begin(order)
         if self._compiled is not None and takes and all(run.choice.plain for run in runs):
-            sampled = [Chosen(token) for token in self._compiled.best(order)]
+            legality = None if masks is None else partial(masks.legality, order)
+            sampled = [Chosen(token) for token in self._compiled.best(order, legality)]
         else:
             logits = self.logits(order)
-            rows = [choice for run in order for choice in _choices(run)]
+            rows = [choice for run in order for choice in (_choices(run) if masks is None else masks.choices(run))]
             self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
-        answers: dict[int, list[Chosen]] = {}
+        answers: dict[int, list[Chosen] | EngineError] = {}
         first = 0
         for run in order:
             own = sampled[first : first + run.samples]
-            answers[id(run)] = accepted(run.choice.drafts, own) if len(own) > 1 else own
+            kept = accepted(run.choice.drafts, own) if len(own) > 1 else own
+            answers[id(run)] = kept if masks is None else masks.answer(run, kept)
             first += run.samples
         return [answers[id(run)] for run in runs]
 

@@ -12,6 +12,8 @@ from penstock.engine.request import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.engine.sampling.occurrences import Occurrences
+    from penstock.grammar.guide import Guide
+    from penstock.grammar.tokenizer import MaskWords
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would only overflow."""
@@ -36,12 +38,16 @@ class Choice:
     """Proposed tokens that this row assumes to be right."""
     state: SamplerState = field(default_factory=SamplerState)
     """The sampler's notes on the sequence."""
+    guide: Guide | None = None
+    """The sequence's way through its grammar, if it has one. Its masks know of bans too."""
+    legal: MaskWords | None = None
+    """Of a guided choice: the tokens that may be chosen."""
     plain: bool = field(init=False)
-    """Whether the choice is greedy, without bias, penalty, ban or logprobs: an argmax is enough."""
+    """Whether the choice is greedy, without bias, penalty, ban or logprobs: an argmax (of what is legal) is enough."""
 
     def __post_init__(self) -> None:
         params = self.params
-        unbanned = params.min_tokens == 0 or not self.stops
+        unbanned = params.min_tokens == 0 or not self.stops or self.guide is not None
         unbiased = unbanned and not params.logit_bias and not self.penalised
         self.plain = self.greedy and unbiased and params.logprobs is None
 
@@ -64,12 +70,13 @@ class Choice:
 
     @property
     def banned(self) -> frozenset[int]:
-        return self.stops if self.generated < self.params.min_tokens else frozenset()
+        own = self.guide is None and self.generated < self.params.min_tokens
+        return self.stops if own else frozenset()
 
     @property
     def bare(self) -> bool:
-        """Whether the logits reach the temperature unchanged: without penalty, bias or ban."""
-        return not (self.penalised or self.params.logit_bias or self.banned)
+        """Whether the logits reach the temperature unchanged: without penalty, bias, ban or grammar."""
+        return not (self.penalised or self.params.logit_bias or self.banned or self.guide)
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.engine.request import SamplingParams
 
@@ -33,9 +33,12 @@ def sample(
     prompt: Sequence[int],
     output: Sequence[int],
     stops: frozenset[int] = frozenset(),
+    *,
+    legal: Collection[int] | None = None,
 ) -> int:
-    """The token that follows `prompt` and `output`; `stops` are all tokens that would end the sequence."""
-    shaped = shape(logits, params, prompt, output, stops)
+    """The token that follows `prompt` and `output`; `stops` are all tokens that would end the sequence, `legal` those
+    that the grammar allows here, ends included (None: there is no grammar)."""
+    shaped = shape(logits, params, prompt, output, stops, legal=legal)
     if params.temperature < 1e-5:
         return shaped.index(max(shaped))
     scaled = keep([value / params.temperature for value in shaped], params.top_k, params.top_p, params.min_p)
@@ -50,17 +53,22 @@ def shape(
     prompt: Sequence[int],
     output: Sequence[int],
     stops: frozenset[int],
+    *,
+    legal: Collection[int] | None = None,
 ) -> list[float]:
-    """Bias, repetition penalty, frequency and presence penalty, then the ban on early ends."""
+    """Bias, repetition penalty, frequency and presence penalty, then the ban on early ends (unless the grammar allows
+    nothing else), then the grammar."""
     shaped = [value + params.logit_bias.get(token, 0.0) for token, value in enumerate(logits)]
     for token in {*prompt, *output}:
         value = shaped[token]
         shaped[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token, count in Counter(output).items():
         shaped[token] -= params.frequency_penalty * count + params.presence_penalty
-    if len(output) < params.min_tokens:
+    if len(output) < params.min_tokens and (legal is None or set(legal) - stops):
         for token in stops:
             shaped[token] = -math.inf
+    if legal is not None:
+        shaped = [value if token in legal else -math.inf for token, value in enumerate(shaped)]
     return shaped
 
 

@@ -1,9 +1,10 @@
 """From logits to tokens.
 
 Order: logprobs are taken from the raw logits; then logit bias, repetition penalty, frequency and presence penalty,
-the ban on end tokens below min_tokens; then, unless greedy, temperature, min-p, top-k, top-p (of the tokens that top-k
-left, renormalised) and Gumbel noise. Greedy and noise both end in an argmax in which the lowest id wins ties.
-`reference.sample` computes the same in plain Python.
+the ban on end tokens below min_tokens, the grammar; then, unless greedy, temperature, min-p, top-k, top-p (of the
+tokens that top-k left, renormalised) and Gumbel noise. So min-p, top-k and top-p count legal tokens only. Where a
+grammar allows nothing but an end, min_tokens doesn't ban it. Greedy and noise both end in an argmax in which the lowest
+id wins ties. `reference.sample` computes the same in plain Python.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from penstock.engine.errors import NotFinite
 from penstock.engine.sampling import noise
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.occurrences import Occurrences
+from penstock.grammar.tokenizer import MaskWords
 
 _OUT = float("-inf")
 _NUCLEUS = 512
@@ -41,7 +43,7 @@ class Sampler:
         On a device all is submitted without waiting, and the host waits once, for the copies of the results; a
         second time when some row's top-p takes more than its best _NUCLEUS tokens. Raises NotFinite.
         """
-        if all(choice.plain for choice in choices):
+        if all(choice.plain and choice.guide is None for choice in choices):
             tokens, peaks = on_host(*_best(logits))
             _check_finite(peaks.tolist())
             return [Chosen(token) for token in tokens.tolist()]
@@ -90,7 +92,7 @@ class Sampler:
         return tokens, missed
 
     def _shape(self, logits: Tensor, choices: Sequence[Choice]) -> None:
-        """Bias, penalties and bans, in place."""
+        """Bias, penalties, bans and grammars, in place."""
         for row, choice in enumerate(choices):
             if choice.params.logit_bias:
                 ids = self._tensor(list(choice.params.logit_bias), torch.int64)
@@ -100,6 +102,20 @@ class Sampler:
                 self._penalise(logits[row], choice)
             if choice.banned:
                 logits[row].index_fill_(0, self._tensor(list(choice.banned), torch.int64), _OUT)
+        guided = [row for row, choice in enumerate(choices) if choice.legal is not None]
+        if guided:
+            legal = np.stack([words for choice in choices if (words := choice.legal) is not None])
+            logits[guided] = logits[guided].masked_fill_(~self._unpacked(legal), _OUT)
+
+    def _unpacked(self, legal: MaskWords) -> Tensor:
+        """bool [rows, vocab] of bits [rows, words]."""
+        packed = legal.view(np.uint8)
+        if self._device.type == "cpu":
+            flags = np.unpackbits(packed, axis=1, count=self._vocab_size, bitorder="little")
+            return torch.from_numpy(flags.view(np.bool_))
+        on_device = torch.from_numpy(packed).pin_memory().to(self._device, non_blocking=True).unsqueeze(2)
+        bits = torch.arange(8, dtype=torch.uint8, device=self._device)
+        return (on_device >> bits & 1).flatten(1)[:, : self._vocab_size].bool()
 
     def _penalise(self, row: Tensor, choice: Choice) -> None:
         """In place, on one row [vocab]."""

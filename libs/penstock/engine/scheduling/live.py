@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.engine.request import FinishReason, Request
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.step.run import Run
+
+if TYPE_CHECKING:
+    from penstock.grammar.guide import Guide
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class Live:
     """Tokens with which `max_tokens` is used up."""
     run: Run
     """Its tokens in a step, chosen again by `aim` before each step. Refers to the lists `tokens` and `pages`."""
+    guide: Guide | None
+    """Its way through its grammar. Belongs to the step while one is computed."""
     pages: list[int]
     version: int = 0
     """Changes whenever `pages` changes."""
@@ -112,15 +118,15 @@ class Live:
         """Why its last token ends the sequence; None when it does not."""
         if self.generated == 0:
             return None
-        if self.tokens[-1] in self.stops and self.generated > self.request.sampling.min_tokens:
+        if self.tokens[-1] in self.stops and (self.guide or self.generated > self.request.sampling.min_tokens):
             return "stop"
         return "length" if self.length >= self.ends_at else None
 
 
-def new_live(request: Request, ticket: int, eos: frozenset[int]) -> Live:
+def new_live(request: Request, ticket: int, eos: frozenset[int], guide: Guide | None = None) -> Live:
     """A sequence at the start of its life; `eos` are the model's end tokens."""
     sampling, tokens = request.sampling, [*request.prompt, *request.output]
-    stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos)
+    stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos) if guide is None else guide.ends
     pages: list[int] = []
     owner = f"{request.id}#{ticket}"
     return Live(
@@ -132,7 +138,8 @@ def new_live(request: Request, ticket: int, eos: frozenset[int]) -> Live:
         tokens=tokens,
         given=len(tokens),
         ends_at=len(request.prompt) + sampling.max_tokens,
-        run=_idle(Choice(sampling, stops, tokens, len(request.prompt)), pages, owner),
+        run=_idle(Choice(sampling, stops, tokens, len(request.prompt), guide=guide), pages, owner),
+        guide=guide,
         pages=pages,
     )
 

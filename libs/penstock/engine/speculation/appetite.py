@@ -34,10 +34,14 @@ class Appetite:
             return 0
         return min(most, int(self.right) + 2)
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        """A step verified `drafted` drafts and accepted the first `accepted` of them."""
-        self.idle = 0
+    def learn(self, drafted: int, accepted: int, free: int = 0) -> None:
+        """A step verified `drafted` drafts and accepted the first `accepted` of them. The first `free` ones were no
+        guesses: they say nothing of the drafter."""
         self.drafted += drafted
         self.accepted += accepted
+        drafted, accepted = drafted - free, max(0, accepted - free)
+        if free and not drafted:
+            return
+        self.idle = 0
         worth = 2 * accepted if accepted == drafted else accepted
         self.right = _MEMORY * self.right + (1 - _MEMORY) * worth

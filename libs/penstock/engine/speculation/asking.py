@@ -31,6 +31,10 @@ class Speculation:
         self._timeout_s = config.draft_timeout_s
         self._vocab_size = vocab_size
         self._drafter = drafter
+        self._guided = 0
+        """Sequences with a grammar."""
+        self._free: dict[int, int] = {}
+        """By ticket: how many of the drafts at hand the grammar forces."""
         self._counters = counters
         self._appetites: dict[int, Appetite] = {}
         self._pause = 0
@@ -41,16 +45,42 @@ class Speculation:
 
     @property
     def active(self) -> bool:
-        """Whether there is a drafter."""
+        """Whether there may be drafts: from a drafter, or because a grammar forces tokens."""
+        return self._drafter is not None or (self._guided > 0 and self._most > 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether `ask` waits for a drafter."""
         return self._drafter is not None
 
     def begin(self, live: Live) -> Appetite:
         """The account of a new sequence; ends with `forget`."""
         self._appetites[live.ticket] = appetite = Appetite()
+        self._guided += live.guide is not None
         return appetite
 
     async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
-        """Proposed tokens by ticket, for sequences whose next step is a decode step."""
+        """Proposed tokens by ticket, for sequences whose next step is a decode step. Where a grammar forces tokens,
+        these are proposed, and what the drafter adds to them; what a grammar forbids is not."""
+        drafts = await self._ask(decoding)
+        if not self._guided or not self._most:
+            return drafts
+        self._free.clear()
+        for live in decoding:
+            if live.guide is None:
+                continue
+            forced = _forced(live)
+            legal = live.guide.legal(drafts.get(live.ticket, ()))
+            chosen = legal if legal[: len(forced)] == forced else forced
+            if chosen:
+                drafts[live.ticket] = chosen
+                self._free[live.ticket] = len(forced)
+            else:
+                drafts.pop(live.ticket, None)
+        return drafts
+
+    async def _ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
+        """The drafter's proposals."""
         if self._drafter is None:
             return {}
         if self._pause:
@@ -72,13 +102,15 @@ class Speculation:
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""
-        self._appetites[live.ticket].learn(drafted, accepted)
+        free = min(self._free.get(live.ticket, 0), drafted)
+        self._appetites[live.ticket].learn(drafted, accepted, free)
         self._counters.drafted += drafted
         self._counters.accepted += accepted
 
     def forget(self, live: Live) -> None:
         """Forgets a sequence that has ended, here and in the drafter."""
-        self._appetites.pop(live.ticket, None)
+        if self._appetites.pop(live.ticket, None) is not None:
+            self._guided -= live.guide is not None
         if self._drafter is None:
             return
         try:
@@ -87,16 +119,21 @@ class Speculation:
             _log.warning("the drafter could not forget %s", live.id, exc_info=True)
 
     def _ask_of(self, live: Live) -> DraftAsk:
-        params = live.request.sampling
+        params, free = live.request.sampling, len(_forced(live))
+        room = params.max_tokens - live.generated - 1
+        wanted = self._appetites[live.ticket].wanted(min(self._most, room - free))
         return DraftAsk(
             id=live.id,
             tokens=live.tokens,
-            k=self._appetites[live.ticket].wanted(min(self._most, params.max_tokens - live.generated - 1)),
+            k=wanted + free if wanted > 0 else 0,
             seed=params.seed,
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
+            grammar=params.grammar,
+            prompt=len(live.request.prompt),
+            stops=live.stops,
         )
 
     def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:
@@ -123,3 +160,10 @@ class Speculation:
         if self._reliable:  # once, not at every miss: a busy drafter misses all the time
             self._reliable = False
             _log.warning("the drafter is late or failed, and is asked less often: %r", error)
+
+
+def _forced(live: Live) -> tuple[int, ...]:
+    """What the sequence's grammar forces next, as far as it may be drafted."""
+    if live.guide is None:
+        return ()
+    return live.guide.forced[: max(0, live.request.sampling.max_tokens - live.generated - 1)]

@@ -176,7 +176,8 @@ class ModelProposer:
         answers = self._runner.step([self._run(task, count) for task, count in work])
         for (task, count), answer in zip(work, answers, strict=True):
             task.computed += count
-            task.tokens.extend(chosen.token for chosen in answer)
+            if isinstance(answer, list):
+                task.tokens.extend(chosen.token for chosen in answer)
 
     def _run(self, task: _Task, count: int) -> Run:
         length = len(task.ask.tokens)

@@ -123,7 +123,17 @@ class StepArgs(Structure):
     )
 
 
-STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, StepArgs)
+class LegalArgs(Structure):
+    """`Legal` in C++: what grammars allow."""
+
+    _fields_ = (
+        ("bits", pointer("const uint32_t")),  # [rows, words], one for each token, the lowest of the first word first
+        ("words", c_int32),
+        ("row", INTS),  # [samples] the row of each; -1: everything is legal
+    )
+
+
+STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, StepArgs, LegalArgs)
 
 _TEAM = pointer("Team")
 _LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointer("const Step")
@@ -136,6 +146,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "close": (None, _TEAM),
     "rounds": (c_int32, c_int32),
     "forward": (None, _TEAM, _MODEL, _STEP),
+    "choose": (None, FLOATS, c_int32, c_int32, pointer("const Legal"), pointer("int32_t")),
     "attend": (None, _TEAM, _MODEL, _STEP, FLOATS, FLOAT_ROOM),
     "linear": (None, _TEAM, _LINEAR, FLOATS, c_int32, FLOAT_ROOM),
     "unpack": (None, _TEAM, _LINEAR, c_int32, c_int32, FLOAT_ROOM),

@@ -3,10 +3,10 @@
 // A row's result never depends on which other rows are computed with it: every sum runs in an order that is fixed by
 // the matrix and by positions alone. So a sequence's tokens do not depend on the batch, nor on how its prompt was cut.
 #include "attention.h"
+#include "best.h"
 #include "products.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -131,7 +131,7 @@ class Pass {
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk * phase.size, member);
-      case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab);
+      case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab, model_.vocab);
     }
   }
 
@@ -155,19 +155,6 @@ class Pass {
                                       : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i))
             .store(to + i);
     }
-  }
-
-  // The first of the largest numbers; -1 when these are infinite, or no numbers.
-  int best(const float *logits) const {
-    const int whole = model_.vocab / kLanes * kLanes;
-    float most = logits[0];
-    if (whole) {
-      Floats high = Floats::load(logits);
-      for (int i = kLanes; i < whole; i += kLanes) high.most(Floats::load(logits + i));
-      most = high.highest();
-    }
-    for (int i = whole; i < model_.vocab; ++i) most = std::max(most, logits[i]);
-    return std::isfinite(most) ? int(std::find(logits, logits + model_.vocab, most) - logits) : -1;
   }
 
   // Packs one block of the rows that a product takes.
@@ -274,5 +261,13 @@ class Pass {
 }  // namespace
 
 void forward(Team *team, const Model &model, const Step &step) { Pass(team, model, step).run(); }
+
+void choose(const float *logits, int vocab, int samples, const Legal &legal, int32_t *to) {
+  for (int sample = 0; sample < samples; ++sample) {
+    const float *own = logits + int64_t(sample) * vocab;
+    const int row = legal.row[sample];
+    to[sample] = row < 0 ? best(own, vocab) : best(own, vocab, legal.bits + int64_t(row) * legal.words);
+  }
+}
 
 }  // namespace penstock

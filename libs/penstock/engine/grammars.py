@@ -1,0 +1,30 @@
+"""The grammars of an engine's requests."""
+
+from __future__ import annotations
+
+from penstock.checkpoint import Checkpoint
+from penstock.engine.errors import EngineBusy, GrammarFailed
+from penstock.engine.request import Request
+from penstock.grammar.compiled import Grammars, GrammarsBusy
+from penstock.grammar.guide import Endings, Guide
+from penstock.grammar.tokenizer import GrammarTokenizer
+
+
+class RequestGrammars:
+    """Compiles requests' grammars for one model. Belongs to one event loop, which it never holds."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        vocab_size, self._eos = checkpoint.config.vocab_size, checkpoint.eos_token_ids
+        self._grammars = Grammars(lambda: GrammarTokenizer.read(checkpoint.tokenizer, vocab_size, self._eos))
+
+    async def of(self, request: Request) -> Guide:
+        """The request's way through its grammar, before its first token of output: `Request.output` is followed by the
+        step that needs it. Raises GrammarFailed or EngineBusy."""
+        sampling = request.sampling
+        endings = Endings(sampling.stop_token_ids | self._eos, not sampling.ignore_eos, sampling.min_tokens)
+        try:
+            return await self._grammars.guide(sampling.grammar, endings, len(request.prompt))
+        except GrammarsBusy as error:
+            raise EngineBusy(str(error)) from error
+        except (ValueError, OSError) as error:  # a broken grammar, or a tokenizer that llguidance can't read
+            raise GrammarFailed(error) from error
