@@ -92,6 +92,8 @@ def without_times(usage) -> dict:
     """Usage that does not depend on what was asked before."""
     found = usage.model_dump()
     assert found["penstock"].pop("session").keys() == {"known_tokens", "spliced_tokens", "diverged_at"}
+    for told_at_the_end in ("drafted_tokens", "accepted_tokens"):  # a stop string may end the choice before
+        assert found["penstock"].pop(told_at_the_end) >= 0
     assert found["penstock"].pop("seed") >= 0
     assert all(seconds >= 0 for seconds in found["penstock"].pop("times").values())
     return found
