@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from penstock.chat.formats.format import ToolFormat
+from penstock.chat.formats.format import ToolFormat, Written
 from penstock.chat.formats.pattern import Pattern, Slot
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -25,6 +25,14 @@ DEEPSEEK_FENCED = ToolFormat(
     heads=((BEGIN, *_FENCED),),
     nexts=(("```", CALL_END, *_FENCED),),
     tails=(("```", CALL_END, END),),
+    written=Written(
+        begin=BEGIN,
+        before=CALL + "function" + SEPARATOR,
+        behind="\n```json\n",
+        after="\n```" + CALL_END,
+        between="\n",
+        end=END,
+    ),
     markers=_MARKERS,
     recognised=lambda template: CALL in template and "```json" in template,
 )
@@ -34,6 +42,7 @@ DEEPSEEK_BARE = ToolFormat(
     heads=((BEGIN, *_BARE),),
     nexts=((CALL_END, *_BARE),),
     tails=((CALL_END, END),),
+    written=Written(begin=BEGIN, before=CALL, behind=SEPARATOR, after=CALL_END, end=END),
     markers=_MARKERS,
     recognised=lambda template: CALL in template and "```json" not in template,
 )

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from penstock.chat.formats.arguments import Arguments, JsonArguments
 from penstock.chat.formats.pattern import Pattern
@@ -18,6 +19,26 @@ class ReasoningMarkers:
 
     open: str
     close: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Calls exactly as the family's chat template prints them, white space included: the form that is asked for."""
+
+    begin: str = ""
+    """In front of the first call."""
+    before: str
+    """From there to the function's name."""
+    behind: str = ""
+    """Between the name and the arguments."""
+    number: bool = False
+    """Whether a number stands right behind the name and a colon."""
+    after: str = ""
+    """Behind the arguments of each call."""
+    between: str | None = ""
+    """Between two calls; None: an answer has one call at most."""
+    end: str = ""
+    """Behind the last call."""
 
 
 THINK = ReasoningMarkers("<think>", "</think>")
@@ -47,6 +68,10 @@ class ToolFormat:
     """The first character of arguments."""
     leads: bool = False
     """Whether calls come only at the beginning of an answer, or right behind another call."""
+    written: Written | None = None
+    """None: no calls are known."""
+    values: Literal["json", "python", "gemma"] = "json"
+    """How arguments are written."""
     markers: tuple[str, ...] = ()
     """Texts that belong to calls; those that are added tokens are shown to the parser though they are special."""
     reasoning: ReasoningMarkers = THINK
