@@ -22,40 +22,41 @@ class EngineSettings:
     """Everything but the model. Checked when made: ConfigError names the field."""
 
     dtype: str = "float32"
-    """float32, bfloat16, int8, or float8 on a CUDA device (the last two: weights; their KV is bfloat16)."""
+    """Type of weights and KV: float32, bfloat16, int8, or on a CUDA device float8; with the last two KV is bfloat16."""
     kv_dtype: str = ""
-    """How keys and values are kept: float32, bfloat16, or on a CPU int8 with a scale per head and token; empty: float32
-    with dtype float32, else bfloat16. All workers alike."""
+    """Type of keys and values: float32, bfloat16, or on a CPU int8 with a scale for each head and token. Empty: float32
+    with dtype float32, else bfloat16. All workers need the same."""
     weights: str = "plain"
-    """plain, or lossless: bfloat16 weights in 12 bits each on a CPU, the same tokens from less memory."""
+    """plain, or lossless: on a CPU, bfloat16 weights take 12 bits each and give the same tokens."""
     device: str = "cpu"
-    """cpu, cuda or cuda:0, cuda:1..."""
+    """Where the model is computed: cpu, cuda, or cuda:0, cuda:1..."""
     threads: int = 0
-    """Threads of one model step; 0: one for each core of this process, fewer for a small model. `penstock up` shares
-    the cores out among its workers."""
+    """Threads that compute one step; 0: one for each core of this process, fewer for a small model. `penstock up`
+    divides the cores among its workers."""
     packed_bytes: Size = 16 << 30
-    """Disk for packed weights, in ~/.cache/penstock, which workers of a host share; 0: each has its own in memory."""
+    """Disk space for packed weights in ~/.cache/penstock, which all workers of a host share; 0: each worker packs its
+    own in memory."""
     max_model_len: int = 0
-    """Tokens of one text, prompt and output together; 0: the model's own limit, for longrope models their original
-    context. All workers alike."""
+    """Most tokens of one text, prompt and output together; 0: the model's own limit, for longrope models their original
+    context. All workers need the same."""
     kv_pool_tokens: int = 32768
-    """Room for the KV of live sequences, in tokens; rounded up to whole blocks."""
+    """Room for the KV of live sequences, in tokens, rounded up to whole blocks."""
     block_size: int = 16
-    """Tokens per KV block."""
+    """Tokens in a block. All workers need the same."""
     max_batch_tokens: int = 512
-    """Tokens of one step: decode rows, drafts and chunks of prompts together."""
+    """Most tokens of one step: decode rows, drafts and chunks of prompts together."""
     itl_target_ms: float = 100.0
-    """Milliseconds between tokens of running streams while prompts are computed beside them; 0: no target. Prompts get
-    chunks that fit, though never less than 16 tokens or half a decode step's time."""
+    """Target for the milliseconds between two tokens of a running stream while prompts are computed beside it; 0: none.
+    Chunks of prompts are made short enough, but never shorter than 16 tokens or half the time of a decode step."""
     max_running: int = 64
-    """Sequences in one batch."""
+    """Most sequences in one step."""
     max_waiting: int = 256
-    """Sequences that may be loaded or wait for their first step; more are refused."""
+    """Most sequences that are being loaded or wait for their first step; further ones are refused."""
     draft_tokens: int = 4
-    """Most tokens to ask the draft service for, per sequence and step of a decode worker; 0: no drafts at all, not even
-    those that a grammar forces."""
+    """Most tokens that a decode worker asks the draft service for, for each sequence in a step; 0: no drafts at all,
+    not even those that a grammar forces."""
     draft_timeout_s: float = 0.05
-    """A step goes on without drafts after this long."""
+    """Seconds after which a step goes on without drafts."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     stall_s: Annotated[float, Parameter(parse=False)] = 1.0

@@ -34,27 +34,27 @@ class WorkerConfig:
     engine: Annotated[EngineConfig, Parameter(name="*")] = _NOT_GIVEN
     """The model, and how it is computed."""
     model_name: str = ""
-    """The name clients ask for; the directory's name when empty."""
+    """Name under which clients ask for the model; empty: the directory's name."""
     address: Address = HostPort("127.0.0.1:0")
-    """Where to listen; port 0 picks one."""
+    """Address to listen on, host:port; port 0 picks a free port."""
     router: OptionalAddress = None
-    """The router's address; empty: join none."""
+    """Address of the router to join, host:port; empty: none."""
     kvstore: OptionalAddress = None
-    """This host's kvstore; empty: compute everything."""
+    """Address of this host's kvstore, host:port; empty: none, and everything is computed."""
     host_id: str = ""
-    """Members with one host id share memory; empty: this machine's."""
+    """Members with the same host id share memory; empty: this machine's id."""
     cores: str = ""
-    """Cores to stay on, such as 0-3 or 0,2; empty: wherever the system puts the worker."""
+    """Cores on which the worker runs, such as 0-3 or 0,2; empty: any."""
     store_timeout_s: float = 2.0
-    """A store call that takes longer counts as a miss."""
+    """Seconds after which a call to the store counts as a miss."""
     drain_s: float = 5.0
-    """Seconds that running requests get when the worker stops; the router sends nothing new meanwhile."""
+    """Seconds that running requests get to end when the worker stops; the router sends nothing new meanwhile."""
     step_limit_s: float = 30.0
-    """A worker whose step takes longer than this is not healthy, and gets no work until the step ends."""
+    """Seconds after which a step counts as stuck: the worker is not healthy and gets no work until the step ends."""
     metrics_address: OptionalAddress = None
-    """Where Prometheus may read, host:port; empty: nowhere."""
+    """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         if self.engine is _NOT_GIVEN:

@@ -31,25 +31,25 @@ class MeshOptions:
     """The mesh that `penstock up` starts."""
 
     port: int = 8080
-    """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
+    """Port of the HTTP API on 127.0.0.1; 0 picks a free port."""
     grpc_port: int = 0
-    """Port of the gRPC API on 127.0.0.1; 0 picks a free one."""
+    """Port of the gRPC API on 127.0.0.1; 0 picks a free port."""
     model: str = NAMES[0]
     """A Hugging Face model directory, or the name of an embedded model."""
     draft: str = ""
-    """A model directory or name, ngram, or none. Default: the draft of an embedded model, none for other models."""
+    """What drafts: a model directory or name, ngram, or none. Default: the draft of an embedded model, else none."""
     prefill: int = 1
-    """Prefill workers."""
+    """Number of prefill workers."""
     decode: int = 1
-    """Decode workers."""
+    """Number of decode workers."""
     aggregated: bool = False
     """No prefill workers: every decode worker computes its own prompts."""
     kv_host_bytes: Size = 1 << 30
     """Memory for cached KV, for example 512MiB."""
     kv_nvme_dir: Path | None = None
-    """A directory on a fast disk for KV that outlives the mesh; needs kv-nvme-bytes."""
+    """A directory on a fast disk, for cached KV that outlives the mesh; needs kv-nvme-bytes."""
     kv_nvme_bytes: Size = 0
-    """How much of that disk may be used, for example 20GiB."""
+    """Most bytes of that disk to use, for example 20GiB."""
     kv_gpu_bytes: Size = 0
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
@@ -60,7 +60,7 @@ class MeshOptions:
     """Seconds after which a worker that reports itself stuck (see its --step-limit-s) is killed and started again; 0:
     never."""
     log_level: str = "warning"
-    """Lines of the services to show: debug, info, warning or error."""
+    """Least severe lines of the services to show: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         within(self, 0, 256, "prefill")
@@ -90,7 +90,7 @@ class DemoOptions(MeshOptions):
     """The mesh of the demo: like any other, on a port of its own."""
 
     port: int = 0
-    """Port of the HTTP API on 127.0.0.1; 0 picks a free one."""
+    """Port of the HTTP API on 127.0.0.1; 0 picks a free port."""
 
 
 @dataclass(frozen=True)

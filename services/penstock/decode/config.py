@@ -14,9 +14,9 @@ class DecodeConfig(WorkerConfig):
     """A worker that decodes, and prefills what the router asks it to."""
 
     role: Literal["decode", "both"] = "decode"
-    """both: the router may give this worker whole requests (aggregated mode)."""
+    """decode, or both: then the router may give this worker whole requests, prefill included (aggregated mode)."""
     draft: str = "none"
-    """The draft service's address, or none."""
+    """Address of the draft service, host:port, or none."""
 
     def __post_init__(self) -> None:
         super(DecodeConfig, self).__post_init__()

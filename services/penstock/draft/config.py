@@ -21,25 +21,25 @@ class DraftConfig:
     """A draft service. `model` is the only setting without a default."""
 
     model: str
-    """A Hugging Face model directory, or ngram."""
+    """A Hugging Face model directory, or ngram for guesses from the text itself."""
     address: Address = HostPort("127.0.0.1:0")
-    """Where to listen; port 0 picks one."""
+    """Address to listen on, host:port; port 0 picks a free port."""
     dtype: str = "float32"
-    """float32 or bfloat16."""
+    """Type of the weights: float32 or bfloat16."""
     threads: int = 1
-    """Threads of one model step."""
+    """Threads that compute one step."""
     max_sequences: int = 256
-    """Sequences with KV of their own; the least recently used make room."""
+    """Most sequences whose KV is kept; the one that was used longest ago makes room."""
     max_streams: int = 64
-    """Decode workers served at once."""
+    """Most decode workers that are served at once."""
     max_stream_sequences: int = 1024
-    """Sequences of one decode worker at a time."""
+    """Most sequences of one decode worker at a time."""
     max_stream_tokens: int = 1 << 22
-    """Tokens of one decode worker's sequences together, 4 bytes of memory each."""
+    """Most tokens in all sequences of one decode worker together; each takes 4 bytes of memory."""
     metrics_address: OptionalAddress = None
-    """Where Prometheus may read, host:port; empty: nowhere."""
+    """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         addresses(self, "address")

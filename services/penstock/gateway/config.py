@@ -30,66 +30,69 @@ class GatewayConfig:
     """Settings of one gateway."""
 
     router: Address
-    """Where the router serves, host:port."""
+    """Address of the router, host:port."""
     model_dir: Path
-    """The served model's directory; only its tokenizer and templates are read."""
+    """The model's directory; the gateway reads only its tokenizer and templates."""
     tool_format: str = ""
-    """How the model writes tool calls, one of hermes, mistral, mistral-list, llama-json, llama-pythonic, gemma,
-    gemma-tool-code, phi, deepseek-r1, deepseek-v3.1, kimi and none. Empty: as its chat template shows."""
+    """How the model writes tool calls: hermes, mistral, mistral-list, llama-json, llama-pythonic, gemma,
+    gemma-tool-code, phi, deepseek-r1, deepseek-v3.1, kimi, or none. Empty: as its chat template shows."""
     model_name: str = ""
-    """The name that clients ask for; empty: the directory's name."""
+    """Name under which clients ask for the model; empty: the directory's name."""
     http_address: Address = HostPort("127.0.0.1:8080")
-    """Where HTTP listens; port 0 lets the kernel choose."""
+    """Address of the HTTP API, host:port; port 0 picks a free port."""
     grpc_address: Address = HostPort("127.0.0.1:0")
-    """Where gRPC listens; port 0 lets the kernel choose."""
+    """Address of the gRPC API, host:port; port 0 picks a free port."""
     api_keys: Path | None = None
-    """The file of `penstock keys add`; without it all clients are the tenant "default"."""
+    """The file that `penstock keys add` writes; without it all clients are the tenant "default"."""
     terms: Path | None = None
     """A TOML file with the prices of tokens and the limits of tenants; without it all is free and unlimited."""
     ledger: str = ""
     """Where the use of each tenant is written: a file, or redis://HOST:PORT/DB, which gateways may share; empty: only
     kept while the gateway runs."""
     server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
-    """Hex, 32 characters or more: separates tenants in the cache. All gateways of a mesh need the same. Empty: a
-    built-in one, which is good for a single user and refused together with api_keys."""
+    """Secret that separates tenants in the cache, 32 hexadecimal digits or more; the same for all gateways of a mesh.
+    Empty: a built-in one, which suits a single user and is refused together with api_keys."""
     server_key_file: Path | None = None
-    """A file that holds the server key, instead of server_key."""
+    """A file that contains the server key; give this or server_key."""
     unknown_fields: str = "refuse"
-    """refuse: a request with an unknown field is an error. warn: the field is ignored, and the answer's header
-    x-penstock-ignored-fields names it; for clients that cannot be changed."""
+    """What happens to a request with an unknown field. refuse: it fails. warn: the field is ignored, and the response
+    names it in the header x-penstock-ignored-fields; for clients that cannot be changed."""
     max_live_requests: int = 256
-    """Requests between first and last byte; more are answered with 503 at once."""
+    """Most requests at a time; further ones get a 503 at once."""
     max_body_bytes: Size = 16 * 1024 * 1024
-    """Longest HTTP body."""
+    """Most bytes of one HTTP body."""
     max_upload_bytes: Size = 256 * 1024 * 1024
-    """All HTTP bodies together while they arrive; requests whose body finds no room are answered with 503."""
+    """Most bytes of all HTTP bodies that are arriving; a request whose body finds no room gets a 503."""
     max_n: int = 16
-    """Choices per request, over all its prompts."""
+    """Most choices of one request, for all its prompts together."""
     max_output_tokens: int = 131_072
-    """Most tokens of one answer: max_tokens is lowered to it, and to the room in the model's context."""
+    """Most tokens of one answer; a larger max_tokens is lowered to this, and to the room left in the model's
+    context."""
     request_timeout_s: float = 600.0
-    """A request's whole life."""
+    """Most seconds that a request may take in all."""
     failover_s: float = 30.0
-    """How long a request may go without a token while no worker, or no router, takes it; 0: not at all."""
+    """Seconds for which a request waits, without a token, for a worker or the router to take it; 0: it does not
+    wait."""
     max_sessions: int = 1024
-    """Sessions whose last prompts and answers are remembered."""
+    """Most sessions whose last prompts and answers are remembered."""
     max_session_tokens: int = 4_000_000
-    """Tokens of all remembered sessions together, about 12 bytes each."""
+    """Most tokens of all remembered sessions together; each takes about 12 bytes."""
     max_tenant_session_tokens: int = 2_000_000
-    """Tokens of one tenant's remembered sessions."""
+    """Most tokens of one tenant's remembered sessions together."""
     volatile_lines: str = "keep"
-    """Lines at the head of a system prompt that change with every request, such as the time or a request's id: keep
-    them, move them behind the system prompt, or drop them, so that what follows is found in the cache."""
+    """What happens to lines at the head of a system prompt that change with every request, such as the time or a
+    request's id. keep: nothing. move: they go behind the system prompt. drop: they are left out. With move and drop,
+    the text behind them is found in the cache."""
     volatile_pattern: str = ""
-    """A regular expression for further such lines, besides the known ones."""
+    """A regular expression for such lines, in addition to those that are known."""
     ping_s: float = 15.0
-    """A stream that is silent for this long gets a comment, so that no proxy on its way gives up."""
+    """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
     drain_s: float = 5.0
-    """Grace for running requests at the end."""
+    """Seconds that running requests get to end when the gateway stops."""
     metrics_address: OptionalAddress = None
-    """Where Prometheus may read besides GET /metrics, host:port; empty: nowhere."""
+    """Address where Prometheus can read metrics besides GET /metrics, host:port; empty: none."""
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():

@@ -31,76 +31,78 @@ class KvStoreConfig:
     """The KV store: blocks in memory that the workers of this host share."""
 
     address: Address = HostPort("127.0.0.1:0")
-    """Where to listen; port 0 picks a free one."""
+    """Address to listen on, host:port; port 0 picks a free port."""
     host_bytes: Size = 1 << 30
-    """Size of the shared memory, as 512MiB or 2GiB. It fills as blocks arrive."""
+    """Size of the shared memory, such as 512MiB or 2GiB. It takes memory only as blocks arrive."""
     gpu_bytes: Size = 0
-    """Device memory for blocks that will be used again, as 8GiB; 0: none. It is taken at the start, and all of
-    `host_bytes` with it: copies need that memory pinned. Needs penstock[cuda12] or penstock[cuda13]."""
+    """Device memory for blocks that will be used again, such as 8GiB; 0: none. It is allocated at the start, and so is
+    all of `host_bytes`, because copies need pinned memory. Needs penstock[cuda12] or penstock[cuda13]."""
     gpu_device: int = 0
-    """Which CUDA device, as this process counts them."""
+    """Number of the CUDA device, as this process counts them."""
     router: OptionalAddress = None
-    """The router to join, as host:port; none: clients find the store by themselves."""
+    """Address of the router to join, host:port; empty: none, and clients have to know the store's address."""
     host_id: str = field(default_factory=host_id)
-    """Clients with the same id map the memory, others stream."""
+    """Clients with this host id map the shared memory; all others stream blocks."""
     lease_s: float = 30.0
-    """Longest time that a client may pin blocks for one read."""
+    """Most seconds for which a client may lease blocks."""
     reserve_s: float = 10.0
-    """Time to write a reserved block."""
+    """Seconds that a client has to write the blocks that it has reserved."""
     bring_s: float = 1.0
-    """Longest time that a lease waits for blocks from slower tiers."""
+    """Most seconds for which a lease waits until blocks are brought from slower tiers."""
     cooling_s: float = 5.0
-    """How long a slot rests when its writer vanished."""
+    """Seconds for which a slot is not used again after its writer has vanished."""
     eviction: str = "worth"
-    """Which blocks go first when room is needed: worth, s3-fifo or lru."""
+    """How blocks are chosen for eviction when room is needed: worth, s3-fifo or lru."""
     retain_share: float = 0.25
-    """Part of each tier that may be promised to clients who ask that their blocks be kept; 0: none."""
+    """Share of each tier that may be promised to clients who ask that their blocks are kept; 0: none."""
     retain_tenant_share: float = 0.125
-    """Part of each tier that may be promised to one tenant."""
+    """Share of each tier that may be promised to one tenant."""
     retain_s: float = 3600.0
-    """Longest such promise; each hit renews it."""
+    """Most seconds of such a promise; each hit renews it."""
     nvme_dir: Path | None = None
-    """A directory of the store's own on a local disk, for blocks that outlive the process."""
+    """A directory on a local disk, of this store alone, for blocks that outlive the process."""
     nvme_bytes: Size = 0
-    """How much of that disk the directory may take."""
+    """Most bytes that the directory may take."""
     nvme_write_bytes_per_s: Size = 256 << 20
-    """How fast blocks are written to it, at most."""
+    """Most bytes that are written to the directory in a second."""
     nvme_write_bytes_per_day: Size = 200 << 30
-    """How much is written to it per day (UTC), at most: disks wear out."""
+    """Most bytes that are written to the directory in a day (UTC), because disks wear out."""
     nvme_flush_s: float = 5.0
-    """How long a store that is told to stop may write."""
+    """Most seconds for which a store still writes after it was told to stop."""
     nvme_direct: bool = True
-    """Leave the page cache out where the file system allows."""
+    """Read and write past the page cache, where the file system allows that."""
     advertise: OptionalAddress = None
-    """By which address others reach this store, host:port; empty: as `address` says."""
+    """Address at which others reach this store, host:port; empty: that of `address`."""
     peers: tuple[str, ...] = ()
-    """Other stores, host:port each, in addition to those of the router. Only these are ever asked for blocks."""
+    """Addresses of other stores, host:port each, in addition to those that the router knows. Blocks are pulled from
+    no other store."""
     stall_s: float = 1.0
-    """Another store that sends nothing for this long is asked again over a new connection."""
+    """Seconds after which another store that sends nothing is asked again over a new connection."""
     mooncake_master: OptionalAddress = None
-    """The master of a Mooncake pool that the stores of several hosts share, host:port; empty: none."""
+    """Address of the master of a Mooncake pool that stores of several hosts share, host:port; empty: none."""
     mooncake_host: str = "127.0.0.1"
-    """The address by which the others of the pool reach this host."""
+    """Address at which the other members of the Mooncake pool reach this host."""
     mooncake_lend_bytes: Size = 1 << 30
-    """Memory that this store lends to the pool; 0B lends none."""
+    """Memory that this store lends to the Mooncake pool; 0B: none."""
     mooncake_any_interface: bool = False
-    """It is known that Mooncake listens on every interface of the host, and its ports are guarded."""
+    """Confirms that Mooncake may listen on every interface of the host, because its ports are guarded."""
     home_keys: int = 200_000
-    """Keys whose holders this store remembers for the others, about 200 bytes of memory each."""
+    """Most keys whose holders this store remembers for the other stores; each takes about 200 bytes of memory."""
     max_clients: int = 256
-    """Clients attached at the same time."""
+    """Most clients that are attached at a time."""
     events_address: str = ""
-    """Where to publish block events as vLLM does, tcp://host:port; empty: nowhere. Needs penstock[events]."""
+    """Address where block events are published as vLLM does it, tcp://host:port; empty: none. Needs
+    penstock[events]."""
     events_replay_address: str = ""
-    """Where subscribers ask for events that they missed, tcp://host:port; empty: nowhere."""
+    """Address where subscribers ask for events that they missed, tcp://host:port; empty: none."""
     events_topic: str = ""
-    """The first part of each published message."""
+    """Topic of the events: the first part of each message."""
     events_style: str = "map"
-    """map, as vLLM publishes now, or array, as it did until 2026."""
+    """Form of the events: map, as vLLM publishes them now, or array, as it did until 2026."""
     metrics_address: OptionalAddress = None
-    """Where Prometheus may read, host:port; empty: nowhere."""
+    """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError on a setting that can't work."""

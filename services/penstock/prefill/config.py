@@ -12,6 +12,6 @@ class PrefillConfig(WorkerConfig):
     """A worker that prefills."""
 
     handoff_wait_s: float = 10.0
-    """How long a decode worker's call waits for the gateway's."""
+    """Seconds that a decode worker's request for a hand-off waits for the gateway's request to arrive."""
     handoff_keep_s: float = 10.0
-    """How long a finished hand-off waits for its decode worker."""
+    """Seconds that a finished hand-off is kept for its decode worker."""

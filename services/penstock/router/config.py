@@ -22,33 +22,33 @@ class RouterConfig:
     """Settings of one router."""
 
     address: Address = HostPort("127.0.0.1:0")
-    """Where to listen; port 0 lets the kernel choose."""
+    """Address to listen on, host:port; port 0 picks a free port."""
     max_live_plans: int = 1024
-    """Requests in flight; more are refused at once."""
+    """Most requests in flight; further ones are refused at once."""
     max_queue_s: float = 120.0
-    """A request that would wait longer than this for its turn is refused at once."""
+    """A request that would have to wait for more seconds than this is refused at once."""
     max_members: int = 1024
-    """Workers and stores that may be joined."""
+    """Most workers and stores that may join."""
     max_indexed_blocks: int = 1_000_000
-    """Blocks known by name, about 200 bytes of memory each; the oldest are forgotten first."""
+    """Most blocks whose place is known; each takes about 200 bytes of memory, and the oldest are forgotten first."""
     local_prefill_tokens: int = 64
-    """Up to this many uncached tokens may be computed by the decode worker itself, where that is quicker."""
+    """Most uncached prompt tokens that a decode worker computes itself, where that is faster than a hand-off."""
     handoff_s: float = 0.01
-    """Seconds that one hand-off from prefill to decode costs, apart from moving the bytes."""
+    """Seconds that a hand-off from prefill to decode takes, without the time to move its bytes."""
     pull_s: float = 0.01
-    """Seconds that fetching KV from the store of another host costs, apart from moving the bytes."""
+    """Seconds that pulling blocks from the store of another host takes, without the time to move their bytes."""
     silent_s: float = 10.0
-    """A worker that has reported no load for this long gets no work."""
+    """Seconds after which a worker that has reported no load gets no work."""
     session_ttl_s: float = 1800.0
-    """How long a session's workers are remembered."""
+    """Seconds for which the router remembers the workers of a session."""
     max_sessions: int = 100_000
-    """Sessions remembered."""
+    """Most sessions that are remembered."""
     seed: int = 0
-    """Seed of the random choice between equals; 0 draws one."""
+    """Seed of the random choice between equally good workers; 0: draw a seed."""
     metrics_address: OptionalAddress = None
-    """Where Prometheus may read, host:port; empty: nowhere."""
+    """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
-    """debug, info, warning or error."""
+    """Least severe lines to log: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         addresses(self, "address")

@@ -1,1 +1,2 @@
-"""Code below torch, each piece with a twin in torch that says what it means."""
+"""Code below torch: C++ for CPUs, Triton and libraries for CUDA. Each piece has a twin in torch that defines its
+result."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 [in, out], float32 [out]): symmetric, one scale per column."""
+    """Rounds a matrix to 8 bits: (int8 [in, out], float32 [out]), symmetric, with one scale per column."""
     wide = matrix.float()
     scale = wide.abs().amax(0) / 127
     safe = torch.where(scale == 0, 1.0, scale)
@@ -15,6 +15,6 @@ def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(matrix: Tensor) -> Tensor:
-    """What int8 makes of a matrix, as float32: the same numbers as the packed one stands for."""
+    """The matrix after rounding to int8, in float32: the numbers for which the packed matrix stands."""
     numbers, scale = quantised(matrix)
     return numbers.float() * scale

@@ -105,5 +105,5 @@ def test_devices_and_types_of_a_config(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_device_is_said_so():
-    with pytest.raises(ValueError, match="finds none: use cpu"):
+    with pytest.raises(ValueError, match="finds no CUDA device: use cpu"):
         setup.check("bfloat16", torch.device("cuda"))

@@ -11,10 +11,10 @@
 
 namespace penstock {
 
-constexpr int kTileInputs = 32;  // of a row
+constexpr int kTileInputs = 32;  // inputs in one row of a tile
 constexpr int kTileBytes = 1024;
 
-// The instructions. The compiler's own functions for them don't say that they read and write memory.
+// The instructions, in assembly: the compiler's own functions do not declare that they read and write memory.
 template <int tile> inline void tile_zero() { asm volatile("tilezero %%tmm%c0" : : "i"(tile)); }
 template <int tile> inline void tile_load(const void *at, int64_t apart) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(tile), "r"(at), "r"(apart) : "memory");
@@ -27,7 +27,7 @@ template <int sums, int rows, int weights> inline void tile_add() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(rows), "i"(weights));
 }
 
-// How many rows of 64 bytes each of the eight tiles has, until it goes.
+// While this object lives, each of the eight tiles has the given number of rows of 64 bytes.
 class TileShapes {
  public:
   ~TileShapes() { asm volatile("tilerelease"); }

@@ -1,7 +1,7 @@
 // Attention of up to 16 queries over a piece of a context in bfloat16, in tiles.
 //
-// Scores are computed transposed, a row for each token and a column for each query: keys are read where they are, the
-// softmax runs in the columns without a look at the neighbours, and pairs of rows are the weights' tiles as they come.
+// Scores are computed transposed, with a row for each token and a column for each query. So keys are read where they
+// are, the softmax of a query stays in its column, and pairs of rows already have the layout of the weights' tiles.
 #pragma once
 #include "amx.h"
 
@@ -9,7 +9,7 @@ namespace penstock {
 
 constexpr int kTileQueries = 16;
 
-// 16 rows of 16 words become 16 columns.
+// Transposes 16 rows of 16 words.
 inline void transpose(__m512i *row) {
   __m512i half[16];
   for (int i = 0; i < 16; i += 2) {
@@ -32,8 +32,8 @@ inline void transpose(__m512i *row) {
   }
 }
 
-// Columns of 32 tokens' values as rows: to[dim][32], each dimension's rows `apart` numbers from the next one's. Behind
-// the last of `count` tokens: zeros, as what is there may be no number.
+// Transposes the values of 32 tokens to to[dim][32]; rows are `apart` numbers apart. Behind the last of `count` tokens
+// it writes zeros, because the memory there may hold NaN.
 inline void turn_values(const uint16_t *const *value, int count, int dim, uint16_t *to, int apart) {
   for (int i = 0; i < dim; i += 32) {
     __m512i low[16], high[16];
@@ -54,7 +54,7 @@ inline void turn_values(const uint16_t *const *value, int count, int dim, uint16
   }
 }
 
-// A query as a column of tiles: column[dim / 2][16] pairs of bfloat16.
+// Writes a query as one column of the tiles: column[dim / 2][16] pairs of bfloat16.
 inline void turn_query(const float *query, int dim, uint32_t *column) {
   alignas(32) uint16_t rounded[kLanes];
   for (int i = 0; i < dim; i += kLanes) {
@@ -65,7 +65,7 @@ inline void turn_query(const float *query, int dim, uint32_t *column) {
 
 inline void tiles_for_attention(TileShapes &shapes) { shapes.set({16, 16, 16, 16, 16, 16, 16, 16}); }
 
-// score[token][16] of n times 16 tokens, up to four times; the keys of 16 are `apart` bytes from each other.
+// Computes score[token][16] for n groups of 16 tokens, n at most 4; the keys of one group are `apart` bytes apart.
 template <int n>
 inline void score_tokens(const uint16_t *const *key, int64_t apart, int dim, const uint32_t *columns, float *score) {
   tile_zero<0>();
@@ -83,10 +83,10 @@ inline void score_tokens(const uint16_t *const *key, int64_t apart, int dim, con
   if constexpr (n > 1) tile_store<1>(score + 256, 64), tile_store<2>(score + 512, 64), tile_store<3>(score + 768, 64);
 }
 
-// The tokens that each of 16 queries sees, counted from the first score.
+// The range of tokens that each of 16 queries sees, counted from the first score.
 struct Sight {
   __m512i begin, end;
-  int always_from, always_to;  // what all of them see
+  int always_from, always_to;  // the range that every query sees
   inline __m512 hide(int token, __m512 score, __m512 hidden) const {
     if (token >= always_from && token < always_to) return score;
     const __m512i at = _mm512_set1_epi32(token);
@@ -95,8 +95,8 @@ struct Sight {
   }
 };
 
-// Turns score[count][16] into weights e^(score - most), as pairs of tokens in bfloat16, and adds them up. `count` is
-// even.
+// Turns score[count][16] into weights e^(score - most), stored as pairs of tokens in bfloat16, and sums the weights.
+// `count` is even.
 inline void weigh_tokens(const float *score, int count, const Sight &sight, uint32_t *weight, Floats &most,
                          Floats &sum) {
   const __m512 never = _mm512_set1_ps(-1e30f);
@@ -124,7 +124,8 @@ inline void weigh_tokens(const float *score, int count, const Sight &sight, uint
   sum = sums[0] + sums[1];
 }
 
-// mixed[16 * tiles][16] of 32 or 64 dimensions, two tiles or four, from turned values; `blocks` of 32 tokens.
+// Computes mixed[16 * tiles][16] for 32 or 64 dimensions (two or four tiles) from transposed values of `blocks` blocks
+// of 32 tokens.
 template <int tiles>
 inline void mix_tokens(const uint16_t *values, int64_t apart, int blocks, const uint32_t *weight, float *mixed) {
   tile_zero<0>(), tile_zero<1>();

@@ -8,10 +8,11 @@
 
 namespace penstock {
 
-constexpr int kSumsApart = kGang * kLanes * 4;  // bytes from a row's sums to the next row's
+constexpr int kSumsApart = kGang * kLanes * 4;  // bytes between the sums of one row and of the next
 
-// The sums of two blocks of rows are in the tiles 0 and 1, those with other weights in 2 and 3; a single block has its
-// sums in all four. The rows are in 4, and in 5 where there are two blocks. The rest: weights.
+// How the tiles are used. With two blocks of rows, tiles 0 and 1 hold their sums for one panel, tiles 2 and 3 those for
+// another; a single block has its sums in all four. Tile 4 holds rows, and tile 5 those of a second block. The other
+// tiles hold weights.
 inline void shape_for(TileShapes &shapes, int rows) {
   const uint8_t r = uint8_t(rows);
   shapes.set({r, r, r, r, r, 16, 16, 16});
@@ -21,14 +22,14 @@ inline void shape_for(TileShapes &shapes, int rows, int others) {
   shapes.set({r, o, r, o, r, o, 16, 16});
 }
 
-// Where a block of rows is, and its sums.
+// The address of a block of rows, and of its sums.
 struct TileRows {
-  const char *x;  // a tile after the other, `count` rows of 64 bytes each
+  const char *x;  // tile after tile, each with `count` rows of 64 bytes
   int count;
   float *sums;
 };
 
-// Up to 32 inputs' weights of a panel as a tile, with zeros behind the last.
+// Makes a tile from the weights of up to 32 inputs of a panel, with zeros behind the last.
 template <Kind kind> inline void fill_tile(Reader<kind> &from, int inputs, char *tile) {
   from.enter();
   int k = 0;
@@ -41,19 +42,19 @@ template <Kind kind> inline void fill_tile(Reader<kind> &from, int inputs, char 
   std::memset(tile + k * 32, 0, kTileBytes - k * 32);
 }
 
-// The weights of P panels, tile by tile, where they lie in memory.
+// Reads the weights of P panels, tile by tile, straight from memory.
 template <int P> struct Lying {
   const char *panel[P];
 
-  inline void enter(int tile) {  // asks for what comes a little later
+  inline void enter(int tile) {  // prefetches what is read a little later
     for (int p = 0; p < P; ++p)
       for (int line = 0; line < kTileBytes; line += 64) __builtin_prefetch(at(p, tile + 4) + line);
   }
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
-// The same in a cache, while `turns` blocks pass by, of which this is the one number `turn`. Meanwhile, and spread over
-// all of them, the panels `next` are asked for.
+// The same for panels that are in a cache already and serve `turns` blocks of rows, of which this is number `turn`. The
+// prefetches of the panels `next` are spread over all these blocks.
 template <int P> struct Staying {
   const char *panel[P];
   const char *next[P];  // or null
@@ -69,8 +70,8 @@ template <int P> struct Staying {
   inline const char *at(int p, int tile) const { return panel[p] + int64_t(tile) * kTileBytes; }
 };
 
-// The same of panels that have to be made into tiles: one tile ahead of the products, so that the processor
-// does both at once.
+// The same for panels that have to be made into tiles first. This is done one tile ahead of the products, so that the
+// processor does both at once.
 template <Kind kind, int P> class Restored {
  public:
   Restored(const Linear &matrix, int panel) : left_(matrix.inputs) {
@@ -87,11 +88,11 @@ template <Kind kind, int P> class Restored {
 
  private:
   Reader<kind> reader_[P];
-  int left_;  // inputs that are not restored yet
+  int left_;  // inputs that have not been made into tiles yet
   alignas(64) char tile_[2][P][kTileBytes];
 };
 
-// Adds `tiles` times 32 inputs to the sums of one block of rows and of P panels, one, two or four.
+// Adds `tiles` times 32 inputs to the sums of one block of rows and P panels; P is 1, 2 or 4.
 template <int P, class Weights> void add_tiles(Weights &weights, int tiles, const TileRows &rows, bool fresh) {
   if (fresh) {
     tile_zero<0>();
@@ -125,7 +126,7 @@ template <int P, class Weights> void add_tiles(Weights &weights, int tiles, cons
     tile_store<2>(rows.sums + 2 * kLanes, kSumsApart), tile_store<3>(rows.sums + 3 * kLanes, kSumsApart);
 }
 
-// The same for two blocks of rows and one or two panels: every tile that is loaded serves twice.
+// The same for two blocks of rows and one or two panels: every loaded tile of weights is used twice.
 template <int P, class Weights>
 void add_tiles(Weights &weights, int tiles, const TileRows &one, const TileRows &other, bool fresh) {
   if (fresh) {
@@ -152,7 +153,7 @@ void add_tiles(Weights &weights, int tiles, const TileRows &one, const TileRows 
   if constexpr (P > 1) tile_store<2>(one.sums + kLanes, kSumsApart), tile_store<3>(other.sums + kLanes, kSumsApart);
 }
 
-// Rows of one or two blocks: weights are read once, and all inputs added up in the tiles.
+// Multiplies one or two blocks of rows: weights are read once, and the tiles hold the sums over all inputs.
 template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matrix, int panel, const Rows &...rows) {
   const int tiles = (matrix.inputs + kTileInputs - 1) / kTileInputs;
   if (kind == BFLOAT16 && matrix.inputs % kTileInputs == 0) {
@@ -165,7 +166,8 @@ template <Kind kind, int P, class... Rows> void multiply_few(const Linear &matri
   }
 }
 
-// More rows: P panels' inputs [from, from + kStretch), with all rows. `more`: the next panels follow.
+// Multiplies more rows: all of them with the inputs [from, from + kStretch) of P panels. `more` says whether other
+// panels follow, which are prefetched.
 template <Kind kind, int P>
 void multiply_many(const Linear &matrix, int panel, int from, bool more, const float *x, const Blocks &blocks,
                    float *room, float *sums, TileShapes &shapes) {

@@ -31,10 +31,10 @@ void normalise(const float *x, const float *weight, int size, float eps, float *
 namespace {
 
 #if !defined(__AMX_BF16__)
-using HeadTiles = HeadLanes<Bf16Cache>;  // for a way that is not taken
+using HeadTiles = HeadLanes<Bf16Cache>;  // only so that the code compiles: it is never chosen
 #endif
 
-// Whether queries look in tiles: where the processor has them, as long as keys and values of bfloat16 fill them.
+// Whether attention is computed in tiles: the processor has them, and keys and values of bfloat16 fill whole tiles.
 bool in_tiles(const Model &model) {
   return kTiles && model.kv_kind == BFLOAT16 && model.head_dim % 32 == 0 && model.block_size % 16 == 0;
 }
@@ -59,7 +59,7 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
   for (size_t i = 0; i < shares_.size(); ++i) left_[i] = shares_[i];
 }
 
-// Heads follow each other, as their keys are neighbours.
+// The units of neighbouring heads follow each other, because their keys are neighbours in memory.
 void Attention::units_of(int sequence, bool needed) {
   const int group = model_.heads / model_.kv_heads, first = step_.first[sequence], last = step_.first[sequence + 1];
   const int queries = (last - first) * group, count = pieces(sequence);
@@ -124,7 +124,7 @@ template <class Way> void Attention::run(int layer, const Unit &unit, float *roo
   const int64_t size = head.queries() * Seen::size(model_.head_dim);
   for (int piece = unit.begin; piece < unit.end; ++piece) head.look(piece, parts_ + unit.parts + piece * size);
   if (left_[unit.shared].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  left_[unit.shared].store(shares_[unit.shared], std::memory_order_relaxed);  // for the next layer
+  left_[unit.shared].store(shares_[unit.shared], std::memory_order_relaxed);  // reset for the next layer
   head.forget();
   for (int piece = 0; piece < pieces(unit.sequence); ++piece) head.join(parts_ + unit.parts + piece * size);
   head.finish(mixed_);

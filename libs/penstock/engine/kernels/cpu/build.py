@@ -1,8 +1,8 @@
 """Compiles the C++ sources once per machine and instruction set, and keeps the result.
 
-The library stands on nothing but the C++ runtime: no header of torch or Python is compiled in, so one build serves
-every version of both, and takes seconds. It is kept in a directory and in a file that only this user can write:
-otherwise it is not loaded, and torch computes.
+The library needs only the C++ runtime. No header of torch or Python is compiled in, so one build serves every version
+of both and takes seconds. It is kept in a file and a directory that only this user can write; otherwise it is not
+loaded, and torch computes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent
 _COMPILED = sorted(path.name for path in _HERE.glob("*.cpp"))
 _SOURCES = [*sorted(path.name for path in _HERE.glob("*.h")), *_COMPILED]
 _WARNINGS = "-Wall -Wextra -Wno-psabi -Wno-maybe-uninitialized -Wno-uninitialized"
-"""The last two are wrong about the compiler's own headers."""
+"""The last two are switched off because they are wrong about the compiler's own headers."""
 _FLAGS = f"-O3 -std=c++20 -fPIC -shared -pthread -ffp-contract=fast {_WARNINGS}".split()
 _TARGETS = {
     "x86_64": {
@@ -44,12 +44,12 @@ _LIMIT_S = 300
 
 
 class NotBuilt(Exception):
-    """There are no kernels; the message says why."""
+    """The kernels cannot be had; the message says why."""
 
 
 @functools.cache
 def instruction_sets() -> list[str]:
-    """What this processor runs, the best first."""
+    """The instruction sets that this processor runs, the best first."""
     known = list(_TARGETS.get(platform.machine(), ()))
     found = torch.backends.cpu.get_cpu_capability().split("_")[0].lower()
     if found == "avx512" and "avx512_bf16" in (flags := _flags()):
@@ -58,7 +58,7 @@ def instruction_sets() -> list[str]:
 
 
 def _flags() -> set[str]:
-    """What Linux says that the processor has."""
+    """The features that Linux reports for this processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -67,15 +67,16 @@ def _flags() -> set[str]:
 
 
 def _tiles_allowed() -> bool:
-    """Asks Linux for the room that a thread's tiles take whenever it is not running: a process has to, once."""
+    """Asks Linux for permission to use tiles, as every process has to once: Linux must save them when it switches
+    threads."""
     arch_prctl, request, tile_data = 158, 0x1023, 18
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
 @functools.cache
 def library(isa: str = "") -> ctypes.CDLL:
-    """The library for an instruction set, by default the best, compiled when it is not there yet. Its functions, those
-    of layout.py, have their types. Raises NotBuilt."""
+    """The library for an instruction set, by default the best one; it is compiled if it is not there yet. Its functions
+    have the types that layout.py gives them. Raises NotBuilt."""
     try:
         return load(cached(kernels_directory(), isa))
     except OSError as error:
@@ -83,16 +84,16 @@ def library(isa: str = "") -> ctypes.CDLL:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library in a file of a private directory. Raises NotBuilt when it is not to be trusted, or was built with
-    another layout."""
+    """Loads the library from a file in a private directory. Raises NotBuilt when it cannot be trusted, or was built
+    with another layout."""
     try:
         directory = open_directory(path.parent)
         try:
             file = open_file(path.name, os.O_RDONLY, directory, path.parent)
         finally:
             os.close(directory)
-        # What is loaded is what was checked, whatever is at the path by now. The descriptor stays open: the loader
-        # takes two files for one when their names are the same.
+        # This loads the file that was checked, whatever is at the path by now. The descriptor stays open, because the
+        # loader takes two files with the same name for one.
         found = ctypes.CDLL(f"/proc/self/fd/{file}")
     except OSError as error:
         raise NotBuilt(_reason(error, path)) from None
@@ -108,7 +109,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def kernels_directory() -> Path:
-    """Where compiled libraries are kept."""
+    """The directory of compiled libraries."""
     return cache_directory("kernels")
 
 
@@ -130,7 +131,7 @@ def cached(directory: Path, isa: str = "") -> Path:
 
 
 def file_name(isa: str = "") -> str:
-    """Of the library for an instruction set: another one for other sources, layout or flags."""
+    """The file name of the library for an instruction set; it changes with the sources, the layout and the flags."""
     isa = isa or _best()
     digest = hashlib.sha256(repr((_FLAGS, _target(isa))).encode() + layout.header().encode())
     for name in _SOURCES:
@@ -150,7 +151,7 @@ def _target(isa: str) -> list[str]:
 
 
 def _compile(compiler: str, target: list[str], path: Path) -> None:
-    """Under another name first, so that no process loads half a library."""
+    """Compiles under another name first, so that no process loads half a library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as room:
         part = Path(room) / path.name
         compile_to(part, compiler, target, layout.header())
@@ -159,7 +160,7 @@ def _compile(compiler: str, target: list[str], path: Path) -> None:
 
 
 def compile_to(path: Path, compiler: str, target: Sequence[str], header: str) -> None:
-    """Compiles with `header` as layout.h, which is put beside the library. Raises NotBuilt."""
+    """Compiles the library, with `header` as the layout.h beside it. Raises NotBuilt."""
     (path.parent / "layout.h").write_text(header)
     command = (compiler, *_FLAGS, *target, f"-I{path.parent}", *_COMPILED, "-o", str(path))
     try:
@@ -171,7 +172,7 @@ def compile_to(path: Path, compiler: str, target: Sequence[str], header: str) ->
 
 
 def _reason(error: OSError, path: Path) -> str:
-    """In words, with the file that the system names, else `path`."""
+    """The error in words, with the file that the system names, or else `path`."""
     return f"{error.filename or path}: {error.strerror or error}"
 
 

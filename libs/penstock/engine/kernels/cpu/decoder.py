@@ -1,9 +1,9 @@
 """Steps computed by step.cpp: the same decoder as models/decoder.py, in one pass over packed weights.
 
-In a decode step on a CPU, reading the weights is the work. torch spends as much again on a hundred small calls and on
-gathering keys and values; here one call does the step, reads each weight once, and looks at the pages where they are.
-Of a prompt, everything between the products is done while they are written and read, and their rows' results don't
-depend on how the prompt is cut into chunks.
+A decode step on a CPU spends its time reading weights. Torch spends as much again on a hundred small calls and on
+gathering keys and values. Here one call computes the step, reads each weight once, and reads keys and values on their
+pages. For a prompt, everything between two products is done while rows are written and read anyway; and a row's result
+does not depend on how the prompt is cut into chunks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 
 _TABLES = (torch.float32, torch.bfloat16)
-"""What step.cpp reads embeddings in."""
+"""The types in which step.cpp reads embeddings."""
 
 
 class CompiledDecoder:
-    """Steps of one model over one page memory."""
+    """Computes the steps of one model over one page memory."""
 
     def __init__(
         self, machine: Machine, config: ModelConfig, weights: Weights, tables: tuple[Tensor, Tensor], memory: PageMemory
@@ -78,10 +78,10 @@ class CompiledDecoder:
         self._keep.append(layers)
         self._names: list[tuple[str, int, int]] = []
         self._known: dict[tuple[str, int, int], npt.NDArray[np.int32]] = {}
-        """Block tables of the last step: sequence, version, length."""
+        """The block tables of the last step, by sequence, version and length."""
         self._end_to_end = np.zeros(0, dtype=np.int32)
         self._room = np.empty((0, self._vocab), dtype=np.float32)
-        """For logits of which only the largest is read."""
+        """Room for logits of which only the largest is read."""
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
@@ -99,7 +99,7 @@ class CompiledDecoder:
         )
 
     def takes(self, rows: int) -> bool:
-        """Whether a step of so many rows is for it: not where torch multiplies them faster."""
+        """Whether it computes steps of so many rows: not if torch multiplies them faster."""
         return not self._head.by_torch(rows)
 
     def forward(self, runs: Sequence[Run]) -> Tensor:
@@ -110,8 +110,8 @@ class CompiledDecoder:
         return torch.from_numpy(logits)
 
     def best(self, runs: Sequence[Run], legality: Callable[[], Legality] | None = None) -> list[int]:
-        """As `forward`, but only the most probable token of each sample, the first of several, that is legal;
-        `legality` is asked when all is computed. Raises NotFinite."""
+        """Computes a step as `forward` does, but returns only the most probable legal token of each sample, the first
+        of several; `legality` is asked when all is computed. Raises NotFinite."""
         sampled = sampled_rows(runs)
         if len(self._room) < len(sampled):
             self._room = np.empty((len(sampled), self._vocab), dtype=np.float32)
@@ -162,7 +162,7 @@ class CompiledDecoder:
         self._machine.forward(self._model, step)
 
     def _tables(self, runs: Sequence[Run]) -> npt.NDArray[np.int32]:
-        """The runs' block tables end to end; those of the last step when nothing moved."""
+        """The runs' block tables end to end. They are those of the last step if nothing has changed."""
         names = [(*run.table, len(run.pages)) for run in runs]
         if names != self._names:
             known = self._known
@@ -199,7 +199,7 @@ def _args(matrix: Matrix) -> LinearArgs:
 
 
 class _Numbers:
-    """Lists of int32 end to end in one array, which is made faster than one for each."""
+    """Lists of int32, end to end in one array: that is made faster than an array for each."""
 
     def __init__(self, **lists: list[int]) -> None:
         numbers: list[int] = []
@@ -210,4 +210,4 @@ class _Numbers:
         self._kept = array("i", numbers)
         begin, size = self._kept.buffer_info()[0], self._kept.itemsize
         self.addresses = {name: begin + size * place for name, place in places.items()}
-        """Of each list, by its name; valid as long as this object."""
+        """The address of each list, by its name; valid as long as this object lives."""

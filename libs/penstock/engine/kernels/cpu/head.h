@@ -1,5 +1,5 @@
-// The rows of one sequence in the heads that share a key head: where their keys and values are kept, and what their
-// queries have seen. How queries look at a piece of the context is in head_lanes.h and head_amx.h.
+// The rows of one sequence in the heads that share a key head: where their keys and values are stored, and the results
+// of their queries so far. How queries look at a piece of the context is in head_lanes.h and head_amx.h.
 #pragma once
 #include "attention.h"
 #include "tiles.h"
@@ -8,12 +8,12 @@
 
 namespace penstock {
 
-constexpr int kQueries = 32;         // that look at a piece together in lanes
-constexpr int kTile = 4 * kQueries;  // of a chunk of a run with many rows; in the processor's tiles all look together
+constexpr int kQueries = 32;         // queries that look at a piece together in lanes
+constexpr int kTile = 4 * kQueries;  // queries in a chunk of a long run; in tiles they all look together
 
 typedef float Eight __attribute__((vector_size(32)));
 
-// A query or a key as scores are computed with it: normalised where the model asks for it, and rotated.
+// Prepares a query or a key for the scores: normalises it if the model asks for that, and rotates it.
 inline void turn(const Model &model, const Layer &layer, int position, int head, const float *x, float *out) {
   const int dim = model.head_dim, half = dim / 2;
   if (layer.qk_norm) normalise(x, layer.qk_norm + head * dim, dim, model.eps, out), x = out;
@@ -32,8 +32,8 @@ inline void turn(const Model &model, const Layer &layer, int position, int head,
   }
 }
 
-// The result of a query's look: its highest score, the sum of the weights e^(score - most), and the values' mix by
-// these weights.
+// What a query has seen: its highest score `most`, the sum of the weights e^(score - most), and the sum of the values
+// with these weights.
 struct Seen {
   float *at;
   float &most() const { return at[0]; }
@@ -42,7 +42,8 @@ struct Seen {
   static int size(int dim) { return kLanes + dim; }
 };
 
-// Joins what was seen in the next piece. Not inlined: always the same instructions, so always the same bits.
+// Adds to `all` what was seen in the next piece. It is not inlined, so that every caller runs the same instructions and
+// gets the same bits.
 inline __attribute__((noinline)) void join_seen(Seen all, Seen piece, int dim) {
   if (piece.sum() == 0) return;
   if (all.sum() == 0) {
@@ -61,20 +62,20 @@ inline __attribute__((noinline)) void join_seen(Seen all, Seen piece, int dim) {
   }
 }
 
-// A member's memory, handed out from its beginning on.
+// A thread's memory, handed out from front to back.
 struct Room {
   float *next;
   float *take(int64_t count) { return next += count, next - count; }
 };
 
-// `Own` is the class that looks: it has `look`, and keeps turned keys and queries in `query_`.
+// `Own` is the derived class: it defines `look`, and keeps rotated keys and queries in `query_`.
 template <class Own, class Cache> class Head {
  public:
   using Number = typename Cache::Number;
 
   int queries() const { return (last_ - first_) * group_; }
 
-  // Keys and values of the rows whose positions are in [begin, end).
+  // Stores the keys and values of the rows whose positions are in [begin, end).
   void keep(int begin, int end) {
     for (int row = first_; row < last_; ++row) {
       const int position = step_.position[row], key_head = model_.heads + kv_head_;
@@ -86,7 +87,7 @@ template <class Own, class Cache> class Head {
     }
   }
 
-  // All pieces, one after the other.
+  // Looks at all pieces, one after the other.
   void look_through() {
     auto *own = static_cast<Own *>(this);
     const int first = begin(0) / kPiece, last = (end(count_ - 1) + kPiece - 1) / kPiece;
@@ -107,7 +108,7 @@ template <class Own, class Cache> class Head {
   }
 
  protected:
-  // `most`: queries that look together; `queries` floats are room for as many.
+  // `most` is how many queries look together; their prepared form takes `queries` floats.
   Head(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room &room,
        int most, int64_t queries)
       : model_(model),
@@ -126,7 +127,7 @@ template <class Own, class Cache> class Head {
         piece_(room.take(most * Seen::size(model.head_dim))),
         all_(room.take(most * Seen::size(model.head_dim))) {}
 
-  // Floats of the room that it takes itself.
+  // How many floats of the room this class takes for itself.
   static int64_t own_room(const Model &model, int most, int64_t queries) {
     return kListed + queries + 2 * int64_t(most) * Seen::size(model.head_dim);
   }
@@ -135,7 +136,7 @@ template <class Own, class Cache> class Head {
   int end(int q) const { return step_.position[row(q)] + 1; }
   int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
 
-  // Query q, turned and scaled.
+  // Prepares query q and scales it.
   void turn_query_to(int q, float *out) const {
     const int row = this->row(q), head = kv_head_ * group_ + (from_ + q) % group_;
     const float *x = qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_;
@@ -143,7 +144,7 @@ template <class Own, class Cache> class Head {
     for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * model_.scale).store(out + i);
   }
 
-  // The part of a piece that some query looks at, in positions of the piece, which begins at `zero`.
+  // The part of a piece that any of the queries sees: positions relative to `zero`, where the piece begins.
   struct Span {
     int zero, begin, end;
   };
@@ -152,7 +153,7 @@ template <class Own, class Cache> class Head {
     return {zero, std::max(0, begin(0) - zero), std::min(kPiece, end(count_ - 1) - zero)};
   }
 
-  // The mix of what query q has seen, in `out`.
+  // Writes the result of query q to `out`: the mean of the values it has seen, by their weights.
   void mix_of(int q, float *out) const {
     const float *seen = all_ + q * Seen::size(dim_);
     const float whole = 1.0f / seen[1];
@@ -162,15 +163,17 @@ template <class Own, class Cache> class Head {
     return mixed + (int64_t(row(q)) * model_.heads + kv_head_ * group_ + (from_ + q) % group_) * dim_;
   }
 
-  // A token's key (0) or value (1).
+  // The address of a token's key (0) or value (1).
   Number *at(int position, int which) const {
     const int64_t run = (int64_t(table_[position / model_.block_size]) * model_.layers + number_) * 2 + which;
     return static_cast<Number *>(model_.memory) + (run * model_.block_size + position % model_.block_size) * apart() +
            kv_head_ * dim_;
   }
-  int64_t apart() const { return int64_t(model_.kv_heads) * (dim_ + Cache::kScale); }  // numbers of a token
+  int64_t apart() const {
+    return int64_t(model_.kv_heads) * (dim_ + Cache::kScale);
+  }  // numbers from one token to the next
 
-  // Where the scale of a vector is.
+  // The address of a vector's scale.
   Number *scale_of(Number *vector) const {
     return vector + (model_.kv_heads - kv_head_) * dim_ + kv_head_ * Cache::kScale;
   }
@@ -184,7 +187,8 @@ template <class Own, class Cache> class Head {
     }
   }
 
-  // Where the keys (0) or values (1) of `count` tokens are, with the last one again up to a whole call of `scores`.
+  // Lists the addresses of the keys (0) or values (1) of `count` tokens. The last one is repeated until the list fills
+  // whole calls of `scores`.
   void list(int begin, int count, int which) {
     const int64_t step = apart();
     for (int t = 0; t < count;) {
@@ -195,13 +199,13 @@ template <class Own, class Cache> class Head {
     for (int t = count; t % kTokens; ++t) tokens_[t] = tokens_[count - 1];
   }
 
-  // Asks for listed tokens: heads lie too far apart for the processor to see where the next token's is.
+  // Prefetches listed tokens. The processor can't guess their addresses: those of one head lie too far apart.
   void fetch(int from, int count, int all) const {
     for (int t = from; t < std::min(from + count, all); ++t)
       for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(tokens_[t] + i);
   }
 
-  static constexpr int kListed = 2 * (kPiece + kTokens);  // floats that the list takes
+  static constexpr int kListed = 2 * (kPiece + kTokens);  // size of the list in floats
 
   const Model &model_;
   const Step &step_;
@@ -210,7 +214,7 @@ template <class Own, class Cache> class Head {
   const float *qkv_;
   const int32_t *table_;
   const int first_, last_, dim_, group_;
-  int from_ = 0, count_ = 0;  // queries that look
+  int from_ = 0, count_ = 0;  // the queries that look now
   const Number **tokens_;
   float *query_, *piece_, *all_;
 };

@@ -1,4 +1,4 @@
-// Queries that look at a cache of bfloat16, in the processor's tiles.
+// Attention over keys and values in bfloat16, computed in the processor's tiles.
 #pragma once
 #include "amx_attention.h"
 #include "head.h"
@@ -7,7 +7,7 @@ namespace penstock {
 
 class HeadTiles : public Head<HeadTiles, Bf16Cache> {
  public:
-  static constexpr int kMost = kTile;  // queries of one call of `ask`
+  static constexpr int kMost = kTile;  // most queries of one call of `ask`
 
   HeadTiles(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room)
       : Head(model, step, layer, sequence, kv_head, qkv, room, kMost, kMost / 2 * model.head_dim),
@@ -19,7 +19,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
            model.head_dim * kValues / 2;
   }
 
-  // Queries [from, to) are those of the following calls.
+  // The following calls are for the queries [from, to).
   void ask(int from, int to) {
     from_ = from, count_ = to - from;
     std::fill_n(query_, kMost / 2 * dim_, 0.0f);
@@ -29,7 +29,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     }
   }
 
-  // What queries see of a piece: in `to`, Seen::size floats each.
+  // Writes to `to` what the queries see in a piece, Seen::size floats for each.
   void look(int piece, float *to) {
     const Span span = span_of(piece);
     for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
@@ -40,20 +40,20 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     for (int from = 0; from < count_; from += kTileQueries) look_together(span, from, to);
   }
 
-  // The queries' rows of `mixed`, from what they have seen.
+  // Writes the queries' rows of `mixed` from what they have seen.
   void finish(float *mixed) {
     for (int q = 0; q < count_; ++q) mix_of(q, row_of(q, mixed));
   }
 
  private:
-  static constexpr int kValues = kPiece + 32;  // numbers of a dimension's values in a piece; not a power of two
+  static constexpr int kValues = kPiece + 32;  // numbers between two dimensions of `value_`; not a power of two
 
-  // The tiles' columns of a block of queries.
+  // The prepared queries of a block, as columns of tiles.
   uint32_t *columns(int block) const {
     return reinterpret_cast<uint32_t *>(query_) + int64_t(block) * dim_ / 2 * kTileQueries;
   }
 
-  // From the beginning of a block of 32 tokens on.
+  // Transposes the values of a span, from the beginning of its first block of 32 tokens on.
   void turn_values_of(const Span &span) {
     const int first = span.begin / 32 * 32, all = span.end - first;
     list(span.zero + first, all, 1);
@@ -63,7 +63,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     }
   }
 
-  // The queries [from, from + 16), at the tokens [low, high) of the piece that one of them sees.
+  // Computes what the queries [from, from + 16) see, over the tokens [low, high) that any of them sees.
   void look_together(const Span &span, int from, float *to) {
     const int some = std::min(count_ - from, kTileQueries);
     const int low = std::max(span.begin, begin(from) - span.zero) / 32 * 32;
@@ -85,7 +85,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     mix(low, (high - low + 31) / 32, some, to + from * Seen::size(dim_));
   }
 
-  // Scores of `count` tokens from position `first` on, which begins 16 tokens of a page.
+  // Computes the scores of `count` tokens from position `first` on, where 16 tokens of a page begin.
   void score(int first, int count, int from) {
     const int64_t apart = this->apart() * sizeof(Number);
     const uint32_t *queries = columns(from / kTileQueries);
@@ -104,7 +104,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     }
   }
 
-  // The mixes of `some` queries, from `blocks` of 32 tokens whose first is `low`.
+  // Mixes the values for `some` queries, over `blocks` blocks of 32 tokens from token `low` on.
   void mix(int low, int blocks, int some, float *to) {
     for (int i = 0; i < dim_;) {
       alignas(64) float mixed[4 * 16 * kLanes];
@@ -121,7 +121,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     }
   }
 
-  // Asks for the keys of 16 tokens.
+  // Prefetches the keys of 16 tokens.
   void ask_for(const Number *at) const {
     for (int token = 0; token < 16; ++token, at += apart())
       for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(at + i);

@@ -1,15 +1,16 @@
-// Queries that look at a cache of any kind, sixteen floats at a time.
+// Attention over keys and values of any kind, sixteen floats at a time.
 #pragma once
 #include "head.h"
 
 namespace penstock {
 
-constexpr int kStride = kPiece + 16;  // of queries' scores; not a power of two, so that they don't share a cache set
-constexpr int kAhead = 8;             // tokens that are fetched while others are looked at
-constexpr int kBlock = 8;             // tokens whose values stay in the nearest cache for all queries
-constexpr float kNever = -1e30f;      // a score whose token is not seen
+constexpr int kStride =
+    kPiece + 16;           // floats between two queries' scores; not a power of two, which would share a cache set
+constexpr int kAhead = 8;  // how many tokens ahead are prefetched
+constexpr int kBlock = 8;  // tokens whose values stay in the nearest cache while all queries use them
+constexpr float kNever = -1e30f;  // the score of a token that is not seen
 
-// Turns score[begin, end) into weights, with zeros around them up to whole vectors. Positions are those of the piece.
+// Turns score[begin, end) into weights and fills up to whole vectors with zeros. Positions are relative to the piece.
 inline void weigh(float *score, int begin, int end, Seen seen) {
   const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
   auto around = [&](float value) {
@@ -33,7 +34,7 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
   using typename Base::Number, typename Base::Span;
 
  public:
-  static constexpr int kMost = kQueries;  // queries of one call of `ask`
+  static constexpr int kMost = kQueries;  // most queries of one call of `ask`
 
   HeadLanes(const Model &model, const Step &step, int layer, int sequence, int kv_head, const float *qkv, Room room)
       : Base(model, step, layer, sequence, kv_head, qkv, room, kMost, kMost * model.head_dim),
@@ -43,7 +44,7 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     return Base::own_room(model, kMost, kMost * model.head_dim) + kMost * kStride + kPiece;
   }
 
-  // Queries [from, to) are those of the following calls.
+  // The following calls are for the queries [from, to).
   void ask(int from, int to) {
     from_ = from, count_ = to - from;
     for (int q = 0; q < count_; ++q) {
@@ -52,7 +53,7 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     }
   }
 
-  // What queries see of a piece: in `to`, Seen::size floats each.
+  // Writes to `to` what the queries see in a piece, Seen::size floats for each.
   void look(int piece, float *to) {
     const auto [zero, begin, end] = this->span_of(piece);
     for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
@@ -85,7 +86,7 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     }
   }
 
-  // The queries' rows of `mixed`, from what they have seen.
+  // Writes the queries' rows of `mixed` from what they have seen.
   void finish(float *mixed) {
     for (int q = 0; q < count_; ++q) {
       this->mix_of(q, score_);
@@ -105,7 +106,8 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     }
   }
 
-  // work<queries at a time, head dimension if known>(first query) for all; `most` of them at a time.
+  // Calls work<count, dimension>(first) until all queries are done: `count` queries from `first` on, `most` or fewer.
+  // `dimension` is the head dimension if the compiler knows it, else 0.
   template <int most, class Work> void over(Work work) const {
     dim_ == 64 ? over<most, 64>(work) : dim_ == 128 ? over<most, 128>(work) : over<most, 0>(work);
   }

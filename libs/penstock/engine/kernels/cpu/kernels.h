@@ -1,5 +1,5 @@
-// What the C++ files have in common. layout.h is what they have in common with Python: layout.py writes it for each
-// build. No header of torch or Python is included, so one build serves every version of both.
+// What the C++ files share. What they share with Python is in layout.h, which layout.py writes for each build. No
+// header of torch or Python is included, so one build serves every version of both.
 #pragma once
 #include "layout.h"
 
@@ -7,9 +7,9 @@ namespace penstock {
 
 // The threads of one engine; the caller is one of them.
 //
-// A job is a row of phases, each cut into chunks. A member that has nothing to do takes the next chunk, and a phase
-// begins when the one before is done (one without chunks is done at once). So a member that the system doesn't schedule
-// delays the others only if it stops within a chunk.
+// A job is a series of phases, each cut into chunks. A member that has nothing to do takes the next chunk, and a phase
+// begins when the one before it is done (a phase without chunks is done at once). So a member that the system does not
+// schedule delays the others only if it was stopped in the middle of a chunk.
 Team *team_new(int threads);
 void team_free(Team *team);
 int team_size(const Team *team);
@@ -22,11 +22,12 @@ void forward(Team *team, const Model &model, const Step &step);
 void choose(const float *logits, int vocab, int samples, const Legal &legal, int32_t *to);
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out);
 
-// bfloat16 panels [panels, pairs, 32] into the lossless format: the exponents that occur; how long each panel gets with
-// a palette, `index` being a number below 16 or 255 for each exponent; the panels.
+// Brings bfloat16 panels [panels, pairs, 32] into the lossless format, in three calls: count the exponents; find how
+// long each panel becomes with a palette, in which `index` gives each exponent a number below 16, or 255; write the
+// panels.
 void count_exponents(const uint16_t *words, int64_t count, int64_t *counts);
 void lossless_sizes(const uint16_t *words, int panels, int pairs, const uint8_t *index, int64_t *sizes);
 void compress(const uint16_t *words, int panels, int pairs, const uint8_t *index, const int64_t *start, uint8_t *out);
-void unpack(Team *team, const Linear &matrix, int from, int to, float *out);  // panels, as floats
+void unpack(Team *team, const Linear &matrix, int from, int to, float *out);  // panels [from, to) as floats
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-// Sixteen floats at a time, in as many registers as this build's processors need for them.
+// Sixteen floats at a time, in as many registers as the processors of this build need for them.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -19,12 +19,12 @@ constexpr int kWidth = 4;
 constexpr int kParts = kLanes / kWidth;
 
 #if defined(__AVX512BF16__)
-constexpr bool kProducts = true;  // the processor has products of bfloat16
+constexpr bool kProducts = true;  // the processor multiplies bfloat16
 #else
 constexpr bool kProducts = false;
 #endif
 #if defined(__AMX_BF16__)
-constexpr bool kTiles = true;  // and tiles of them, see amx.h
+constexpr bool kTiles = true;  // and does so in tiles, see amx.h
 #else
 constexpr bool kTiles = false;
 #endif
@@ -34,7 +34,8 @@ typedef int32_t IntPart __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t HalfPart __attribute__((vector_size(kWidth * 2)));
 
-// kWidth bytes as integers. The compiler's own conversion goes byte by byte where a part of a register holds them.
+// Converts kWidth bytes to integers. Where they fill only a part of a register, the compiler's own conversion goes byte
+// by byte.
 inline IntPart widened(const int8_t *at) {
 #if defined(__AVX512F__)
   return (IntPart)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
@@ -67,7 +68,7 @@ struct Floats {
     EACH { v.part[i] = __builtin_convertvector(widened(at + i * kWidth), FloatPart); }
     return v;
   }
-  static inline Floats load(const uint16_t *at) {  // bfloat16
+  static inline Floats load(const uint16_t *at) {  // from bfloat16
     Floats v;
     EACH {
       HalfPart halves;
@@ -78,7 +79,7 @@ struct Floats {
   }
   inline void store(float *at) const { EACH std::memcpy(at + i * kWidth, &part[i], sizeof part[i]); }
 #if defined(__AVX512BF16__)
-  // As bfloat16, to nearest.
+  // Rounds to the nearest bfloat16.
   inline void round(uint16_t *at) const {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), (__m256i)_mm512_cvtneps_pbh((__m512)part[0]));
   }
@@ -98,11 +99,11 @@ struct Floats {
     EACH part[i] *= o;
     return *this;
   }
-  // this += a * b, fused where the processor can
+  // this += a * b, in one rounding where the processor can
   inline void add(const Floats &a, float b) { EACH part[i] += a.part[i] * b; }
   inline void add(const Floats &a, const Floats &b) { EACH part[i] += a.part[i] * b.part[i]; }
 
-  // Makes the compiler keep it in registers instead of loading it for each use: the loop is bound by loads.
+  // Makes the compiler keep the value in registers instead of loading it for each use: the loop is bound by loads.
   inline void hold() {
 #if defined(__x86_64__)
     EACH asm("" : "+x"(part[i]));
@@ -126,7 +127,7 @@ struct Floats {
 
 typedef float FourFloats __attribute__((vector_size(16)));
 
-// The totals of four, added in the order of `total`, without a way through memory.
+// The totals of four vectors, each added in the order of `total`, without going through memory.
 inline FourFloats totals(const Floats *sum) {
 #if defined(__AVX2__)
   __m256 half[4];
@@ -156,7 +157,7 @@ inline Floats operator+(Floats a, const Floats &b) { return a += b; }
 inline Floats operator*(Floats a, const Floats &b) { return a *= b; }
 inline Floats operator*(Floats a, float b) { return a *= b; }
 
-// Two consecutive inputs' weights of 16 columns as bfloat16: a 32-bit lane holds both of a column.
+// The weights of two consecutive inputs for 16 columns in bfloat16: a 32-bit lane holds both weights of a column.
 struct Pairs {
   WordPart part[kParts];
 
@@ -165,7 +166,7 @@ struct Pairs {
     EACH std::memcpy(&v.part[i], static_cast<const char *>(at) + i * kWidth * 4, sizeof v.part[i]);
     return v;
   }
-  // Of numbers that are exact in bfloat16.
+  // For numbers that are exact in bfloat16.
   static inline Pairs of(const Floats &even, const Floats &odd) {
     Pairs v;
     EACH v.part[i] = ((WordPart)odd.part[i] & 0xffff0000u) | (WordPart)even.part[i] >> 16;
@@ -180,7 +181,7 @@ struct Pairs {
   }
 };
 
-// sum += pair of weights * pair of bfloat16 in `x`, where the processor can
+// Adds to `sum` the products of a pair of weights with the pair of bfloat16 in `x`, where the processor can.
 inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs &weights, [[maybe_unused]] float x) {
 #if defined(__AVX512BF16__)
   sum.part[0] =
@@ -188,8 +189,8 @@ inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs
 #endif
 }
 
-// A pair of inputs of a lossless panel: 32 bytes of sign and mantissa, then as many 4-bit indices into the palette of
-// exponents. `parts` is what an index stands for in the upper and in the lower byte of a bfloat16.
+// Restores a pair of inputs of a lossless panel: 32 bytes of sign and mantissa, then 32 indices of 4 bits into the
+// palette of exponents. `parts` gives what an index stands for in the upper and in the lower byte of a bfloat16.
 inline Pairs restore(const char *at, const uint8_t *parts) {
 #if defined(__AVX2__)
   const __m256i upper = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(parts)));
@@ -209,7 +210,8 @@ inline Pairs restore(const char *at, const uint8_t *parts) {
 #else
   uint16_t pairs[32];
   for (int lane = 0; lane < 32; ++lane) {
-    const int from = lane / 8 % 2 * 16 + lane / 16 * 8 + lane % 8;  // where unpacking 128-bit halves takes it from
+    const int from =
+        lane / 8 % 2 * 16 + lane / 16 * 8 + lane % 8;  // the place that unpacking 128-bit halves takes it from
     const uint8_t own = uint8_t(at[from]), index = uint8_t(at[32 + from % 16]) >> from / 16 * 4 & 15;
     pairs[lane] = uint16_t((parts[index] | (own & 0x80)) << 8 | parts[16 + index] | (own & 0x7f));
   }
@@ -218,7 +220,7 @@ inline Pairs restore(const char *at, const uint8_t *parts) {
 }
 
 #if defined(__AVX512BW__)
-// The same for two pairs at once, which are written to `to`.
+// Restores two pairs at once and writes them to `to`.
 inline void restore_two(const char *one, const char *other, const uint8_t *parts, void *to) {
   auto sixteen = [](const void *at) { return _mm_loadu_si128(static_cast<const __m128i *>(at)); };
   auto join = [](__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); };
@@ -237,7 +239,8 @@ inline void restore_two(const char *one, const char *other, const uint8_t *parts
 }
 #endif
 
-// e^x for x <= 0: 2^n * e^r with |r| <= ln(2) / 2 and a polynomial for e^r; 2e-7 of relative error down to -87.
+// e^x for x <= 0, as 2^n * e^r with |r| <= ln(2) / 2 and a polynomial for e^r. The relative error is at most 2e-7 down
+// to x = -87.
 inline Floats exponential(const Floats &given) {
   Floats result;
   EACH {
@@ -261,7 +264,8 @@ inline Floats exponential(const Floats &given) {
 // x / (1 + e^-x)
 inline Floats silu(const Floats &x) {
   Floats negative, result;
-  EACH negative.part[i] = x.part[i] < 0 ? x.part[i] : -x.part[i];  // -|x|: one side of 0 is enough
+  EACH negative.part[i] =
+      x.part[i] < 0 ? x.part[i] : -x.part[i];  // -|x|, since `exponential` takes no positive numbers
   const Floats e = exponential(negative);
   EACH result.part[i] = x.part[i] * (x.part[i] < 0 ? e.part[i] : FloatPart{} + 1.0f) / (e.part[i] + 1.0f);
   return result;

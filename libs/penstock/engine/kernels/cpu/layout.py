@@ -1,10 +1,10 @@
 """What Python and the C++ files agree on: the numbers of kinds, the structures, the functions.
 
-This is the one definition. The compiler gets it as `layout.h`, which `header` writes when the library is built, with
-checks of every size and place; the library tells by `VERSION` which one it was built with. So neither side can change
-alone: it doesn't compile, or isn't loaded.
+This is the only definition. `header` makes layout.h from it when the library is built, with checks of every size and
+offset; and the library reports by `VERSION` with which layout it was built. So neither side can change alone: the
+library would not compile, or would not be loaded.
 
-Comments say what a field holds; pointers name what they point at in C++.
+Comments say what a field holds; a pointer is named by the C++ type to which it points.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Kind(IntEnum):
 
     @classmethod
     def of(cls, name: object) -> Kind:
-        """Of `float32`, `torch.float32`, `lossless`..."""
+        """The kind that is named `float32`, `torch.float32`, `lossless`..."""
         return cls[str(name).removeprefix("torch.").upper()]
 
 
 def pointer(to: str) -> type[c_void_p]:
-    """The type of pointers to a C++ type."""
+    """The type of a pointer to the C++ type `to`."""
     return type(f"PointerTo {to}", (c_void_p,), {"to": to})
 
 
@@ -54,7 +54,7 @@ class LinearArgs(Structure):
         ("scale", FLOATS),  # [outputs], of INT8
         ("bias", FLOATS),  # [outputs] or null
         ("start", pointer("const int64_t")),  # [outputs / 16], of LOSSLESS: where each panel begins in `data`
-        ("parts", pointer("const uint8_t")),  # [2, 16], of LOSSLESS: the palette's upper and lower bits
+        ("parts", pointer("const uint8_t")),  # [2, 16], of LOSSLESS: upper and lower bits of the palette's exponents
     )
 
 
@@ -84,16 +84,16 @@ class ModelArgs(Structure):
         ("head_dim", c_int32),
         ("intermediate", c_int32),
         ("eps", c_float),
-        ("scale", c_float),  # of products of queries and keys
+        ("scale", c_float),  # the factor of products of queries and keys
         ("kv_kind", c_int32),  # FLOAT32, BFLOAT16, or INT8: see int8_kv.py
         ("block_size", c_int32),  # tokens of a page
-        ("vocab", c_int32),  # the head's columns that are wanted
+        ("vocab", c_int32),  # how many columns of the head are computed
         ("cosine", FLOATS),  # [positions, head_dim], see layers/rope.py
-        ("sine", FLOATS),  # with the sign of the first half turned
+        ("sine", FLOATS),  # [positions, head_dim], with the sign of the first half reversed
         ("norm", FLOATS),  # [hidden]
         ("layer", pointer("const Layer")),  # [layers]
         ("head", LinearArgs),
-        ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step's `x` is given
+        ("table", BYTES),  # [vocab, hidden], the embeddings of `ids`; null: a step brings them in `x`
         ("table_kind", c_int32),  # FLOAT32 or BFLOAT16
         # [pages, layers, 2, block_size, kv_heads, head_dim]; INT8: with kv_heads scales after each token
         ("memory", ROOM),
@@ -140,7 +140,7 @@ _LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointe
 _WORDS, _INDEX = pointer("const uint16_t"), pointer("const uint8_t")
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    # The type of the result, then those of the arguments. What they do is said where they are defined.
+    # The type of the result, then those of the arguments. The definitions in C++ say what the functions do.
     "layout": (c_uint64,),
     "open": (_TEAM, c_int32),
     "close": (None, _TEAM),
@@ -169,7 +169,7 @@ _PLAIN = {
 
 
 def header() -> str:
-    """The text of layout.h."""
+    """The text of layout.h, with the version."""
     return f"{_declarations()}namespace penstock {{ constexpr uint64_t kLayout = {VERSION}ull; }}\n"
 
 
@@ -187,7 +187,7 @@ def _declarations() -> str:
 
 
 def _structure(structure: type[Structure]) -> list[str]:
-    """Its definition, and that the compiler lays it out as ctypes does."""
+    """The definition of a structure, and checks that the compiler lays it out as ctypes does."""
     name = _name(structure)
     lines = [f"struct {name} {{", *(f"  {_cpp(kind)}{field};" for field, kind in _fields(structure)), "};"]
     checks = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]
@@ -204,14 +204,14 @@ def _name(structure: type[Structure]) -> str:
 
 
 def _cpp(kind: Any) -> str:
-    """A type as it stands before a name."""
+    """A type as C++ writes it before a name."""
     if kind in _PLAIN:
         return f"{_PLAIN[kind]} "
     return f"{_name(kind)} " if issubclass(kind, Structure) else f"{kind.to} *"
 
 
 VERSION = int.from_bytes(hashlib.sha256(_declarations().encode()).digest()[:8], "little")
-"""What penstock_layout() of a library answers that was built with this layout."""
+"""The answer of penstock_layout() in a library that was built with this layout."""
 
 
 def declare(library: ctypes.CDLL) -> None:

@@ -26,7 +26,7 @@ bool verbatim(const uint16_t *words, int count, const uint8_t *index) {
   return false;
 }
 
-// Where a pair's byte `at` comes from: 128-bit registers interleave bytes so.
+// The word from which a pair's byte `at` comes, in the order in which 128-bit registers interleave bytes.
 constexpr int word_of(int at) { return at / 8 % 2 * 16 + at / 16 * 8 + at % 8; }
 
 void pack_pair(const uint16_t *words, const uint8_t *index, uint8_t *out) {

@@ -1,15 +1,16 @@
 """bfloat16 matrices in 12 bits a weight, bit-exact.
 
-The exponents of a trained matrix are few: the 16 most frequent ones cover more than 99 % of its weights. So a weight is
-a byte of sign and mantissa and a 4-bit index into the matrix's palette of exponents, and a group of weights that holds
-any other exponent is kept as it is. A step reads less memory that way, and decodes in registers. The idea is that of
-Unweight (Cloudflare, 2026), DFloat11 (Zhang et al., 2025) and ZipNN (Hershcovitch et al., 2024).
+A trained matrix has few exponents: the 16 most frequent ones cover more than 99 % of its weights. So a weight becomes a
+byte of sign and mantissa, and a 4-bit index into the matrix's palette of exponents. A group of weights that holds any
+other exponent is kept verbatim, as bfloat16. A step then reads less memory, and decodes the weights in registers. The
+idea is that of Unweight (Cloudflare, 2026), DFloat11 (Zhang et al., 2025) and ZipNN (Hershcovitch et al., 2024).
 
-A panel of 16 columns (see pack.py) is: one bit for each group of 32 inputs, set where the group is verbatim, padded to
-16 bytes; then the groups, the last one as short as the inputs make it. Of each pair of inputs a group has 32 bytes of
-sign and mantissa and 16 bytes of indices, or 64 bytes of bfloat16. The order within a pair is the one in which 128-bit
-registers interleave bytes: byte b, and its index in the lower (b < 16) or upper half of byte 32 + b % 16, belong to
-weight `ORDER[b]`, that is 2 * column + (0 for the first input, 1 for the second).
+A panel of 16 columns (see pack.py) begins with one bit for each group of 32 inputs, which is set if the group is
+verbatim; these bits are padded to 16 bytes. Then the groups follow; the last one has the inputs that are left. For each
+pair of inputs a group has 32 bytes of sign and mantissa and 16 bytes of indices, or 64 bytes of bfloat16. The order
+within a pair is that in which 128-bit registers interleave bytes: byte b belongs to weight `ORDER[b]`, and so does the
+index in the lower (b < 16) or upper half of byte 32 + b % 16. Weight 2 * column belongs to the first input of the pair,
+weight 2 * column + 1 to the second.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 GROUP = 32
-"""Inputs of a group."""
+"""The number of inputs in a group."""
 PALETTE = 16
 ORDER = [word for half in (0, 1) for part in (0, 1) for word in range(part * 16 + half * 8, part * 16 + half * 8 + 8)]
 
@@ -33,7 +34,7 @@ class Plan:
     """How a matrix will be compressed."""
 
     index: Tensor
-    """uint8 [256]: the place of each exponent in the palette; 255: none."""
+    """uint8 [256]: the place of each exponent in the palette; 255: it has none."""
     start: Tensor
     """int64 [panels]: where each panel begins."""
     size: int
@@ -41,7 +42,7 @@ class Plan:
 
     @property
     def parts(self) -> Tensor:
-        """uint8 [2, 16]: what the palette's exponents are in the upper and in the lower byte of a bfloat16."""
+        """uint8 [2, 16]: the bits of the palette's exponents in the upper and in the lower byte of a bfloat16."""
         palette = torch.zeros(PALETTE, dtype=torch.int64)
         used = (self.index != 255).nonzero().flatten()
         palette[self.index[used].long()] = used
@@ -49,7 +50,7 @@ class Plan:
 
 
 def plan(library: CDLL, packed: Packed) -> Plan:
-    """For a bfloat16 matrix."""
+    """Plans how a bfloat16 matrix is compressed."""
     words = _words(packed)
     counts = torch.zeros(256, dtype=torch.int64)
     library.penstock_count_exponents(words.data_ptr(), words.numel(), counts.data_ptr())
@@ -62,7 +63,7 @@ def plan(library: CDLL, packed: Packed) -> Plan:
 
 
 def compressed(library: CDLL, packed: Packed) -> Packed:
-    """A bfloat16 matrix in the format of the module's head."""
+    """Compresses a bfloat16 matrix to the format that the module's docstring describes."""
     how = plan(library, packed)
     words, data = _words(packed), torch.empty(how.size, dtype=torch.uint8)
     panels, pairs, _ = words.shape
@@ -72,7 +73,7 @@ def compressed(library: CDLL, packed: Packed) -> Packed:
 
 
 def verbatim_share(packed: Packed) -> float:
-    """Of the groups: how many are kept as they are."""
+    """The share of groups that are verbatim."""
     assert packed.start is not None
     groups, panels, pairs = -(-packed.inputs // GROUP), packed.start.shape[0], packed.inputs // 2
     least = panels * (-(-groups // 128) * 16 + pairs * 48)
@@ -80,7 +81,7 @@ def verbatim_share(packed: Packed) -> float:
 
 
 def naive_restore(packed: Packed, columns: int) -> Tensor:
-    """The matrix again, bfloat16 [in, columns]: the format as its description says, one pair at a time."""
+    """Restores the matrix, bfloat16 [in, columns], one pair at a time, just as the description of the format says."""
     assert packed.start is not None and packed.parts is not None
     groups, pairs = -(-packed.inputs // GROUP), packed.inputs // 2
     exponents = packed.parts[0].int() << 8 | packed.parts[1].int()

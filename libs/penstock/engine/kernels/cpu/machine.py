@@ -1,4 +1,4 @@
-"""The compiled library as Python sees it: threads, and matrices for them."""
+"""The compiled library for Python: its threads, and the products that they compute."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 _PIECE = 64
-"""Panels that torch gets at a time."""
+"""Panels that are unpacked for torch at a time."""
 _SAMPLE, _SAMPLE_ROWS, _ROUNDS = 512, 128, 8
-"""Inputs and columns, rows, and repetitions of the products that are timed."""
+"""The size of the products that are timed: inputs and columns, rows; and how often they are repeated."""
 _CLEARLY = 0.8
+"""Torch is clearly faster when it takes at most this share of the kernels' time."""
 Logits = npt.NDArray[np.float32]
 _log = logging.getLogger(__name__)
 
@@ -47,19 +48,19 @@ class Machine:
     """
 
     def __init__(self, threads: int, isa: str = "") -> None:
-        """`isa`: one of `instruction_sets`, the best where it is empty. Raises NotBuilt."""
+        """`isa` is one of `instruction_sets`; empty: the best. Raises NotBuilt."""
         self.isa = isa or instruction_sets()[0]
         self._library = library(isa)
         self._handle = self._library.penstock_open(threads)
         weakref.finalize(self, self._library.penstock_close, self._handle)
 
     def rounds(self, kind: str) -> bool:
-        """Whether rows are rounded to bfloat16 before a matrix of this kind multiplies them: where the processor has
-        products of bfloat16, for all kinds but float32. Sums are float32 everywhere."""
+        """Whether rows are rounded to bfloat16 before they are multiplied with a matrix of this kind: if the processor
+        multiplies bfloat16, for all kinds but float32. Sums are always float32."""
         return bool(self._library.penstock_rounds(Kind.of(kind)))
 
     def linear(self, x: Tensor, matrix: LinearArgs) -> Tensor:
-        """float32 [rows, in] -> [rows, outputs], bias included."""
+        """Multiplies float32 [rows, in] -> [rows, outputs] and adds the bias."""
         if x.dtype != torch.float32 or not x.is_contiguous() or x.shape[1] != matrix.inputs:
             raise ValueError(f"rows of {matrix.inputs} float32 are wanted, not {list(x.shape)} of {x.dtype}")
         result = torch.empty(x.shape[0], matrix.outputs)
@@ -67,7 +68,8 @@ class Machine:
         return result
 
     def linear_by_torch(self, x: Tensor, matrix: LinearArgs) -> Tensor:
-        """The same in bfloat16, by torch, which gets a piece of the matrix at a time: it is never there twice."""
+        """Does the same with torch, in bfloat16. The matrix is unpacked in pieces, so that memory never holds it
+        twice."""
         rows, panels = x.bfloat16(), matrix.outputs // LANES
         result = torch.empty(x.shape[0], matrix.outputs)
         room = torch.empty(matrix.inputs * LANES * min(_PIECE, panels))
@@ -83,14 +85,14 @@ class Machine:
     def torch_multiplies_bfloat16(self) -> bool:
         """Whether `linear_by_torch` is clearly faster than `linear` for many rows of bfloat16 weights, measured once.
 
-        It is where torch has instructions for it that the kernels have not been written for. The kernels stay unless
-        torch takes at most _CLEARLY of their time, so that noise does not decide: the two round differently, and two
-        workers on one host should agree. Made when a matrix is, not in the middle of a prompt.
+        It is faster where torch uses instructions for which there are no kernels. Torch is chosen only if it takes at
+        most _CLEARLY of the kernels' time, so that noise does not decide: the two round differently, and two workers on
+        one host should agree. This is measured when the first matrix is made, not in the middle of a prompt.
         """
         packed = pack(torch.ones(_SAMPLE, _SAMPLE), "bfloat16")
         matrix, x = linear_args(packed, None), torch.ones(_SAMPLE_ROWS, _SAMPLE)
         kernels, torchs = math.inf, math.inf
-        for _ in range(_ROUNDS):  # in turns, as others may be computing too
+        for _ in range(_ROUNDS):  # in turns, because other processes may be computing too
             kernels = min(kernels, _seconds(lambda: self.linear(x, matrix)))
             torchs = min(torchs, _seconds(lambda: self.linear_by_torch(x, matrix)))
         chosen = torchs <= kernels * _CLEARLY
@@ -104,13 +106,14 @@ class Machine:
         return chosen
 
     def unpack(self, matrix: LinearArgs, first: int, last: int, room: Tensor) -> Tensor:
-        """The panels [first, last) as float32 [in, 16 * (last - first)], in `room`."""
+        """Unpacks the panels [first, last) to `room`, as float32 [in, 16 * (last - first)]."""
         piece = room[: matrix.inputs * LANES * (last - first)].view(matrix.inputs, -1)
         self._library.penstock_unpack(self._handle, ctypes.byref(matrix), first, last, piece.data_ptr())
         return piece
 
     def attend(self, model: ModelArgs, step: StepArgs, qkv: Tensor, mixed: Tensor) -> None:
-        """Layer 0's attention alone: float32 [rows, (heads + 2 kv_heads) head_dim] -> [rows, heads head_dim].
+        """Computes only the attention of layer 0: float32 [rows, (heads + 2 kv_heads) head_dim] -> [rows, heads
+        head_dim].
 
         Stores the rows' keys and values in the page memory first.
         """
@@ -118,7 +121,7 @@ class Machine:
         self._library.penstock_attend(self._handle, *args)
 
     def forward(self, model: ModelArgs, step: StepArgs) -> None:
-        """One step, see CompiledDecoder."""
+        """Computes one step for CompiledDecoder."""
         self._library.penstock_forward(self._handle, ctypes.byref(model), ctypes.byref(step))
 
     def choose(self, logits: Logits, legal: Legality) -> list[int]:
@@ -133,14 +136,14 @@ class Machine:
 
 
 def linear_args(packed: Packed, bias: Tensor | None) -> LinearArgs:
-    """`packed` and `bias` (float32 [packed.outputs]) for the library; the caller keeps both alive."""
+    """The arguments of the library for `packed` and `bias` (float32 [packed.outputs]); the caller keeps both alive."""
     pointers = (packed.data, packed.scale, bias, packed.start, packed.parts)
     addresses = (None if values is None else values.data_ptr() for values in pointers)
     return LinearArgs(Kind.of(packed.kind), packed.inputs, packed.outputs, *addresses)
 
 
 def _floats_at(address: int, count: int) -> Tensor:
-    """A view of floats that the caller keeps alive."""
+    """A view of `count` floats at `address`, which the caller keeps alive."""
     return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
 
 

@@ -13,15 +13,15 @@ from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import LANES, Packed
 
 _TALL_ROWS = 128
-"""From here on torch may multiply, see `PackedMatrix.by_torch`."""
+"""The number of rows from which torch may multiply, see `PackedMatrix.by_torch`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """[in, columns], kept packed, with its bias. Takes and gives float32 rows.
+    """A matrix [in, columns], kept packed, with its bias. It takes and returns rows of float32.
 
-    The result of a row does not depend on the other rows; where torch multiplies tall blocks (see `by_torch`), as long
-    as their number stays on one side of _TALL_ROWS.
+    The result of a row does not depend on the other rows. Where torch multiplies many rows (see `by_torch`), this holds
+    as long as the number of rows stays on one side of _TALL_ROWS.
     """
 
     machine: Machine
@@ -29,10 +29,10 @@ class PackedMatrix:
     bias: Tensor | None
     """float32 [packed.outputs]."""
     first: int
-    """The first column is this one of the packed ones, which begin at a whole panel."""
+    """Which of the packed columns is the first column of this matrix."""
     shape: tuple[int, int]
     args: LinearArgs = field(init=False)
-    """All packed columns, for the library."""
+    """The library's arguments, for all packed columns."""
     _tall: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class PackedMatrix:
 
     @classmethod
     def of(cls, machine: Machine, packed: Packed, bias: Tensor | None, columns: int) -> PackedMatrix:
-        """Of a matrix that is packed already; `bias` [columns]."""
+        """Makes one from a matrix that is packed already; `bias` is [columns]."""
         if bias is not None:
             bias = torch.nn.functional.pad(bias.float(), (0, packed.outputs - columns))
         return cls(machine, packed, bias, 0, (packed.inputs, columns))
@@ -58,7 +58,7 @@ class PackedMatrix:
         return self.packed.kind
 
     def columns(self, first: int, last: int) -> PackedMatrix:
-        """A view of some columns. Whole panels are multiplied, so multiples of 16 waste nothing."""
+        """A view of the columns [first, last). Whole panels are multiplied, so multiples of 16 waste nothing."""
         first, last = first + self.first, last + self.first
         panel = first // LANES
         part = self.packed.panels(panel, -(-last // LANES))
@@ -66,8 +66,8 @@ class PackedMatrix:
         return PackedMatrix(self.machine, part, bias, first % LANES, (part.inputs, last - first))
 
     def by_torch(self, rows: int) -> bool:
-        """Whether torch multiplies so many rows: where it does so faster than the kernels, in bfloat16, for weights
-        that are bfloat16 anyway."""
+        """Whether torch multiplies so many rows: only weights that are bfloat16 anyway, and only where torch is faster
+        than the kernels."""
         return self._tall and rows >= _TALL_ROWS
 
     def product(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Memory as flat tensors of bytes: fresh from the system, or a file's."""
+"""Memory as flat tensors of bytes: fresh from the system, or mapped from a file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 _HUGE = 2 << 20
 _PIECE, _AT_ONCE = 32 << 20, 4
-"""Of a file that is brought to memory: a disk wants to be asked for several things at once."""
+"""Bytes of a file that are brought into memory at a time, and how many such pieces at once: disks are faster then."""
 _LIBC = ctypes.CDLL(None)
 _POPULATE_READ = 22
 """madvise's MADV_POPULATE_READ, of Linux 5.14."""
 
 
 def anonymous(nbytes: int) -> Tensor:
-    """uint8 [nbytes]: zeros that cost memory only when they are written, in huge pages where the system has some."""
+    """uint8 [nbytes] of zeros, which take memory only when they are written; in huge pages if the system has some."""
     memory = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= _HUGE:
         _advise(memory, mmap.MADV_HUGEPAGE)
@@ -28,10 +28,10 @@ def anonymous(nbytes: int) -> Tensor:
 
 
 def populated(file: int, nbytes: int) -> Tensor:
-    """uint8 [nbytes]: the file's bytes, shared with all who map it. Writing to it ends the process.
+    """uint8 [nbytes]: the file's bytes, shared with every process that maps it. Writing to them ends the process.
 
-    All pages are brought in, so a first pass meets no page faults. Pages are huge where the file system supports
-    it, which also makes it read in large pieces.
+    All pages are brought into memory, so that a first pass meets no page faults. They are huge where the file system
+    supports it, which also makes it read large pieces.
     """
     memory = mmap.mmap(file, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
     _advise(memory, mmap.MADV_HUGEPAGE)
@@ -45,13 +45,14 @@ def populated(file: int, nbytes: int) -> Tensor:
 
 
 def _populate(address: int, nbytes: int) -> bool:
-    """Whether the system can do it. Unlike mmap's own method, this lets go of the interpreter lock meanwhile."""
+    """Brings a piece into memory; returns whether the system can do that. Unlike mmap's own method, this releases the
+    interpreter lock meanwhile."""
     failed: int = _LIBC.madvise(c_void_p(address), c_size_t(nbytes), _POPULATE_READ)
     return not failed
 
 
 def _advise(memory: mmap.mmap, advice: int) -> bool:
-    """Whether the system took the advice: older ones don't know every kind."""
+    """Advises the system; returns whether it took the advice, as older systems don't know every kind."""
     try:
         memory.madvise(advice)
     except OSError:
@@ -60,7 +61,8 @@ def _advise(memory: mmap.mmap, advice: int) -> bool:
 
 
 def _tensor(memory: mmap.mmap, nbytes: int) -> Tensor:
-    """Through ctypes, because torch warns of read-only memory; the tensor keeps the mapping alive."""
+    """A tensor over the mapping, which it keeps alive. It is made through ctypes, because torch warns of read-only
+    memory."""
     address = np.frombuffer(memory, np.uint8).ctypes.data
     window = (ctypes.c_char * nbytes).from_address(address)
     window.mapping = memory  # type: ignore[attr-defined]

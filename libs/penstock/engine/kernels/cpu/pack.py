@@ -4,9 +4,9 @@ A matrix [in, out] is cut into panels of 16 columns, one after the other. Within
 in pairs, and a pair holds the 16 columns' weights:
 
 - float32: the first input's 16 weights, then the second's;
-- bfloat16: of each column the two weights side by side, so that one 32-bit lane holds both;
+- bfloat16: the two weights of each column side by side, so that one 32-bit lane holds both;
 - int8: like float32, with one float32 scale per column: weight = number * scale;
-- lossless: like bfloat16, in 12 bits a weight, see lossless.py.
+- lossless: like bfloat16, in 12 bits for each weight, see lossless.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.engine.kernels.rounding import quantised
 
 
 def pack(matrix: Tensor, kind: str) -> Packed:
-    """Packs [in, out]; `in` must be even. int8 rounds to 127 steps of the column's largest number; lossless wants the
-    compiled library and raises NotBuilt."""
+    """Packs a matrix [in, out]; `in` must be even. int8 rounds to 127 steps of the column's largest number; lossless
+    needs the compiled library and raises NotBuilt without it."""
     inputs, columns = matrix.shape
     if inputs % 2:
         raise ValueError(f"a matrix of {inputs} inputs can't be packed: the number must be even")
@@ -43,7 +43,7 @@ def pack(matrix: Tensor, kind: str) -> Packed:
 
 
 def unpack(packed: Packed, columns: int) -> Tensor:
-    """The matrix again, [in, columns] in float32 (int8) or in its own type; not of lossless, see naive_restore."""
+    """Restores the matrix [in, columns], in float32 for int8, else in its own type. For lossless see naive_restore."""
     data = packed.data.transpose(2, 3) if packed.kind == "bfloat16" else packed.data
     matrix = data.permute(1, 2, 0, 3).reshape(packed.inputs, packed.outputs)
     if packed.scale is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 LANES = 16
-"""Columns of a panel."""
+"""The number of columns in a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,14 @@ class Packed:
     """Rounded up to whole panels; the added columns are zero."""
     data: Tensor
     scale: Tensor | None = None
-    """float32 [outputs], of int8."""
+    """float32 [outputs]; only of int8."""
     start: Tensor | None = None
-    """int64 [panels], of lossless: where each panel begins in `data`."""
+    """int64 [panels]; only of lossless: where each panel begins in `data`."""
     parts: Tensor | None = None
-    """uint8 [2, 16], of lossless: the palette's upper and lower bits."""
+    """uint8 [2, 16]; only of lossless: upper and lower bits of the palette's exponents."""
 
     def panels(self, first: int, last: int) -> Packed:
-        """Some of the panels: a view."""
+        """A view of the panels [first, last)."""
         wide = slice(first * LANES, last * LANES)
         return Packed(
             self.kind,

@@ -1,7 +1,7 @@
-"""Packed files by name in a directory that several processes use: one makes a file, all map it.
+"""A directory of packed files that several processes use: one process makes a file, and all map it.
 
-The cache can be removed at any time. A file is made under a lock and under another name, and then renamed. A process
-that dies in between leaves a part behind, which the next one to make a file removes.
+The cache can be deleted at any time. A file is made under a lock and under another name, and then renamed. A process
+that dies meanwhile leaves a part behind, which the next process that makes a file removes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.engine.kernels.cpu.packed_file import FORMAT, Checksums, Unusable,
 from penstock.runtime.private import locked, misuse
 
 _SPARE_BYTES = 256 << 20
-"""Stay free on the disk."""
+"""Bytes that stay free on the disk."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,11 +30,11 @@ class Obtained:
     matrices: Mapping[str, Packed]
     nbytes: int
     made: bool
-    """By this call."""
+    """Whether this call made the file."""
 
 
 class PackedCache:
-    """At most `limit` bytes of files in `directory`; what was used longest ago goes first."""
+    """Keeps at most `limit` bytes of files in `directory`; the file that was used longest ago goes first."""
 
     def __init__(self, directory: Path, limit: int, checksums: Checksums) -> None:
         self._directory = directory
@@ -42,10 +42,11 @@ class PackedCache:
         self._checksums = checksums
 
     def obtain(self, name: str, nbytes: int, make: Callable[[int], None]) -> Obtained:
-        """The file `name`, which has about `nbytes`. When it is not there, or not sound, `make` fills one that is open.
+        """The matrices of the file `name`, which has about `nbytes`. If it is missing or damaged, `make` fills a new
+        file, whose descriptor it gets.
 
-        Of several processes that want it, one makes it and the others wait. Raises OSError when there is no place
-        for it, and what `make` raises.
+        If several processes want the file, one makes it and the others wait. Raises OSError when there is no room for
+        it, and whatever `make` raises.
         """
         path = self._directory / f"{name}-v{FORMAT}.packed"
         found = self._use(path)
@@ -59,7 +60,7 @@ class PackedCache:
             return self._make(path, make)
 
     def _use(self, path: Path) -> Obtained | None:
-        """What is there, if it is sound and our own."""
+        """The matrices of the file, if it is there, sound and our own."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -69,7 +70,7 @@ class PackedCache:
             if reason is not None:
                 raise Unusable(f"the file {reason}")
             matrices, nbytes, unchecked = read(file, self._checksums)
-            with suppress(OSError):  # of a directory that may only be read
+            with suppress(OSError):  # the directory may be read-only
                 os.utime(path)
                 if unchecked:
                     _note(path, os.fstat(file).st_ino)
@@ -96,7 +97,7 @@ class PackedCache:
                 os.unlink(part)
 
     def _clear(self, nbytes: int) -> None:
-        """Makes room for so many bytes, and removes what was left half-made. Called under the lock."""
+        """Makes room for so many bytes, and removes files that were left half-made. Called under the lock."""
         for part in self._directory.glob("*.part"):
             part.unlink()
         if nbytes > self._limit:
@@ -114,7 +115,7 @@ class PackedCache:
 
 
 def _note(path: Path, inode: int) -> None:
-    """That the file has been checked, if it is still the same one."""
+    """Notes in the file that it has been checked, if it is still the same file."""
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(file).st_ino == inode:

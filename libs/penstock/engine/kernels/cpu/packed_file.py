@@ -1,12 +1,12 @@
-"""Packed matrices as a file: made once, mapped by every process that computes with them.
+"""The file format of packed matrices. A file is made once, and every process that computes with the matrices maps it.
 
-The first PAGE bytes hold the magic, then the length and sha256 of the directory, then, somewhere behind, the boot in
-which the data were last checked; from there on stand the tensors, each at a multiple of ALIGNED bytes, and last the
-directory, which is JSON: of each matrix the fields of its Packed, tensors as dtype, shape and place, and the
-checksums of the data.
+The first PAGE bytes hold the magic, the length and sha256 of the directory, and, at byte _BOOT_AT, the boot in which
+the data were last checked. Then come the tensors, each at a multiple of ALIGNED bytes. The directory is at the end. It
+is JSON and has the checksums of the data and, for each matrix, the fields of its Packed, with a tensor as dtype, shape
+and place.
 
-The first page is written last, but nothing waits for the disk: what a power cut leaves is found when the data are
-checked, which happens once after each start of the machine.
+The first page is written last, but nothing waits for the disk. If a power cut left the file incomplete, the check of
+the data finds that; they are checked once after each start of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.engine.kernels.cpu.memory import populated
 from penstock.engine.kernels.cpu.packed import Packed
 
 FORMAT = 1
-"""Of this file and of what `pack` makes: files of another number are not read."""
+"""The version of this format and of the order of `pack`; files with another version are not read."""
 PAGE = 4096
 ALIGNED = 128
 _MAGIC = b"penstock packed %04d" % FORMAT
@@ -37,7 +37,7 @@ _BOOT_AT, _BOOT_BYTES = 1024, 64
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Checksums = Callable[[Tensor], bytes]
-"""Of uint8 [n], n a multiple of ALIGNED."""
+"""Computes the checksums of uint8 [n]; n is a multiple of ALIGNED."""
 
 
 class Unusable(Exception):
@@ -46,7 +46,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a tensor in the file, or in any other run of bytes."""
+    """The place of a tensor in the file, or in any other run of bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def end(self) -> int:
-        """Where the next one may begin."""
+        """Where the next tensor may begin."""
         return -(-(self.at + self.nbytes) // ALIGNED) * ALIGNED
 
     @property
@@ -68,7 +68,7 @@ class Place:
         return found
 
     def tensor(self, content: Tensor) -> Tensor:
-        """A view of `content`, uint8."""
+        """The tensor at this place: a view of `content`, uint8."""
         return content[self.at : self.at + self.nbytes].view(self.torch_dtype).view(self.shape)
 
 
@@ -77,7 +77,7 @@ Record = dict[str, Place | int | str | None]
 
 
 def packed_of(record: Record, content: Tensor) -> Packed:
-    """The matrix in `content`, uint8 from the file's first byte on."""
+    """The matrix that `record` describes; `content` is uint8, from the file's first byte on."""
     fields: dict[str, Any] = {
         name: value.tensor(content) if isinstance(value, Place) else value for name, value in record.items()
     }
@@ -85,7 +85,7 @@ def packed_of(record: Record, content: Tensor) -> Packed:
 
 
 def record_of(packed: Packed, at: int) -> tuple[Record, list[tuple[Place, Tensor]], int]:
-    """(the record of a matrix that goes to byte `at`, its tensors and their places, where they end)."""
+    """For a matrix that goes to byte `at`: (its record, its tensors with their places, where they end)."""
     record: Record = {}
     tensors = []
     for field in dataclasses.fields(packed):
@@ -99,7 +99,7 @@ def record_of(packed: Packed, at: int) -> tuple[Record, list[tuple[Place, Tensor
 
 
 def write_bytes(file: int, at: int, content: Tensor) -> None:
-    """All of `content`, contiguous, to byte `at` of the file."""
+    """Writes all of `content`, which is contiguous, to byte `at` of the file."""
     left = content.reshape(-1).view(torch.uint8).numpy().data
     while left:
         count = os.pwrite(file, left, at)
@@ -107,7 +107,7 @@ def write_bytes(file: int, at: int, content: Tensor) -> None:
 
 
 def finish(file: int, records: Mapping[str, Record], end: int, checksums: Checksums) -> None:
-    """Makes the file whole, whose data end at byte `end`."""
+    """Completes the file, whose data end at byte `end`."""
     os.ftruncate(file, end)
     sums = checksums(populated(file, end)[PAGE:]).hex() if end > PAGE else ""
     matrices = {name: {key: _plain(value) for key, value in record.items()} for name, record in records.items()}
@@ -118,12 +118,14 @@ def finish(file: int, records: Mapping[str, Record], end: int, checksums: Checks
 
 
 def checked(file: int) -> None:
-    """Notes in the file, open for writing, that its data are sound, which holds until the machine starts again."""
+    """Notes in the file, which is open for writing, that its data are sound; this holds until the machine starts
+    again."""
     os.pwrite(file, _boot(), _BOOT_AT)
 
 
 def read(file: int, checksums: Checksums) -> tuple[dict[str, Packed], int, bool]:
-    """(the matrices, whose tensors are the file's bytes, how many bytes, whether these had to be checked).
+    """Reads a file: (the matrices, whose tensors are views of the mapped file; its bytes of data; whether they had to
+    be checked).
 
     Raises Unusable.
     """
@@ -157,7 +159,7 @@ def read(file: int, checksums: Checksums) -> tuple[dict[str, Packed], int, bool]
 
 
 def _boot() -> bytes:
-    """Names this boot of the machine; where the system does not, a name that never comes again."""
+    """The name of this boot of the machine; if the system has none, a name that never comes again."""
     try:
         name = _BOOT.read_bytes().strip()
     except OSError:

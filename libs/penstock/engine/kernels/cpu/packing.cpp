@@ -1,4 +1,4 @@
-// Stored matrices into packed ones, and checksums of packed files. One thread each; callers cut the work into pieces.
+// Packs stored matrices and computes checksums of packed files. Each call uses one thread; callers cut up the work.
 // The format of packed matrices is described in pack.py, whose `pack` does the same in torch.
 #include "kernels.h"
 
@@ -9,7 +9,7 @@ namespace penstock {
 
 namespace {
 
-constexpr int kLanes = 16;  // columns of a panel
+constexpr int kLanes = 16;  // columns in a panel
 
 inline float from_bits(uint32_t bits) {
   float value;
@@ -33,7 +33,7 @@ inline float from_f16(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000) << 16, rest = half & 0x7fff;
   if (rest >= 0x7c00) return from_bits(sign | 0x7f800000 | (rest & 0x3ff) << 13);
   if (rest >= 0x400) return from_bits(sign | ((rest << 13) + ((127 - 15) << 23)));
-  const float small = float(rest) * 0x1p-24f;  // a subnormal number, or nothing
+  const float small = float(rest) * 0x1p-24f;  // a subnormal number or zero
   return sign ? -small : small;
 }
 
@@ -50,7 +50,7 @@ template <Kind stored> inline float number(const char *row, int i) {
   }
 }
 
-// The same, rounded to bfloat16.
+// The i-th number of a stored row, rounded to bfloat16.
 template <Kind stored> inline uint16_t rounded(const char *row, int i) {
   if constexpr (stored == BFLOAT16) {
     uint16_t half;
@@ -63,7 +63,7 @@ template <Kind stored> inline uint16_t rounded(const char *row, int i) {
 
 typedef uint32_t Words __attribute__((vector_size(32)));
 typedef int8_t Bytes __attribute__((vector_size(16)));
-constexpr int kChunk = 32;  // of each row's words or bytes, that are turned at a time
+constexpr int kChunk = 32;  // words or bytes of each row that are transposed at a time
 
 template <class Vector> inline Vector load(const void *at) {
   Vector vector;
@@ -71,7 +71,7 @@ template <class Vector> inline Vector load(const void *at) {
   return vector;
 }
 
-// 16 rows of kChunk words become kChunk rows of 16 words: 8 x 8 at a time, by three rounds of interleaving.
+// Transposes 16 rows of kChunk words to kChunk rows of 16 words: 8 x 8 at a time, in three rounds of interleaving.
 inline void turn(const uint32_t (*rows)[kChunk], int words, uint32_t *out) {
   if (words < kChunk) {
     for (int k = 0; k < words; ++k)
@@ -86,7 +86,7 @@ inline void turn(const uint32_t (*rows)[kChunk], int words, uint32_t *out) {
         next[2 * i] = __builtin_shuffle(at[i], at[i + 4], Words{0, 8, 1, 9, 4, 12, 5, 13});
         next[2 * i + 1] = __builtin_shuffle(at[i], at[i + 4], Words{2, 10, 3, 11, 6, 14, 7, 15});
       }
-      // next[2i + h] holds of rows i and i + 4 the columns 2h, 2h + 1 and 4 + 2h, 5 + 2h, row by row.
+      // next[2i + h] holds the columns 2h, 2h + 1 and 4 + 2h, 5 + 2h of the rows i and i + 4, row by row.
       for (int h = 0; h < 2; ++h)
         for (int pair = 0; pair < 2; ++pair) {
           at[4 * h + 2 * pair] =
@@ -106,7 +106,7 @@ inline void turn(const uint32_t (*rows)[kChunk], int words, uint32_t *out) {
     }
 }
 
-// The same for bytes, 16 x 16 at a time: four rounds of interleaving the first half of the rows with the second.
+// The same for bytes: 16 x 16 at a time, in four rounds that interleave the first half of the rows with the second.
 inline void turn(const int8_t (*rows)[kChunk], int bytes, int8_t *out) {
   if (bytes < kChunk) {
     for (int k = 0; k < bytes; ++k)
@@ -155,13 +155,13 @@ template <Kind stored> void pack_f32(const char *const *rows, int in, uint32_t *
   }
 }
 
-// Rounded to bfloat16 first, as the torch twin gets it.
+// The number is rounded to bfloat16 first, because the twin in torch gets it so.
 template <Kind stored> void pack_int8(const char *const *rows, int in, int8_t *out, float *scale) {
-  constexpr float kRound = 0x1.8p23f;  // adding and taking it away leaves a whole number, ties to even
+  constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to a whole number, ties to even
   auto weight = [](const char *row, int i) { return from_bits(uint32_t(rounded<stored>(row, i)) << 16); };
   float step[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
-    uint32_t most = 0;  // of numbers without their sign, the bits are in the order of the numbers
+    uint32_t most = 0;  // without the sign, larger numbers have larger bits
     for (int k = 0; k < in; ++k) most = std::max(most, to_bits(weight(rows[lane], k)) & 0x7fffffff);
     scale[lane] = from_bits(most) / 127;
     step[lane] = scale[lane] == 0 ? 1.0f : scale[lane];
@@ -192,7 +192,7 @@ void pack(const char *data, int64_t count, int in, Kind kind, char *out, float *
   }
 }
 
-// A checksum goes through so many words side by side.
+// How many words a checksum takes in side by side.
 typedef uint32_t Sums __attribute__((vector_size(32)));
 constexpr int kSums = 4, kWords = 32;
 
@@ -200,8 +200,8 @@ constexpr int kSums = 4, kWords = 32;
 
 extern "C" {
 
-// `count` rows of `in` stored numbers (in even) become the same number of columns, rounded up to whole panels; the
-// added ones are zero. `scale` has room for a number per column, of int8 only; `zeros` is a row of zeros.
+// Packs `count` rows of `in` stored numbers (`in` is even) as columns, filled up to whole panels with columns of zeros.
+// `scale` has room for a number per column and is used for int8 only; `zeros` is a row of zeros.
 void penstock_pack(const void *rows, int64_t count, int32_t in, int32_t stored, int32_t kind, void *out, float *scale,
                    const void *zeros) {
   const auto *data = static_cast<const char *>(rows), *none = static_cast<const char *>(zeros);
@@ -213,8 +213,8 @@ void penstock_pack(const void *rows, int64_t count, int32_t in, int32_t stored, 
   }
 }
 
-// Of each block of `block` bytes, and of what is left behind the last whole one, a number; `bytes` and `block` are
-// multiples of 128. Changing any one word changes the number.
+// Computes one number for each block of `block` bytes, and one for the rest behind the last whole block. `bytes` and
+// `block` are multiples of 128. Changing any single word changes the number.
 void penstock_checksum(const void *data, int64_t bytes, int64_t block, uint64_t *sums) {
   const auto *at = static_cast<const char *>(data);
   for (; bytes > 0; bytes -= block, at += block) {

@@ -22,15 +22,16 @@ from penstock.engine.layers.stacks import Stack
 _SLICED = ("float32", "bfloat16", "int8")
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SLICE_BYTES = 4 << 20
-"""Of stored numbers that are packed at a time: they and what becomes of them stay in the processor's cache."""
+"""Stored bytes that are packed at a time. They stay in the processor's cache together with the result."""
 _WORD = 128
-"""Checksums go through so many bytes at a time."""
+"""Bytes that a checksum takes in at a time."""
 BLOCK_BYTES = 1 << 20
-"""With a checksum of their own."""
+"""Bytes of a block, which has a checksum of its own."""
 
 
 class Packer:
-    """The compiled functions. Any number of threads may call them at once; the interpreter lock is free meanwhile."""
+    """The compiled functions that pack and check. Any number of threads may call them; they release the interpreter
+    lock."""
 
     def __init__(self, isa: str = "") -> None:
         """Raises NotBuilt."""
@@ -38,7 +39,7 @@ class Packer:
         self._pack, self._sum = found.penstock_pack, found.penstock_checksum
 
     def pack(self, rows: Tensor, kind: str, data: Tensor, scale: Tensor | None = None) -> None:
-        """`rows` [count, in], as they are stored, to `data` and, for int8, `scale`: those of a Packed of its own."""
+        """Packs `rows` [count, in], as they are stored, into `data` and, for int8, `scale`: the fields of a Packed."""
         count, inputs = rows.shape
         if not rows.is_contiguous() or inputs % 2:
             raise ValueError(f"rows must be contiguous and of an even length, not {inputs}")
@@ -48,7 +49,8 @@ class Packer:
         self._pack(rows.data_ptr(), count, inputs, *kinds, data.data_ptr(), at, zeros.data_ptr())
 
     def checksums(self, data: Tensor, threads: int = 1) -> bytes:
-        """8 bytes for each begun block of BLOCK_BYTES of `data`, uint8 and a multiple of 128 long."""
+        """8 bytes for each block of BLOCK_BYTES, the last one may be shorter. `data` is uint8, a multiple of 128
+        long."""
         size = data.numel()
         if size % _WORD or not data.is_contiguous() or data.dtype != torch.uint8:
             raise ValueError(f"checksums are of a multiple of {_WORD} bytes, not of {size} {data.dtype}")
@@ -66,7 +68,7 @@ class Packer:
 
 
 def naive_checksums(data: Tensor) -> bytes:
-    """What `Packer.checksums` means: its oracle."""
+    """Computes what `Packer.checksums` does, the slow way: its oracle."""
     words = data.numpy().view(np.uint32).reshape(-1, _WORD // 4)
     sums = []
     for first in range(0, len(words), BLOCK_BYTES // _WORD):
@@ -81,12 +83,12 @@ def naive_checksums(data: Tensor) -> bytes:
 
 
 def sliced(stack: Stack, kind: str) -> bool:
-    """Whether `pack_slices` can pack such a matrix; others are packed whole, by `pack.pack`."""
+    """Whether `pack_slices` can pack this matrix; `pack.pack` packs all others, whole."""
     return kind in _SLICED and len({part.dtype for part in stack.parts}) == 1 and stack.inputs % 2 == 0
 
 
 def plan(stacks: Sequence[Stack], kind: str, at: int) -> tuple[dict[str, Record], int]:
-    """Where the packed matrices go, one behind the other from byte `at` on, and where they end."""
+    """Plans where the packed matrices go, one behind the other from byte `at` on; returns that and where they end."""
     records: dict[str, Record] = {}
     for stack in stacks:
         panels, pairs = -(-stack.columns // LANES), stack.inputs // 2
@@ -106,20 +108,20 @@ def plan(stacks: Sequence[Stack], kind: str, at: int) -> tuple[dict[str, Record]
 
 
 Write = Callable[[int, Tensor], None]
-"""Takes bytes and where they go."""
+"""Writes bytes to a place."""
 
 
 def pack_slices(
     packer: Packer, stacks: Sequence[Stack], records: dict[str, Record], kind: str, *, threads: int, write: Write
 ) -> None:
-    """Packs what `plan` has planned. `write` is called from `threads` threads. Raises CheckpointError."""
+    """Packs the matrices that `plan` has planned; `threads` threads call `write`. Raises CheckpointError."""
     with ExitStack() as closing:
         files = {part.file: _open(part.file, closing) for stack in stacks for part in stack.parts}
         work = iter([(stack, *rows) for stack in stacks for rows in _cut(stack)])
 
         def some(_: int) -> None:
             worker = _Slices(packer, files, records, kind, write)
-            for stack, first, last in work:  # the list's iterator gives each slice to one thread
+            for stack, first, last in work:  # the shared iterator gives each slice to one thread
                 worker.pack(stack, first, last)
 
         with ThreadPoolExecutor(threads) as executor:
@@ -142,7 +144,7 @@ def _open(file: Path, closing: ExitStack) -> int:
 
 
 class _Slices:
-    """One thread's buffers."""
+    """Packs slices in one thread, with buffers of its own."""
 
     def __init__(
         self, packer: Packer, files: dict[Path, int], records: dict[str, Record], kind: str, write: Write
@@ -155,7 +157,7 @@ class _Slices:
         self._room: dict[str, Tensor] = {}
 
     def pack(self, stack: Stack, first: int, last: int) -> None:
-        """The columns [first, last) of `stack`; `first` is a multiple of 16."""
+        """Packs the columns [first, last) of `stack`; `first` is a multiple of 16."""
         record = self._records[stack.name]
         row_bytes = stack.parts[0].nbytes // stack.parts[0].shape[0]
         stored = self._take("rows", (last - first) * row_bytes)
@@ -172,14 +174,14 @@ class _Slices:
             self._write(scales.at + first * 4, scale.view(torch.uint8))
 
     def _take(self, name: str, nbytes: int) -> Tensor:
-        """The slices are of one size, but for smaller ones at the ends."""
+        """The buffer `name`, reused for the next slice; only the last slices of matrices are smaller."""
         room = self._room.get(name)
         if room is None or room.numel() < nbytes:
             room = self._room[name] = torch.empty(nbytes, dtype=torch.uint8)
         return room[:nbytes]
 
     def _read(self, stack: Stack, first: int, last: int, room: memoryview) -> None:
-        """The stored rows [first, last) of a stack."""
+        """Reads the stored rows [first, last) of a stack."""
         begin = 0
         for part in stack.parts:
             height, row_bytes = part.shape[0], part.nbytes // part.shape[0]

@@ -1,4 +1,4 @@
-// Reading packed panels: two inputs' weights of 16 columns at a time, as floats or as pairs of bfloat16.
+// Reads packed panels: the weights of two inputs for 16 columns at a time, as floats or as pairs of bfloat16.
 #pragma once
 #include "kernels.h"
 #include "lanes.h"
@@ -7,10 +7,11 @@
 
 namespace penstock {
 
-constexpr int kGroup = 32;                            // inputs of a group of a lossless panel
-constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // of a pair of inputs
+constexpr int kGroup = 32;                            // inputs in a group of a lossless panel
+constexpr int kGroupBytes = 48, kVerbatimBytes = 64;  // bytes of a pair of inputs
 
-// Asks for what a panel holds a little later, across the ends of pages, where the processor's own prefetching stops.
+// Prefetches what follows a little later in a panel, also across the end of a page of memory, where the processor's own
+// prefetching stops.
 template <int bytes> inline void prefetch(const char *at) {
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + 2048 + line);
 }
@@ -18,7 +19,7 @@ template <int bytes> inline void prefetch(const char *at) {
 template <Kind kind> struct Reader;
 
 struct Plain {
-  static constexpr int kRun = INT_MAX;  // inputs that can be read without a call of `enter`
+  static constexpr int kRun = INT_MAX;  // inputs that can be read after one call of `enter`
   const char *at;
   inline void enter() {}
   static inline const char *panel(const Linear &matrix, int panel, int pair_bytes) {
@@ -66,7 +67,7 @@ template <> struct Reader<INT8> : Plain {
   }
 };
 
-// A panel begins with a bit for each group, set where the group is kept verbatim; see lossless.py.
+// A panel begins with one bit for each group, which is set if the group is verbatim; see lossless.py.
 template <> struct Reader<LOSSLESS> {
   static constexpr int kRun = kGroup;
   const char *at;
@@ -97,7 +98,7 @@ template <> struct Reader<LOSSLESS> {
     return restore(at - kGroupBytes, parts);
   }
 #if defined(__AVX512BW__)
-  // A whole group that is not verbatim.
+  // Reads a whole group that is compressed.
   inline void whole(char *to) {
     for (int pair = 0; pair < kGroup / 2; pair += 2, at += 2 * kGroupBytes, to += 128) {
       for (int line = 0; line < 2 * kGroupBytes; line += 48) __builtin_prefetch(at + 2048 + line);

@@ -12,18 +12,18 @@ namespace penstock {
 
 namespace {
 
-// How many panels' sums fit into the registers beside those of R rows.
+// The number of panels whose sums fit into the registers, for R rows.
 template <int R>
 constexpr int kPanels = [] {
   const int fit = kSums / (R * kParts);
   return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
 }();
 
-// Adds inputs of R rows and P panels to `sums`. `x` is a packed block, of floats or of pairs of bfloat16.
+// Adds the products of R rows and P panels to `sums`. `x` is a packed block of floats, or of pairs of bfloat16.
 template <Kind kind, bool pairs, int R, int P>
 void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fresh) {
-  // How many panels' weights are in registers at once. The rows' numbers come one after the other where sums take the
-  // room for them.
+  // The number of panels whose weights are in registers at once. Where sums take most registers, the rows' numbers are
+  // loaded one after the other.
   constexpr int together = kWidth < 16 || R < 5 ? 1 : pairs ? P : P < 2 ? P : 2;
   Floats sum[R][P];
   Reader<kind> panel[P];
@@ -38,7 +38,7 @@ void add(Reader<kind> *panels, int inputs, const float *x, float *sums, bool fre
         Pairs weights[together];
         Floats even[together], odd[together];
         for (int p = 0; p < together; ++p) {
-          if constexpr (R > 1) panel[first + p].ahead();  // one row leaves the processor time enough for its own
+          if constexpr (R > 1) panel[first + p].ahead();  // for one row, the processor's own prefetching is fast enough
           if constexpr (pairs)
             weights[p] = panel[first + p].next();
           else
@@ -82,7 +82,7 @@ void add_block(int rows, const Reader<kind> *panels, int count, int inputs, cons
   }
 }
 
-// A panel as floats, an input every `stride` floats, or as it would be in bfloat16.
+// Unpacks a panel to floats, with an input every `stride` floats, or to what it would be in bfloat16.
 template <Kind kind, bool pairs = false> void expand(Reader<kind> panel, int inputs, float *out, int stride) {
   for (int k = 0; k < inputs;) {
     const int stop = inputs - k > Reader<kind>::kRun ? k + Reader<kind>::kRun : inputs;
@@ -120,7 +120,7 @@ void multiply_lanes(const Linear &matrix, int panel, int count, const float *x, 
       expand<kind, pairs>(packed[p], inputs, own, kLanes);
       open[p] = Reader<unpacked>(own);
     }
-    // A panel that is read as it is packed stays in the nearest cache while the blocks of rows pass by.
+    // A panel that is read as it is packed stays in the nearest cache while all blocks of rows use it.
     const int together = wide || blocks.count == 1 ? count : kPanels<kRows>;
     for (int p = 0; p < count; p += together)
       for (int block = 0; block < blocks.count; ++block) {
@@ -147,7 +147,7 @@ void multiply(const Linear &matrix, int panel, int count, const float *x, const 
     return multiply_lanes<kind>(matrix, panel, count, x, blocks, room, sums);
 }
 
-// Panels as floats, side by side.
+// Unpacks panels to floats, side by side.
 template <Kind kind> void unpack(const Linear &matrix, int panel, float *out, int stride) {
   expand<kind>(Reader<kind>(matrix, panel, 0), matrix.inputs, out, stride);
   if (kind == INT8)
@@ -156,13 +156,13 @@ template <Kind kind> void unpack(const Linear &matrix, int panel, float *out, in
           .store(out + int64_t(k) * stride);
 }
 
-// One product shared by a team: the rows are packed, then panels multiplied.
+// One product that a team shares: it packs the rows, then multiplies panels.
 struct Product {
   const Linear &matrix;
   const float *x;
   Blocks blocks;
   float *packed;       // [rows, packed_width(in)]
-  float *room, *sums;  // of each member
+  float *room, *sums;  // memory of each member
   float *out;
 
   void pack(int block) const {

@@ -7,20 +7,20 @@
 
 namespace penstock {
 
-constexpr int kGang = kTiles ? 16 : 8;                           // panels of one call of `multiply`
-constexpr int kSums = kWidth == 16 ? 24 : kWidth == 8 ? 10 : 8;  // registers for sums: the others hold weights
-constexpr int kRows = kSums / (kWidth == 16 ? 2 : kParts);       // rows whose sums fit into them
-constexpr int kTileRows = 16;                                    // of a tile, see amx.h
-constexpr int kExpandFrom = 64;            // rows from which a panel is worth unpacking once, unless it is compressed
-constexpr int kInputs = 576;               // inputs of so many unpacked panels stay in the nearer caches
-constexpr int kStretch = 2048;             // inputs of two panels as tiles likewise, beside those of a slab of rows
-constexpr int kSlab = kTiles ? 128 : 120;  // most rows of one call
+constexpr int kGang = kTiles ? 16 : 8;                           // most panels in one call of `multiply`
+constexpr int kSums = kWidth == 16 ? 24 : kWidth == 8 ? 10 : 8;  // registers for sums; the others hold weights
+constexpr int kRows = kSums / (kWidth == 16 ? 2 : kParts);       // rows whose sums fit into these
+constexpr int kTileRows = 16;                                    // rows of a tile, see amx.h
+constexpr int kExpandFrom = 64;            // rows from which unpacking a panel once pays, unless it is compressed
+constexpr int kInputs = 576;               // inputs whose unpacked panels stay in the nearer caches
+constexpr int kStretch = 2048;             // inputs of two panels, as tiles, that do so beside a slab of rows
+constexpr int kSlab = kTiles ? 128 : 120;  // most rows in one call of `multiply`
 
-// Whether rows are rounded to bfloat16 before such a matrix multiplies them: where the processor has products of
-// bfloat16. The weights are exact in it, and sums are float32 as everywhere.
+// Whether rows are rounded to bfloat16 before they are multiplied with a matrix of this kind: if the processor
+// multiplies bfloat16 and the weights are exact in it. Sums are float32, as everywhere.
 constexpr bool rounds(int kind) { return kProducts && kind != FLOAT32; }
 
-// How rows are cut into blocks, each of as many rows as are multiplied at once.
+// How rows are cut into blocks of as many rows as are multiplied at once.
 struct Blocks {
   Blocks(int rows, int kind) : Blocks(rows, rounds(kind) && kTiles ? kTileRows : kRows, nullptr) {}
   int first(int block) const { return int(int64_t(rows) * block / count); }
@@ -30,15 +30,16 @@ struct Blocks {
  private:
   Blocks(int rows, int most, std::nullptr_t) : rows(rows), count((rows + most - 1) / most) {}
 };
-constexpr int kMostRows = kTiles ? kTileRows : kRows;  // of a block
+constexpr int kMostRows = kTiles ? kTileRows : kRows;  // most rows of a block
 
-// Floats that a packed row takes.
+// How many floats a packed row takes.
 inline int64_t packed_width(int in) { return (in + 31) / 32 * 32; }
 
-// Packs one block for matrices of a kind, `value(r, k)` being sixteen inputs of row r, zeros behind the last:
+// Packs one block of rows for matrices of a kind. `value(r, k)` gives sixteen inputs of row r, zeros behind the last.
+// The result is one of these:
 // - floats, out[k * size + r];
 // - pairs of bfloat16, out[k / 2 * size + r];
-// - tiles: 32 inputs of bfloat16 of one row after the other.
+// - tiles, in which 32 inputs of one row in bfloat16 follow those of the row before.
 template <class Value> void pack_block(int kind, int size, int in, float *out, Value value) {
   float lanes[kMostRows][kLanes];
   for (int k = 0; k < in; k += kLanes) {
@@ -60,21 +61,21 @@ template <class Value> void pack_block(int kind, int size, int in, float *out, V
   }
 }
 
-// The sums of `count` (at most kGang) panels from `panel` on, into sums[row][gang]. Every sum goes through the inputs
-// in order, whatever the other rows and panels are. `room` has kRoom floats.
+// Computes the sums for `count` panels (at most kGang) from `panel` on, into sums[row][gang]. Each sum adds the inputs
+// in the same order, whatever the other rows and panels are. `room` has kRoom floats.
 void multiply(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room,
               float *sums);
 
 constexpr int kRoom = kGang * kInputs * kLanes;
 
-// Bias and scale of a finished sum.
+// Applies scale and bias to a finished sum.
 inline Floats finished(const Linear &matrix, int panel, Floats sum) {
   if (matrix.kind == INT8) sum *= Floats::load(matrix.scale + panel * kLanes);
   if (matrix.bias) sum += Floats::load(matrix.bias + panel * kLanes);
   return sum;
 }
 
-// `multiply`, then take(row, panel, result) for each.
+// Calls `multiply`, then take(row, panel, result) for each result.
 template <class Take>
 void product(const Linear &matrix, int panel, int count, const float *x, const Blocks &blocks, float *room, float *sums,
              Take take) {

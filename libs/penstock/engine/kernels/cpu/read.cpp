@@ -1,4 +1,4 @@
-// How fast memory can be read: the limit of every step that has to read all weights.
+// Measures how fast memory can be read: that limits every step which has to read all weights.
 
 #include "layout.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kWords = 16;  // two cache lines
 
-// The sum of 64-bit words, read at several places at once.
+// Adds up 64-bit words, reading at several places at once.
 template <int kPlaces> uint64_t sum(const uint64_t *words, int64_t count) {
   const int64_t each = count / kPlaces;
   uint64_t sums[kPlaces][kWords] = {};
@@ -27,8 +27,9 @@ template <int kPlaces> uint64_t sum(const uint64_t *words, int64_t count) {
 
 }  // namespace
 
-// Seconds for reading `bytes` at `data` once, each thread a part of its own, in one run or in four at once: which is
-// quicker depends on the processor. The sum of what is there goes to `total`, so that nothing can be left out.
+// Returns the seconds that reading `bytes` at `data` once takes. Each thread reads its own part, in one run or in four
+// at once: which is faster depends on the processor. The sum of the words goes to `total`, so that no read can be left
+// out.
 extern "C" double penstock_read(const void *data, int64_t bytes, int32_t threads, int32_t places, uint64_t *total) {
   const auto *words = static_cast<const uint64_t *>(data);
   const int64_t each = bytes / 8 / threads;

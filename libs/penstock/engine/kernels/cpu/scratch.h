@@ -1,4 +1,4 @@
-// Memory for the intermediate results of one call, kept for the next one.
+// Memory for the intermediate results of one call, which is reused by the next call.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace penstock {
 
 class Scratch {
  public:
-  // Uninitialised, aligned to a cache line, valid until this thread makes another Scratch.
+  // Uninitialised memory, aligned to a cache line. It is valid until this thread makes another Scratch.
   float *floats(int64_t count) {
     static thread_local std::vector<Room> rooms;
     if (next_ == rooms.size()) rooms.emplace_back();

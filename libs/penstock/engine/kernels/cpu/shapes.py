@@ -1,4 +1,4 @@
-"""Which models the kernels of a CPU compute: asked before anything is loaded."""
+"""Says which models the kernels of a CPU compute, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from penstock.checkpoint import ModelConfig
 
 
 def misfit(config: ModelConfig) -> str | None:
-    """Why packed matrices can't compute this model, so that torch has to; None when they can."""
+    """Why the kernels can't compute this model, so that torch has to; None when they can."""
     if config.experts is not None:
         return "there are no kernels for experts"
     for name, size in (("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size)):

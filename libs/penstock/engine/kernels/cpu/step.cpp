@@ -1,7 +1,7 @@
-// The decoder: one pass over the weights for all rows, everything else kept in the caches.
+// The decoder: one pass over the weights for all rows; everything else stays in the caches.
 //
-// A row's result never depends on which other rows are computed with it: every sum runs in an order that is fixed by
-// the matrix and by positions alone. So a sequence's tokens do not depend on the batch, nor on how its prompt was cut.
+// A row's result never depends on the rows that are computed with it: the matrix and the positions alone fix the order
+// of every sum. So a sequence's tokens depend neither on the batch nor on how its prompt was cut.
 #include "attention.h"
 #include "best.h"
 #include "products.h"
@@ -14,10 +14,10 @@ namespace penstock {
 
 namespace {
 
-// Rows that products are computed for, in slabs of what the nearer caches hold.
+// The rows for which products are computed, in slabs that fit the nearer caches.
 class Rows {
  public:
-  // `chosen`: which rows of the step, or null: the first `count`. `kind`: of the matrices.
+  // `chosen` are `count` rows of the step; null stands for the first `count`. `kind` is that of the matrices.
   Rows(int count, const int32_t *chosen, int kind) : count_(count), chosen_(chosen) {
     for (int row = 0; row < count; row += kSlab) slabs_.emplace_back(std::min(count - row, kSlab), kind);
   }
@@ -26,7 +26,7 @@ class Rows {
   int number(int slab, int row) const { return slab * kSlab + row; }
   int row(int slab, int row) const { return chosen_ ? chosen_[number(slab, row)] : number(slab, row); }
 
-  // Blocks that are packed each as a chunk of its own.
+  // The number of blocks; each is packed as a chunk of its own.
   int all_blocks() const { return slabs_.empty() ? 0 : (slabs() - 1) * slabs_[0].count + slabs_.back().count; }
 
  private:
@@ -62,7 +62,8 @@ class Pass {
     add(EMBED, 0, model_.table ? (step_.rows + kTogether - 1) / kTogether : 0);
     for (int layer = 0; layer < model_.layers; ++layer) {
       const Layer &own = model_.layer[layer];
-      const Rows &rows = layer + 1 < model_.layers ? all_ : last_;  // behind the last attention: what is sampled
+      const Rows &rows =
+          layer + 1 < model_.layers ? all_ : last_;  // after the last attention, only the sampled rows are needed
       product_of(QKV, layer, own.qkv.outputs, all_);
       add(KEEP, layer, attention_.keeping());
       add(ATTENTION, layer, attention_.chunks());
@@ -82,19 +83,19 @@ class Pass {
 
  private:
   enum Job { EMBED, KEEP, ATTENTION, PACK_ROWS, MULTIPLY, BEST };
-  enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // whose rows are packed, and which is multiplied
-  static constexpr int kTogether = 16;                      // rows that are embedded as one chunk
+  enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // the product whose rows are packed, or that is computed
+  static constexpr int kTogether = 16;                      // rows that one chunk embeds
   struct Phase {
     Job job;
     Product product;
     int layer, chunks;
-    int size;  // panels of a chunk
+    int size;  // panels in a chunk
   };
   struct alignas(64) Member {
-    float *x;     // [rows, in], packed: what the current phase multiplies; everybody's where there are many rows
-    float *sums;  // of a slab, twice
+    float *x;     // [rows, in], packed for the current phase; shared by all members if there are many rows
+    float *sums;  // a slab's sums, twice
     float *room;
-    int ready;  // the phase that x is for
+    int ready;  // the phase for which x is packed
   };
 
   int wide() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
@@ -103,16 +104,17 @@ class Pass {
 
   void add(Job job, int layer, int chunks) { phases_.push_back({job, NONE, layer, chunks, 0}); }
 
-  // Two phases. Few rows are packed by every member for itself instead, which is less work than waiting for each other.
+  // Adds two phases: pack the rows, multiply. If there are few rows, the first has no chunks: each member packs all
+  // rows for itself, which costs less than waiting for each other.
   void product_of(Product product, int layer, int columns, const Rows &rows) {
     const int panels = columns / kLanes;
-    const bool halved = product == GATE_UP && kGang > 8;  // of two matrices at once
+    const bool halved = product == GATE_UP && kGang > 8;  // a chunk takes panels of two matrices
     const int size = halved ? (size_of(panels) + 7) / 8 * 4 : size_of(panels);
     phases_.push_back({PACK_ROWS, product, layer, shared_ ? rows.all_blocks() : 0, 0});
     phases_.push_back({MULTIPLY, product, layer, rows.slabs() ? (panels + size - 1) / size : 0, size});
   }
 
-  // Panels of a chunk: few enough that every member gets some, and whole gangs where there are many.
+  // The number of panels in a chunk: small enough that every member gets some, and whole gangs where there are many.
   int size_of(int panels) const {
     const int members = team_size(team_);
     return members == 1 ? kGang : std::clamp(panels / (members * 4) / 4 * 4, 4, kGang);
@@ -135,7 +137,7 @@ class Pass {
     }
   }
 
-  // The panels from `first` on, of phase `number`, with all rows.
+  // Multiplies all rows with the chunk of panels from `first` on, in phase `number`.
   void multiply(const Phase &phase, int number, int first, Member &member) {
     const Rows &rows = rows_of(phase);
     if (!shared_ && member.ready != number) {
@@ -157,7 +159,7 @@ class Pass {
     }
   }
 
-  // Packs one block of the rows that a product takes.
+  // Packs one block of the rows that are multiplied.
   void pack_rows(const Phase &phase, float *x, int number) {
     const Rows &rows = rows_of(phase);
     const int slab = number / rows.blocks(0).count, block = number % rows.blocks(0).count;
@@ -228,7 +230,7 @@ class Pass {
     }
   }
 
-  // What the rows are normalised with before a product of the residual stream.
+  // The weights with which rows of the residual stream are normalised before a product.
   const float *norm_of(const Phase &phase) const {
     if (phase.product == HEAD) return model_.norm;
     const Layer &layer = model_.layer[phase.layer];
@@ -250,7 +252,7 @@ class Pass {
   const Model &model_;
   const Step &step_;
   const Rows all_, last_;
-  const bool shared_;  // whether rows are packed once for all
+  const bool shared_;  // whether rows are packed once for all members
   Scratch scratch_;
   float *const qkv_, *const mixed_, *const inner_;  // [rows, wide()], [rows, narrow()], [rows, intermediate]
   Attention attention_;

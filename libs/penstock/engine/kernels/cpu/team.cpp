@@ -8,7 +8,7 @@ namespace penstock {
 
 namespace {
 
-constexpr int kSpins = 2000;  // some 50 us: the next phase, or in a busy engine the next step, begins within that time
+constexpr int kSpins = 2000;  // in this time the next phase begins, or in a busy engine the next step
 
 void pause() {
 #if defined(__x86_64__)
@@ -16,8 +16,8 @@ void pause() {
 #endif
 }
 
-// The state of the current phase in one word, so that a chunk is taken by one addition: a number that tells phases
-// apart, the chunks of the phase, and the next chunk to take.
+// The state of the current phase in one word, so that one addition takes a chunk: a number that tells phases apart, the
+// phase's number of chunks, and the next chunk to take.
 struct Ticket {
   static constexpr int kBits = 20;
   static constexpr uint64_t kMask = (1u << kBits) - 1;
@@ -54,7 +54,7 @@ struct Team {
       } else if (++spins < kSpins) {
         pause();
       } else {
-        std::this_thread::yield();  // the member that has the last chunk may be waiting for this very core
+        std::this_thread::yield();  // the member with the last chunk may be waiting for this core
       }
     }
   }
@@ -80,15 +80,15 @@ struct Team {
     }
   }
 
-  // Waits for the next call. A member that opens a phase either sees the sleeper, or the sleeper sees the phase.
+  // Waits for the next call. Either the member that opens a phase sees the sleeper, or the sleeper sees the phase.
   void sleep(uint32_t heard) {
     asleep.fetch_add(1);
     if (!Ticket{ticket.load()}.open()) calls.wait(heard);
     asleep.fetch_sub(1);
   }
 
-  // Does one chunk of the current phase; false when none is left. The job's fields are read behind the claim only:
-  // from there on they can't change before the chunk is done.
+  // Does one chunk of the current phase; returns false when none is left. It reads the job's fields only after it has
+  // taken a chunk: from then on they do not change until the chunk is done.
   bool take(int member) {
     if (!Ticket{ticket.load(std::memory_order_acquire)}.open()) return false;
     const Ticket mine{ticket.fetch_add(1, std::memory_order_acq_rel)};
@@ -99,7 +99,7 @@ struct Team {
     return true;
   }
 
-  // Opens the next phase that has chunks, or tells that all is done.
+  // Opens the next phase that has chunks, or reports that all are done.
   void begin(int phase) {
     while (phase < phases && chunks[phase] == 0) ++phase;
     const int count = phase < phases ? chunks[phase] : 0;

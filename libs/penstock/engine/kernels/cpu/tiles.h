@@ -1,4 +1,4 @@
-// The inner loops of attention: products of some queries and some keys, and mixes of values.
+// The inner loops of attention: products of some queries with some keys, and mixes of values.
 #pragma once
 #include "lanes.h"
 
@@ -8,15 +8,15 @@
 
 namespace penstock {
 
-constexpr int kTokens = 8;                    // keys of a call of `scores`
-constexpr int kSums = kWidth >= 16 ? 8 : 4;   // that the registers hold, besides what is multiplied
-constexpr int kMixes = kWidth >= 16 ? 4 : 2;  // queries whose mixes they hold
+constexpr int kTokens = 8;                    // keys in one call of `scores`
+constexpr int kSums = kWidth >= 16 ? 8 : 4;   // sums that the registers hold beside the factors
+constexpr int kMixes = kWidth >= 16 ? 4 : 2;  // queries whose mixes the registers hold
 
-// How numbers of a cache are read and written. Two vectors at a time are read in the order that is cheapest; `arrange`
-// brings a query into this order and `restore` brings a mix back from it.
+// How numbers of each KV type are read and written. Two vectors are read at a time, in the cheapest order; `arrange`
+// brings a query into this order, and `restore` brings a mix back to the natural order.
 struct F32Cache {
   using Number = float;
-  static constexpr int kScale = 0;  // numbers that a vector's scale takes
+  static constexpr int kScale = 0;  // room of a vector's scale, in numbers
   static inline void read(const float *at, Floats &one, Floats &two) {
     one = Floats::load(at), two = Floats::load(at + kLanes);
   }
@@ -31,7 +31,7 @@ struct F32Cache {
   }
 };
 
-struct Bf16Cache {  // the even numbers of 32, then the odd ones
+struct Bf16Cache {  // of 32 numbers it reads the even ones, then the odd ones
   using Number = uint16_t;
   static constexpr int kScale = 0;
   static inline void read(const uint16_t *at, Floats &one, Floats &two) { Pairs::load(at).split(one, two); }
@@ -63,7 +63,7 @@ struct Int8Cache {
   static inline void read(const int8_t *at, Floats &one, Floats &two) {
     one = Floats::load(at), two = Floats::load(at + kLanes);
   }
-  // Returns the scale. The same numbers as int8_kv.to_rows.
+  // Returns the scale. The result is that of int8_kv.to_rows.
   static float write(const float *__restrict from, int dim, int8_t *__restrict to) {
     float most = 0;
     for (int i = 0; i < dim; ++i) most = std::max(most, std::fabs(from[i]));
@@ -81,7 +81,7 @@ struct Int8Cache {
 
 #define INLINE __attribute__((always_inline))
 
-// work(0), work(1) ... as constants, so that arrays of vectors become registers.
+// Calls work(0), work(1)... with constants, so that the compiler keeps arrays of vectors in registers.
 template <int count, class Work> INLINE inline void each(Work work) {
   [&]<int... i>(std::integer_sequence<int, i...>)
       INLINE { (work(std::integral_constant<int, i>()), ...); }(std::make_integer_sequence<int, count>());
@@ -94,8 +94,8 @@ template <class Cache, int count> INLINE inline void read(const typename Cache::
     each<count / 2>([&](auto i) INLINE { Cache::read(at + i * 2 * kLanes, to[i * 2], to[i * 2 + 1]); });
 }
 
-// score[q][t] for kTokens tokens: each sum in an order that only the dimension determines. `fixed` is the dimension
-// where it is known to the compiler, else 0.
+// Computes score[q][t] for kTokens tokens. The order of each sum depends on the dimension alone. `fixed` is the
+// dimension if the compiler knows it, else 0.
 template <class Cache, int queries, int fixed>
 INLINE inline void scores(const typename Cache::Number *const *key, const float *query, int any, float *score,
                           int stride) {
@@ -133,7 +133,7 @@ INLINE inline void scores(const typename Cache::Number *const *key, const float 
   }
 }
 
-// mixed[q][i ...] += weight[q][t] * value[t][i ...] of `count` vectors; the mixes are `apart` floats from each other
+// Computes mixed[q][i...] += weight[q][t] * value[t][i...] for `count` vectors; the mixes are `apart` floats apart.
 template <class Cache, int queries, int count>
 INLINE inline void mix_vectors(const typename Cache::Number *const *value, int tokens, const float *weight, int stride,
                                int i, int apart, float *mixed) {
@@ -148,7 +148,7 @@ INLINE inline void mix_vectors(const typename Cache::Number *const *value, int t
   each<queries * count>([&](auto s) INLINE { sum[s].store(mixed + s / count * apart + i + s % count * kLanes); });
 }
 
-// mixed[q] += weight[q][t] * value[t], one token after the other
+// Computes mixed[q] += weight[q][t] * value[t], one token after the other.
 template <class Cache, int queries, int fixed>
 INLINE inline void mix(const typename Cache::Number *const *value, int tokens, const float *weight, int stride, int any,
                        int apart, float *mixed) {

@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class PoolArena:
-    """One allocation on one device."""
+    """One allocation on one device, which other processes can open."""
 
     def __init__(self, device: Device, size: int) -> None:
-        """Zeros. Raises DeviceFault."""
+        """The memory begins as zeros. Raises DeviceFault."""
         self._arena: DeviceArena = device.allocate(size)
         self._uuid = device.info.uuid
         self._size = size
@@ -31,12 +31,12 @@ class PoolArena:
         self.bytes.zero_()
 
     def lease(self, page_bytes: int, pages: int) -> PoolLease:
-        """What another process needs to read pages."""
+        """What another process needs in order to read the pages."""
         return PoolLease(self._uuid, self._arena.handle, self._size, page_bytes, pages)
 
 
 def open_arena(size: int, device: torch.device) -> PoolArena | None:
-    """An arena on a CUDA device; None where cupy is missing or the device can't share its memory."""
+    """Opens an arena on a CUDA device; returns None when cupy is missing or the device can't share its memory."""
     from penstock.kv.device.cuda import open_cuda
 
     try:

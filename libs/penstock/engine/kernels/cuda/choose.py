@@ -1,8 +1,8 @@
-"""Which way of paged attention a device gets: the first that is there and proves itself on this device.
+"""Chooses the backend of paged attention for a device: the first that is installed and proves itself there.
 
-The order is torch's varlen attention, flashinfer, Triton. A proof is a small problem with the model's own heads over
-pages out of order, compared with gathering; a backend that raises or is wrong is passed over with the reason, and when
-none is left torch gathers, as on a CPU.
+The order is torch's varlen attention, flashinfer, Triton. To prove itself, a backend solves a small problem with the
+model's own heads over pages that are out of order, and the result is compared with gathering. A backend that raises or
+is wrong is passed over, and the reason is logged. When none is left, torch gathers, as on a CPU.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class AttentionCandidate:
 
     name: str
     missing: str | None
-    """Why it can't be tried."""
+    """Why it can't be tried; None when it can."""
     make: Callable[[], PagedAttention]
     undo: Callable[[], None] = lambda: None
-    """Takes back what `make` changed in the process, when it is not chosen."""
+    """Undoes what `make` changed in the process; called when the candidate is not chosen."""
 
 
 def candidates(heads: Heads, memory: PageMemory, capability: tuple[int, int]) -> list[AttentionCandidate]:
-    """In the order of preference."""
+    """All candidates, in the order of preference."""
     dtype = memory.data.dtype
 
     def over_triton() -> PagedAttention:
@@ -68,14 +68,15 @@ def _without_triton(capability: tuple[int, int]) -> str | None:
 
 
 def choose(config: ModelConfig, memory: PageMemory, found: Sequence[AttentionCandidate]) -> PagedAttention | None:
-    """The first of `found` that works; None when torch has to gather. What was passed over is logged once, here."""
+    """The first of `found` that works; None when torch has to gather. Logs which candidates were passed over, and
+    why."""
     for candidate in found:
         reason = candidate.missing
         if reason is None:
             try:
                 backend = candidate.make()
                 reason = disproof(backend, config, memory)
-            except Exception as error:  # anything may be wrong with a library that is only looked for
+            except Exception as error:  # a library that happens to be installed may fail in any way
                 reason = f"{type(error).__name__}: {error}"
             else:
                 if reason is None:

@@ -1,4 +1,4 @@
-"""How a checkpoint's bytes are brought to a device: pieces of bounded size, dealt to lanes. Pure."""
+"""Cuts a checkpoint into chunks of bounded size and deals them to lanes, which bring them to a device. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from penstock.checkpoint import Checkpoint, TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of one tensor."""
+    """A run of bytes of one tensor."""
 
     tensor: int
-    """Its number in the order of loading."""
+    """The tensor's number in the order of loading."""
     file: Path
     offset: int
-    """In the file."""
+    """Where it begins in the file."""
     at: int
-    """In the tensor's bytes."""
+    """Where it begins in the tensor."""
     size: int
 
 
 def deal(tensors: Sequence[TensorInfo], chunk_bytes: int, lanes: int) -> list[list[Chunk]]:
-    """The work of each lane, in the order of loading: each piece goes to the lane that has the least so far, so that
-    lanes end together and a large tensor is brought by all of them."""
+    """The work of each lane, in the order of loading. Each chunk goes to the lane with the least work so far, so that
+    the lanes end together and share large tensors."""
     work: list[list[Chunk]] = [[] for _ in range(lanes)]
     load = [0] * lanes
     for number, info in enumerate(tensors):
@@ -38,7 +38,7 @@ def deal(tensors: Sequence[TensorInfo], chunk_bytes: int, lanes: int) -> list[li
 
 
 def in_order(checkpoint: Checkpoint) -> list[TensorInfo]:
-    """All tensors, about as loading asks for them: the embedding and the head, the layers, the rest."""
+    """All tensors, roughly in the order in which loading asks for them: embedding and head, layers, the rest."""
 
     def rank(name: str) -> tuple[int, int]:
         if name.startswith("model.layers."):

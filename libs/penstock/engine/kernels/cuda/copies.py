@@ -1,8 +1,9 @@
-"""Pages between host and device, on streams of their own, beside the steps.
+"""Copies pages between host and device while steps run, on streams of its own.
 
-A copy up must not overtake a step that still reads what the page held before, nor a copy down the step that computes
-it: both wait, on the device, for the last step that was submitted (`mark`). The host waits at the end of each call, so
-that what it copied from is free and what it copied to is there. All methods but `mark` from any thread.
+A copy to the device must not overtake a step that still reads the page's former content, and a copy to the host must
+not overtake the step that computes the page. So both wait, on the device, for the last step that was submitted
+(`mark`). The host waits at the end of each call: then the source is free and the destination is complete. All methods
+but `mark` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ class PageCopies:
         self._computed = recorded(torch.cuda.current_stream(content.device))
 
     def mark(self, wait: bool) -> None:
-        """A step was submitted on the current stream. By the thread that submits steps; `wait`: until it is over."""
+        """Notes that a step was submitted on the current stream; `wait`: returns when the step is over. Only the thread
+        that submits steps calls this."""
         self._computed = recorded(torch.cuda.current_stream(self._content.device))
         if wait:
             self._computed.synchronize()
 
     def read(self, page: int) -> Tensor:
-        """The page's bytes in pinned memory of their own."""
+        """Returns a copy of the page in pinned memory."""
         copy = torch.empty(self._content.shape[1], dtype=torch.uint8, pin_memory=True)
         with self._on(self._down):
             copy.copy_(self._content[page], non_blocking=True)
         return copy
 
     def write(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
-        """Copies each block to its page, up to one that `check` refuses, which does not reach its page. Returns how
-        many are good."""
+        """Copies each block to its page, and stops before the first that `check` refuses. Returns how many were
+        copied."""
         with self._on(self._up):
             for index, (page, block) in enumerate(zip(pages, blocks, strict=True)):
                 if not isinstance(block, memoryview):
@@ -59,7 +61,7 @@ class PageCopies:
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Submits to the stream, behind the last step, and waits at the end for what was submitted."""
+        """Submits copies to the stream, behind the last step, and waits for them at the end of the block."""
         stream.wait_event(self._computed)
         try:
             with torch.cuda.stream(stream):

@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: hundreds of launches become one.
+"""Decode steps as CUDA graphs, which turn hundreds of launches into one.
 
-A step is captured for a shape when that shape is first used: the step runs as it is, which also compiles what has to
-be compiled, and is captured behind it. From then on it is replayed: the input goes to the device in one copy from
-pinned memory, and the logits lie where they always lie.
+A step is captured when its shape is first used: it runs once without a graph, which also compiles what has to be
+compiled, and is then captured. From then on it is replayed: one copy brings the input from pinned memory to the device,
+and the logits always appear at the same place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Forward(Protocol):
-    """The model of layers that computes a step."""
+    """A model that computes a step."""
 
     config: ModelConfig
 
@@ -35,10 +35,11 @@ class Forward(Protocol):
 
 
 class Capture(Protocol):
-    """Makes a body whose tensors stay where they are into something that can be repeated."""
+    """Turns a body, whose tensors must keep their places, into something that can be repeated."""
 
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """The body has run before, and is not computed now. Raises when it can't be captured."""
+        """Returns the replay of the body, which has run before and is not computed now. Raises when it can't be
+        captured."""
         ...
 
 
@@ -51,7 +52,7 @@ class CudaCapture:
     def __call__(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Captures the body, which has run before, and returns its replay. Raises when it can't be captured."""
         graph = torch.cuda.CUDAGraph()
-        # other threads copy pages meanwhile, which a capture of the whole process would forbid
+        # Other threads copy pages meanwhile; a capture of the whole process would forbid that.
         with torch.cuda.graph(graph, pool=self._handle, capture_error_mode="thread_local"):
             result = body()
 
@@ -83,10 +84,10 @@ class GraphSteps:
         self._capture = capture
         self._steps: dict[StepShape, _Captured] = {}
         self.possible = attention.graph_rows > 0 and decoder.config.experts is None
-        """Routed experts make the host wait in the middle of a step."""
+        """Whether steps can be captured: not with routed experts, which make the host wait in the middle of a step."""
 
     def logits(self, runs: Sequence[Run]) -> Tensor | None:
-        """float32 [samples, vocab], valid until the next call; None when such a step can't be captured."""
+        """float32 [samples, vocab], valid until the next call; None when this step can't be captured."""
         shape = shape_of(runs, self._sizes, self._attention.graph_rows) if self.possible else None
         if shape is None:
             return None
@@ -127,13 +128,15 @@ class _Captured:
         self._repeat: Callable[[], Tensor] = self._body
 
     def first(self, runs: Sequence[Run], capture: Capture) -> Tensor:
-        """Computes the step as it is, and captures it."""
+        """Computes the step without a graph, then captures it."""
         self._bring(runs)
         logits = self._body().clone()
         try:
             self._repeat = capture(self._body)
-        except Exception:  # a driver's or a library's refusal; the step itself is right
-            _log.warning("a step of shape %s can't be captured and runs as it is", self._input.shape, exc_info=True)
+        except Exception:  # a driver or a library refuses; the result is right all the same
+            _log.warning(
+                "a step of shape %s can't be captured and runs without a graph", self._input.shape, exc_info=True
+            )
         return logits[: self._real(runs)]
 
     def logits(self, runs: Sequence[Run]) -> Tensor:
@@ -145,7 +148,8 @@ class _Captured:
         return len(runs) * self._input.shape.rows
 
     def _bring(self, runs: Sequence[Run]) -> None:
-        """The reader of the last step's logits has waited for that step, so the host's copy is free again."""
+        """Copies the input to the device. The host's copy is free: whoever read the last logits has waited for that
+        step."""
         self._input.fill(runs)
         self._device.copy_(self._host, non_blocking=True)
         if self._attend is None:

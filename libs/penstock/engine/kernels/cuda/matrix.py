@@ -1,10 +1,11 @@
-"""Matrices kept in 8 bits on a device, through the products that torch has for them.
+"""Matrices that a device keeps in 8 bits, multiplied by torch's own products.
 
-int8 is weight-only: activations stay bfloat16. float8 (e4m3) is not: torch's scaled product takes both sides in 8
-bits, so each row of activations is rounded as well, to a scale of its own, which keeps rows independent of each other.
-Both have one scale per output column.
+With int8 only the weights are rounded, and activations stay bfloat16. With float8 (e4m3) torch's scaled product takes
+both sides in 8 bits, so each row of activations is rounded too; it has a scale of its own, which keeps rows independent
+of each other. Both types have one scale per output column.
 
-Written against torch's interface, checked on a CPU where torch has the same products there; not yet run on a GPU.
+This is written against torch's interface and checked on a CPU, where torch has the same products; it has not run on a
+GPU yet.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from torch import Tensor
 from penstock.engine.kernels.rounding import quantised
 
 _LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""The largest number in float8_e4m3fn."""
 _THIN_ROWS = 16
-"""torch's int8 product reads the weights once for each row or so; for more rows they are made bfloat16 first."""
+"""Up to this many rows use torch's int8 product, which reads the weights about once for each row. For more rows the
+weights are converted to bfloat16 first."""
 _UNIT = 16
-"""torch's scaled product wants sizes that are multiples of this."""
+"""torch's scaled product needs sizes that are multiples of this."""
 
 
 class Int8Matrix:
     """[in, out] with its bias, kept as int8 [out, in]. Takes and gives bfloat16."""
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None, thin: bool) -> None:
-        """`scale` is bfloat16 [out]; `thin`: the device has torch's product."""
+        """`scale` is bfloat16 [out]; `thin` says whether torch's int8 product works on the device."""
         self._weight, self._scale, self._bias, self._thin = weight, scale, bias, thin
         self.shape = (weight.shape[1], weight.shape[0])
 
@@ -86,21 +88,21 @@ class Float8Matrix:
 
 
 def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(float8, contiguous, float32 [rows, 1]): each row to steps of its largest number."""
+    """Rounds each row by a scale of its own: (float8, contiguous; scales, float32 [rows, 1])."""
     wide = rows.float()
     scale = wide.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(_LARGEST)
     return (wide / scale).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn).contiguous(), scale
 
 
 def refusal(product: Callable[[Tensor, Tensor], Tensor], device: torch.device, tolerance: float) -> str | None:
-    """What is wrong with a product (x, matrix [in, out]) on this device; None when it is right within `tolerance`, a
-    share of the largest result."""
+    """What is wrong with `product` (of x and matrix [in, out]) on this device; None when it is right. `tolerance` is
+    how much it may be off, as a share of the largest result."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(3, 64, generator=generator).to(device, torch.bfloat16)
     matrix = torch.randn(64, 48, generator=generator).to(device, torch.bfloat16)
     try:
         off = (product(x, matrix).float() - x.float() @ matrix.float()).abs().max()
-    except Exception as error:  # whatever a build of torch says of a product that it lacks
+    except Exception as error:  # a build of torch that lacks the product may raise anything
         return f"{type(error).__name__}: {error}"
     share = float(off / (x.float() @ matrix.float()).abs().max())
     return None if share <= tolerance else f"it is off by {share:.2g} of the largest result"

@@ -10,15 +10,15 @@ from penstock.engine.kernels.cuda.copies import PageCopies
 
 
 class CudaMemory:
-    """Of one device."""
+    """The memory of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def arena(self, nbytes: int) -> PoolArena | None:
-        """Zeros that other processes can open; None where the device can't share its memory."""
+        """Memory of zeros that other processes can open; None when the device can't share its memory."""
         return open_arena(nbytes, self._device)
 
     def copies(self, content: Tensor) -> PageCopies:
-        """Of the pages `content` [pages, bytes], uint8."""
+        """Copies of the pages `content` [pages, bytes], uint8."""
         return PageCopies(content)

@@ -1,11 +1,11 @@
 """Paged attention through flashinfer (Ye et al., 2025), when it is installed.
 
-Its wrappers plan a step on the host and then run it layer by layer. Steps that are captured use the decode wrapper
-with buffers of its own, planned again before each replay; all others use the prefill wrapper, which takes any number of
+Its wrappers plan a step on the host and then run it layer by layer. Captured steps use decode wrappers with buffers of
+their own, which are planned again before each replay. All other steps use prefill wrappers, which take any number of
 rows. A layer's keys and values are given as a pair of strided views of the page memory in the layout NHD; the kernels
 read the strides. Windows and soft caps are part of a plan, so there is one wrapper for each width of window.
 
-Written against the documented interface of flashinfer 0.7; not yet run on a GPU.
+This is written against the documented interface of flashinfer 0.7; it has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Int32s,
 from penstock.engine.step.memory import PageMemory
 
 _WORKSPACE = 128 << 20
-"""Bytes that flashinfer asks for, zeroed at first."""
+"""Bytes that flashinfer asks for; they begin as zeros."""
 _DIMS = (64, 128, 256)
 
 
 def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
-    """Why this device or model can't use it; None when it can be tried."""
+    """Why flashinfer can't be used with this device or model; None when it can be tried."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {dtype}"
     if heads.dim not in _DIMS:
@@ -39,7 +39,7 @@ def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> st
 
 
 def flat(host: HostPaged, block_size: int) -> tuple[Int32s, Int32s, Int32s]:
-    """(indptr [B + 1], pages, tokens on the last page [B]): tables as flashinfer takes them."""
+    """Block tables in flashinfer's form: (indptr [B + 1], pages, tokens on the last page [B])."""
     counts = -(-host.ends // block_size)
     indptr = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=indptr[1:])
@@ -62,7 +62,7 @@ class FlashInferPaged:
         self._space: Tensor | None = None
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """The attention of one step over pages; `fixed`: of a step that will be captured."""
+        """Prepares the attention of one step; `fixed` says that the step will be captured."""
         windows = dict.fromkeys(self.heads.windows)
         step: _Step
         if fixed:
@@ -76,13 +76,13 @@ class FlashInferPaged:
         return step
 
     def _workspace(self) -> Tensor:
-        """One for all wrappers: their steps run one after the other."""
+        """The workspace of all wrappers, which share it because their steps run one after the other."""
         if self._space is None:
             self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.memory.data.device)
         return self._space
 
     def _decoder(self, paged: Paged) -> Any:
-        """A wrapper for a fixed number of sequences, with room for all the pages they may come to have."""
+        """A wrapper for a fixed number of sequences, with room for all pages that they may ever have."""
         sequences, device = paged.ends.shape[0], self.memory.data.device
 
         def ints(count: int) -> Tensor:
@@ -99,7 +99,7 @@ class FlashInferPaged:
         )
 
     def options(self, window: int | None) -> dict[str, Any]:
-        """What both kinds of wrapper want to know for a plan."""
+        """The arguments of a plan that both kinds of wrapper take."""
         return {
             "window_left": -1 if window is None else window - 1,
             "logits_soft_cap": self.heads.softcap,
@@ -115,14 +115,14 @@ class _Step:
         self._wrappers = wrappers
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """[rows, heads, head_dim] of one layer -> [rows, heads * head_dim]."""
+        """Computes one layer: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         memory = self._owner.memory
         wrapper = self._wrappers[self._owner.heads.windows[layer]]
         mixed: Tensor = wrapper.run(query.contiguous(), (keys_of(memory, layer), values_of(memory, layer)))
         return mixed.flatten(1)
 
     def again(self, host: HostPaged) -> None:
-        """Plans the step anew, from host memory."""
+        """Plans the step again, from host memory."""
         heads, size = self._owner.heads, self._owner.memory.block_size
         tables = [torch.from_numpy(each) for each in flat(host, size)]
         for window, wrapper in self._wrappers.items():
@@ -133,14 +133,14 @@ class _Step:
 
 
 class _Captured(_Step):
-    """One row of each sequence."""
+    """The captured steps: one row of each sequence."""
 
     def _plan(self, wrapper: Any, host: HostPaged, what: tuple[Any, ...], window: int | None) -> None:
         wrapper.plan(*what, **self._owner.options(window))
 
 
 class _Eager(_Step):
-    """Any number of rows."""
+    """All other steps: any number of rows."""
 
     def _plan(self, wrapper: Any, host: HostPaged, what: tuple[Any, ...], window: int | None) -> None:
         wrapper.plan(torch.from_numpy(host.starts), *what, causal=True, **self._owner.options(window))

@@ -1,7 +1,7 @@
-"""Attention that reads keys and values on their pages: the seam, and its oracle.
+"""Attention that reads keys and values on their pages: the interface of its backends, and their oracle.
 
-A backend is chosen once, when the model is loaded (see `choose`). For each step it is told which rows of which
-sequences look at which pages (`Paged`), and answers with a function that the layers call (`Attend`).
+A backend is chosen once, when the model is loaded (see `choose`). For each step it learns which rows of which sequences
+look at which pages (`Paged`), and returns a function that the layers call (`Attend`).
 
 The memory is page-major, so the keys of one layer are a strided view [pages, block, kv_heads, head_dim] whose pages lie
 far apart (`keys_of`, `values_of`). Backends read that view as it is; none copies it.
@@ -35,7 +35,7 @@ class Heads:
     scale: float
     softcap: float | None
     windows: tuple[int | None, ...]
-    """Of each layer."""
+    """The window of each layer; None: it sees everything."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> Heads:
@@ -51,14 +51,14 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class HostPaged:
-    """Some rows of B sequences, laid end to end, and the pages they look at; as the host knows it."""
+    """Some rows of B sequences, laid end to end, and the pages that they look at, in host memory."""
 
     starts: Int32s
-    """[B + 1]: sequence b has the rows from starts[b] up to starts[b + 1], one at least."""
+    """[B + 1]: sequence b has the rows [starts[b], starts[b + 1]), at least one."""
     ends: Int32s
-    """[B]: tokens that its last row sees, its own included; each row before sees one less."""
+    """[B]: how many tokens a sequence's last row sees, its own included; each row before it sees one less."""
     tables: Int32s
-    """[B, width]: its pages, in order; anything beyond those that hold its tokens."""
+    """[B, width]: a sequence's pages, in order; numbers behind those that hold its tokens mean nothing."""
 
     @property
     def most_rows(self) -> int:
@@ -67,56 +67,57 @@ class HostPaged:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """The same on the device, with the bounds that calls want beforehand."""
+    """A HostPaged on the device, with the bounds that calls need in advance."""
 
     starts: Tensor
     ends: Tensor
     tables: Tensor
     rows: int
     most_rows: int
-    """Of one sequence."""
+    """Most rows of one sequence."""
     most_tokens: int
-    """That one row may see. In a captured step that is what the sequences may grow to."""
+    """Most tokens that one row may see. In a captured step these are as many as its sequences may grow to."""
 
 
 class Attend(Protocol):
-    """Attention of one step, called by its layers in turn."""
+    """The attention of one step; its layers call it one after the other."""
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """[rows, heads, head_dim] -> [rows, heads * head_dim]."""
+        """Computes one layer: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         ...
 
     def again(self, host: HostPaged) -> None:
-        """The content of the tensors has changed, and nothing else: called before a captured step is replayed."""
+        """Prepares the replay of a captured step: only the content of the tensors has changed, to that of `host`."""
         ...
 
 
 class PagedAttention(Protocol):
-    """One way to compute it. Stateless between steps, apart from its workspace; one thread at a time."""
+    """One way to compute paged attention. It keeps only its workspace between steps; one thread uses it at a time."""
 
     name: str
     most_rows: int | None
-    """Of one sequence; longer runs are left to gathering. None: any number."""
+    """Most rows of one sequence; pages of longer runs are gathered. None: any number."""
     graph_rows: int
-    """Of one sequence in a step that is captured; 0: its steps can't be captured."""
+    """Most rows of one sequence in a captured step; 0: its steps can't be captured."""
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """`fixed`: for a captured step, whose tensors keep their places and shapes while their content changes."""
+        """Prepares the attention of one step. `fixed` says that the step will be captured: its tensors keep their
+        places and shapes, and their content changes."""
         ...
 
 
 def keys_of(memory: PageMemory, layer: int) -> Tensor:
-    """[pages, block, kv_heads, head_dim], a view."""
+    """The keys of one layer: a view, [pages, block, kv_heads, head_dim]."""
     return memory.data[:, layer, 0]
 
 
 def values_of(memory: PageMemory, layer: int) -> Tensor:
-    """[pages, block, kv_heads, head_dim], a view."""
+    """The values of one layer: a view, [pages, block, kv_heads, head_dim]."""
     return memory.data[:, layer, 1]
 
 
 def host_paged(ends: Sequence[int], rows: Sequence[int], tables: Sequence[Sequence[int]], width: int) -> HostPaged:
-    """From one entry per sequence; tables are filled up with page 0 to `width`."""
+    """Makes a HostPaged from one entry per sequence; tables are filled up to `width` with page 0."""
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(rows, out=starts[1:])
     filled = np.zeros((len(rows), width), dtype=np.int32)
@@ -126,13 +127,13 @@ def host_paged(ends: Sequence[int], rows: Sequence[int], tables: Sequence[Sequen
 
 
 def on_device(host: HostPaged, device: torch.device) -> Paged:
-    """A copy; for a step that is not captured."""
+    """Copies `host` to the device, for a step that is not captured."""
     starts, ends, tables = (torch.from_numpy(each).to(device) for each in (host.starts, host.ends, host.tables))
     return Paged(starts, ends, tables, int(host.starts[-1]), host.most_rows, int(host.ends.max()))
 
 
 class GatherPaged:
-    """Copies every sequence's pages together and attends as torch does: the oracle of the others."""
+    """Copies every sequence's pages together and lets torch attend: the oracle of the other backends."""
 
     name = "gather"
     most_rows: int | None = None
@@ -153,7 +154,7 @@ class _Gathered:
         self._paged = paged
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """Rows are laid out [B, most_rows], those that a sequence does not have repeat its last one."""
+        """Lays rows out as [B, most_rows]; a sequence with fewer rows repeats its last one."""
         heads, paged, size = self._heads, self._paged, self._memory.block_size
         starts, ends = paged.starts.long(), paged.ends.long()
         count = starts.diff()
@@ -182,7 +183,7 @@ class _Gathered:
             scale=heads.scale,
             softcap=heads.softcap,
         )
-        # a row that is not there writes what the last one writes, so that shapes depend on nothing but bounds
+        # A repeated row writes what the last one writes, so that shapes depend on the bounds alone.
         return mixed.new_empty(query.shape[0], mixed.shape[1]).index_copy_(
             0, (starts[:-1].unsqueeze(1) + row).flatten(), mixed
         )

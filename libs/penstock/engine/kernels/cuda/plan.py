@@ -1,7 +1,7 @@
-"""Steps that can be captured, and their input. Pure: numpy in host memory, no device.
+"""Which steps can be captured, and their input. Pure: numpy in host memory, no device.
 
-A captured step has a fixed shape: a number of sequences (a bucket) that have equally many rows each. Sequences that are
-not there are padded: their rows are token 0 at position 0 on a scratch page that no sequence owns.
+A captured step has a fixed shape: a number of sequences (a bucket), each with the same number of rows. A batch with
+fewer sequences is padded: the added rows are token 0 at position 0, on a scratch page that no sequence owns.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from penstock.engine.step.run import Run
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Of a captured step."""
+    """The shape of a captured step."""
 
     sequences: int
     rows: int
-    """Of each sequence."""
+    """Rows of each sequence."""
 
 
 def buckets(most: int) -> tuple[int, ...]:
-    """Numbers of sequences that steps are captured for, the last one `most`: never more than a third is padding
-    beyond eight, and up to four of them are exact."""
+    """The numbers of sequences for which steps are captured; the last one is `most`. Up to four sequences need no
+    padding; beyond eight at most a third of a step is padding."""
     sizes = [1, 2, 3, 4, 6, 8]
     while sizes[-1] < most:
         sizes.append(sizes[-1] + max(4, 1 << (sizes[-1].bit_length() - 2)))
@@ -34,10 +34,11 @@ def buckets(most: int) -> tuple[int, ...]:
 
 
 def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> StepShape | None:
-    """The captured step that computes these runs; None when there can't be one.
+    """The shape of the captured step that computes these runs; None when there can't be one.
 
-    All rows of all runs are sampled, and the runs have equally many: decode steps, and verification of equally long
-    drafts. Chunks of prompts are not: their time is in the products, not in the calls.
+    All rows of all runs must be sampled, and the runs must have equally many. That holds for decode steps and for the
+    verification of equally long drafts. Chunks of prompts are not captured: they spend their time in products, not in
+    calls.
     """
     rows = runs[0].tokens
     if rows > most_rows or any(run.tokens != rows or run.samples != rows for run in runs):
@@ -46,13 +47,13 @@ def shape_of(runs: Sequence[Run], sizes: Sequence[int], most_rows: int) -> StepS
 
 
 class StepInput:
-    """The input of one captured step in one run of int32, so that one copy brings it to the device."""
+    """The input of one captured step in one array of int32, so that one copy brings it to the device."""
 
     def __init__(
         self, memory: Int32s, shape: StepShape, width: int, *, block_size: int, page_vectors: int, scratch: int
     ) -> None:
-        """`memory` is flat and has `size` numbers; `width` is that of block tables; `page_vectors` are the places of a
-        page in all layers; `scratch` is the page of rows that are padding."""
+        """`memory` is flat and has `size` numbers; `width` is that of the block tables; `page_vectors` is how many
+        places a page has in all layers; `scratch` is the page of padding rows."""
         self.shape = shape
         self._block_size = block_size
         self._page_vectors = page_vectors
@@ -65,11 +66,11 @@ class StepInput:
 
     @staticmethod
     def size(shape: StepShape, width: int) -> int:
-        """Numbers in it."""
+        """How many numbers the input has."""
         return shape.sequences * (3 * shape.rows + 1 + width)
 
     def fill(self, runs: Sequence[Run]) -> None:
-        """Puts in the runs, in their order, and padding behind them."""
+        """Writes the runs, in their order, and padding behind them."""
         rows = self.shape.rows
         known: dict[tuple[str, int], Int32s] = {}
         for at, run in enumerate(runs):
@@ -95,7 +96,7 @@ class StepInput:
 
 
 def cut(memory: Int32s, shape: StepShape, width: int) -> list[Int32s]:
-    """The parts of the input: ids, positions, places, ends, tables (flat)."""
+    """Cuts the input into its parts: ids, positions, places, ends, tables (flat)."""
     rows = shape.sequences * shape.rows
     edges = np.cumsum([rows, rows, rows, shape.sequences])
     return np.split(memory, edges)

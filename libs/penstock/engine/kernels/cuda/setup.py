@@ -1,4 +1,4 @@
-"""A model on a CUDA device: what `Runner` needs of it, in the order in which it is made."""
+"""What `Runner` needs for a model on a CUDA device, in the order in which it is made."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from penstock.engine.step.batch import BatchBuilder
 from penstock.engine.step.memory import PageMemory
 
 _ROUNDING = 0.1
-"""Share of the largest result by which products in 8 bits may be off when they are tried."""
+"""By how much products in 8 bits may be off when they are tried, as a share of the largest result."""
 _log = logging.getLogger(__name__)
 
 
 def check(dtype: str, device: torch.device) -> None:
-    """Raises ValueError when there is no such device, or it can't compute so."""
+    """Raises ValueError when there is no such device, or it can't compute with weights of this type."""
     if not torch.cuda.is_available():
-        raise ValueError(f"device {device} was asked for, and torch {torch.__version__} finds none: use cpu")
+        raise ValueError(f"device {device} was asked for, but torch {torch.__version__} finds no CUDA device: use cpu")
     if (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"device {device} was asked for, and there are {torch.cuda.device_count()}: the first is cuda:0"
+            f"device {device} was asked for, but there are only {torch.cuda.device_count()}, and the first is cuda:0"
         )
     check_dtype(dtype, torch.cuda.get_device_capability(device))
 
 
 def uploading(checkpoint: Checkpoint, device: torch.device) -> AbstractContextManager[Upload]:
-    """Begins to bring the weights; what is done before they are taken is done meanwhile."""
+    """Begins to bring the weights to the device, while the caller does other things until it takes them."""
     return Upload(checkpoint, device)
 
 
 def memory_on(device: torch.device) -> CudaMemory:
-    """Where the pages are, and how they are copied."""
+    """The memory of the pages on this device, and the copies of pages."""
     return CudaMemory(device)
 
 
 def keep_for(dtype: str, device: torch.device) -> Keep:
-    """How matrices are kept on this device. Raises ValueError when torch's product for them does not work there."""
+    """How matrices are kept on this device. Raises ValueError when torch can't multiply them there."""
     if dtype == "int8":
         return _keep_int8(device)
     if dtype == "float8":
@@ -62,7 +62,10 @@ def keep_for(dtype: str, device: torch.device) -> Keep:
 def _keep_int8(device: torch.device) -> Keep:
     reason = refusal(lambda x, matrix: Int8Matrix.of(matrix, None, True).product(x), device, _ROUNDING)
     if reason is not None:
-        _log.warning("int8 weights are made bfloat16 in each step, torch's own product does not work here: %s", reason)
+        _log.warning(
+            "int8 weights are converted to bfloat16 in each step, because torch's own product does not work here: %s",
+            reason,
+        )
 
     def keep(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
         return Int8Matrix.of(matrix(), bias, reason is None), None
@@ -76,7 +79,7 @@ def _keep_float8(device: torch.device) -> Keep:
         raise ValueError(f"dtype float8 does not work on {device} with torch {torch.__version__}: {reason}; use int8")
 
     def keep(stack: Stack, read: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:
-        """The head stays as it is: what it rounds, nothing evens out."""
+        """Leaves the head as it is: no later layer evens out its rounding."""
         matrix = read()
         if stack.name == "head" or not Float8Matrix.fits(matrix):
             return matrix, bias
@@ -101,7 +104,7 @@ def steps_for(
     most_sequences: int,
     max_positions: int,
 ) -> DeviceSteps:
-    """How the model's steps are computed: captured where that is possible. `attention` None: torch gathers pages."""
+    """Computes the model's steps, captured where that is possible. Without `attention`, torch gathers pages."""
     return DeviceSteps(
         decoder,
         memory,

@@ -1,4 +1,4 @@
-"""How a device computes steps: captured where that is possible, through pages where a backend reads them."""
+"""Computes steps on a device: captured where that is possible, with paged attention where a backend takes the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.engine.step.run import Run
 
 
 class DeviceSteps:
-    """Logits of the steps of one model over one page memory, whose last page is a scratch page."""
+    """Computes the steps of one model over one page memory, whose last page is a scratch page."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class DeviceSteps:
         most_sequences: int,
         max_positions: int,
     ) -> None:
-        """`attention` None: torch gathers; `capture` None: nothing is captured."""
+        """Without `attention` torch gathers pages; without `capture` no step is captured."""
         self._decoder = decoder
         self._memory = memory
         self._builder = builder
@@ -65,14 +65,14 @@ class DeviceSteps:
         return batch
 
     def _short(self, order: Sequence[Run]) -> Sequence[Run]:
-        """The runs that the backend takes: the first ones, since the order is by rows."""
+        """The runs that the backend takes. They come first, because runs are ordered by their rows."""
         if self._attention is None:
             return []
         most = self._attention.most_rows
         return [run for run in order if most is None or run.tokens <= most]
 
     def _leading(self, runs: Sequence[Run], rows: Sequence[int]) -> Leading | None:
-        """The last `rows[i]` rows of each run; runs without any are left out."""
+        """The attention of the last `rows[i]` rows of each run; runs with no rows are left out."""
         assert self._attention is not None
         some = [(run, count) for run, count in zip(runs, rows, strict=True) if count]
         if not some:

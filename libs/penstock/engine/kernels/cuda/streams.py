@@ -8,17 +8,18 @@ import torch
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """Runs beside the default stream, and does not wait for it."""
+    """A stream that runs beside the default stream and does not wait for it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event that happens when what was submitted to the stream so far is done."""
+    """An event that happens when the stream has done what was submitted to it so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Makes it the calling thread's device, which kernels and captures go by that are not torch's; nothing on a CPU."""
+    """Makes `device` the calling thread's device: kernels and captures that are not torch's use that one. On a CPU it
+    does nothing."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""Triton kernels of paged attention. This file needs triton; see `triton_paged` for what they compute."""
+"""The Triton kernels of paged attention; `triton_paged` says what they compute. Importing this file needs triton."""
 
 import triton
 import triton.language as tl
@@ -37,11 +37,12 @@ def partial(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of ROWS query rows of one sequence, all query heads of one KV head, one chunk of the context.
+    """Computes ROWS query rows of one sequence, for all query heads of one KV head, over one chunk of the context.
 
-    With SPLIT, `out` [chunks, rows, HEADS, DIM] and `lse` [chunks, rows, HEADS] are float32 and get the chunk's result
-    and the base-2 logarithm of its weight, minus infinity where a row sees nothing of the chunk; rows are counted from
-    `first_row`. Without, `out` [rows, HEADS, DIM] gets the result: the context fits one chunk.
+    With SPLIT, it writes the chunk's result to `out` [chunks, rows, HEADS, DIM] and the base-2 logarithm of its weight
+    to `lse` [chunks, rows, HEADS], both float32; the logarithm is minus infinity where a row sees nothing of the chunk,
+    and rows are counted from `first_row`. Without SPLIT the context fits one chunk, and `out` is the result [rows,
+    HEADS, DIM].
     """
     sequence = first_sequence + tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
@@ -122,7 +123,7 @@ def merge(
     WIDE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One row and head: the chunks' results, weighted, in the order of the chunks."""
+    """Merges the chunks' results of one row and head by their weights, in the order of the chunks."""
     sequence = first_sequence + tl.program_id(0) // most_rows
     row = tl.program_id(0) % most_rows
     head = tl.program_id(1)

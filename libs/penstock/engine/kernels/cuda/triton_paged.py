@@ -1,11 +1,11 @@
-"""Paged attention in Triton: decode and short verification, contexts split over the processors.
+"""Paged attention in Triton, for decode steps and short verification; contexts are split over the processors.
 
-The context is cut into chunks of CHUNK tokens wherever the sequence and whatever the batch, the chunks of a row are
-computed independently (flash attention's online softmax; Dao et al., 2022) and added up in their order (Flash-Decoding;
-Dao et al., 2023). So a row's result does not depend on the rows beside it. Query heads that share a KV head are rows of
-one product, so that each key is read once for all of them. float32 is computed in float32, not in TF32.
+Every context is cut into chunks of CHUNK tokens, whatever the batch is. The chunks of a row are computed independently
+(flash attention's online softmax; Dao et al., 2022) and merged in their order (Flash-Decoding; Dao et al., 2023). So a
+row's result does not depend on the rows beside it. Query heads that share a KV head are rows of one product, so that
+each key is read once for all of them. float32 is computed in float32, not in TF32.
 
-Checked on a CPU by triton's interpreter; not yet measured on a GPU.
+Triton's interpreter checks these kernels on a CPU; they have not been measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.engine.step.memory import PageMemory
 
 CHUNK = 256
 MOST_ROWS = 16
-"""Longer runs are better served by torch's attention over gathered pages, which is built for tall products."""
+"""Runs of more rows go to torch's attention over gathered pages, which is built for tall products."""
 _WORKSPACE = 64 << 20
-"""Floats of partial results that are alive at a time."""
+"""Most floats of partial results that exist at a time."""
 
 
 class TritonPaged:
@@ -38,7 +38,7 @@ class TritonPaged:
         self._memory = memory
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """The attention of one step over pages; `fixed`: of a step that will be captured."""
+        """Prepares the attention of one step; `fixed` says that the step will be captured."""
         return _Step(self._heads, self._memory, paged, host)
 
 
@@ -61,7 +61,7 @@ class _Step:
         self._lse = torch.empty(self._chunks * most * heads.heads, device=device) if self._chunks > 1 else None
 
     def _cut(self, host: HostPaged) -> list[tuple[int, int, int, int]]:
-        """(first sequence, end, first row, rows) of parts whose results fit the workspace."""
+        """Cuts the batch into parts whose results fit the workspace: (first sequence, end, first row, rows) of each."""
         fits = max(1, _WORKSPACE // (self._chunks * self._heads.heads * self._heads.dim))
         slices, first = [], 0
         starts = host.starts.tolist()
@@ -72,7 +72,7 @@ class _Step:
         return slices
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """[rows, heads, head_dim] of one layer -> [rows, heads * head_dim]."""
+        """Computes one layer: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
         heads, paged, memory = self._heads, self._paged, self._memory
         query = query.contiguous()
         out = torch.empty_like(query)
@@ -121,7 +121,7 @@ class _Step:
         return out.flatten(1)
 
     def again(self, host: HostPaged) -> None:
-        """Nothing to do: the kernels read the changed tensors."""
+        """Does nothing: the kernels read the changed tensors."""
 
 
 def _shape(heads: Heads, memory: PageMemory) -> dict[str, Any]:
@@ -145,5 +145,5 @@ def _shape(heads: Heads, memory: PageMemory) -> dict[str, Any]:
 
 
 def _power(number: int) -> int:
-    """The least power of two that is not below."""
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

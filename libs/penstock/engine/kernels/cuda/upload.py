@@ -1,8 +1,8 @@
-"""Weights on their way to a device: files -> pinned memory -> device, on several lanes at a time.
+"""Brings weights to a device, from files through pinned memory, on several lanes at a time.
 
 Each lane is a thread with a stream and two pinned buffers: while one buffer is copied to the device, the other is
-filled from the file. Lanes run ahead of the reader of the tensors by a bounded number of bytes, beginning when the
-upload is opened, so that the device is busy while kernels are compiled and tried.
+filled from the file. Lanes start when the upload is opened and run ahead of the reader of the tensors by a bounded
+number of bytes, so that weights arrive while kernels are compiled and tried.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Upload:
-    """The tensors of a checkpoint, each to be taken at most once, an embedding that is the head as well twice.
+    """The tensors of a checkpoint. Each can be taken once; an embedding that is also the head can be taken twice.
 
-    A context: left, all lanes have ended.
+    It is a context manager: when the block is left, all lanes have ended.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Upload:
         self._number = {(info.file, info.name): at for at, info in enumerate(tensors)}
         self._sizes = [info.nbytes for info in tensors]
         self._begins = [0, *accumulate(self._sizes)]
-        """Where each tensor begins, when they are laid end to end."""
+        """Where each tensor begins when all are laid end to end."""
         self._arriving: dict[int, _Arriving] = {}
         self._again = {_EMBEDDING} if checkpoint.config.tied else set()
         self._wanted = 0
-        """Bytes up to the last tensor that was asked for: lanes go at most `ahead_bytes` beyond."""
+        """Bytes up to the last tensor that was asked for; lanes go at most `ahead_bytes` beyond them."""
         self._news = threading.Condition()
         self._error: Exception | None = None
         self._closed = False
@@ -73,8 +73,8 @@ class Upload:
             lane.join()
 
     def take(self, info: TensorInfo) -> Tensor:
-        """The tensor, on the device, in its stored type; its bytes may still be on their way, in the order of the
-        current stream. Raises CheckpointError."""
+        """The tensor on the device, in its stored type. What the current stream does from now on comes after the copies
+        of its bytes. Raises CheckpointError."""
         number = self._number[info.file, info.name]
         size = self._sizes[number]
         with self._news:
@@ -114,7 +114,7 @@ class Upload:
                         self._news.notify_all()
             finally:
                 lane.close()
-        except Exception as error:  # is raised by the next `take`
+        except Exception as error:  # the next `take` raises it
             with self._news:
                 self._error = error
                 self._news.notify_all()
@@ -135,17 +135,18 @@ class Upload:
             return self._arriving[chunk.tensor]
 
     def _now(self) -> Any:
-        """An event before which the memory just allocated may still be in use: the allocator orders by stream only."""
+        """An event to wait for before writing to memory that was just allocated: earlier work of the current stream may
+        still use it, as the allocator orders use within one stream only."""
         if self._device.type != "cuda":
             return None
         return recorded(torch.cuda.current_stream(self._device))
 
 
 class _Arriving:
-    """A tensor's bytes on the device, as far as their copies are submitted."""
+    """A tensor on the device, and how much of it has been submitted for copying."""
 
     def __init__(self, content: Tensor, free: Any) -> None:
-        """`free`: the event from which on the memory may be written."""
+        """`free` is the event after which the memory may be written."""
         self.content = content
         self.free = free
         self.submitted = 0
@@ -164,7 +165,7 @@ class _Lane:
         self._files: dict[Path, int] = {}
 
     def bring(self, chunk: Chunk, arriving: _Arriving) -> list[Any]:
-        """Reads the chunk and submits its copy; the events to wait for."""
+        """Reads the chunk and submits its copy; returns the events to wait for."""
         turn, self._next = self._next, 1 - self._next
         if self._busy[turn] is not None:
             self._busy[turn].synchronize()
@@ -192,7 +193,7 @@ class _Lane:
             done += count
 
     def close(self) -> None:
-        """Waits for the copies: their buffers go with the lane."""
+        """Waits for the copies, because their buffers end with the lane, and closes the files."""
         if self._cuda:
             self._stream.synchronize()
         for file in self._files.values():

@@ -6,7 +6,7 @@ computes in float16 and bfloat16 and has no soft cap. All strides but the last a
 the page memory as it is. One split of the context (`num_splits=1`) makes a sequence's result independent of its batch,
 as torch documents.
 
-Written against the documented interface; not yet run on a GPU.
+This is written against the documented interface; it has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from penstock.engine.kernels.cuda.paged import Attend, Heads, HostPaged, Paged, 
 from penstock.engine.step.memory import PageMemory
 
 _KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute")}
-"""By the major compute capability: torch's name, and the module that brings it."""
+"""By major compute capability: torch's name of the kernel, and the module that contains it."""
 _WANTED = ("seqused_k", "block_table", "enable_gqa", "window_size", "scale", "num_splits")
 
 
 def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
-    """Why this device or model can't use it; None when it can be tried."""
+    """Why `varlen_attn` can't be used with this device or model; None when it can be tried."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {dtype}"
     if heads.softcap is not None:
         return "it has no soft cap of scores"
     if heads.dim > 256:
-        return f"heads of {heads.dim} are too wide, 256 is the most"
+        return f"heads of {heads.dim} are too wide: 256 is the most"
     if capability[0] not in _KERNELS:
         return f"its paging needs compute capability 9 or 10, this device has {capability[0]}.{capability[1]}"
     try:
@@ -42,17 +42,18 @@ def missing(heads: Heads, dtype: torch.dtype, capability: tuple[int, int]) -> st
         return str(error)
     lacking = [name for name in _WANTED if name not in inspect.signature(varlen_attn).parameters]
     if lacking:
-        return f"torch {torch.__version__} has it without {', '.join(lacking)}"
+        return f"that of torch {torch.__version__} lacks {', '.join(lacking)}"
     name, module = _KERNELS[capability[0]]
     try:
         found = importlib.util.find_spec(module)
-    except ImportError:  # of the package around it
+    except ImportError:  # the package around the module is missing
         found = None
     return None if found is not None else f"its paging needs {name} here, and {module} is not installed"
 
 
 def activate(capability: tuple[int, int]) -> Any:
-    """torch's `varlen_attn` with a kernel behind it that pages. It is the process's flash attention from then on."""
+    """Returns torch's `varlen_attn` after activating a kernel that reads pages. The whole process uses that kernel for
+    flash attention from then on."""
     from torch.nn import attention
     from torch.nn.attention.varlen import varlen_attn
 
@@ -63,7 +64,7 @@ def activate(capability: tuple[int, int]) -> Any:
 
 
 def deactivate() -> None:
-    """torch's own kernel again."""
+    """Activates torch's own kernel again."""
     from torch.nn import attention
 
     if attention.current_flash_attention_impl() is not None:
@@ -83,7 +84,7 @@ class VarlenPaged:
         self.attn = varlen_attn
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
-        """The attention of one step over pages; `fixed`: of a step that will be captured."""
+        """Prepares the attention of one step; `fixed` says that the step will be captured."""
         return _Step(self, paged)
 
 
@@ -93,8 +94,8 @@ class _Step:
         self._paged = paged
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
-        """[rows, heads, head_dim] -> [rows, heads * head_dim]. Causality is aligned to the end: a sequence's last row
-        sees all of its tokens."""
+        """Computes one layer: [rows, heads, head_dim] -> [rows, heads * head_dim]. Causality is aligned to the end: a
+        sequence's last row sees all its tokens."""
         owner, paged = self._owner, self._paged
         window = owner.heads.windows[layer]
         mixed: Tensor = owner.attn(
@@ -115,4 +116,4 @@ class _Step:
         return mixed.flatten(1)
 
     def again(self, host: HostPaged) -> None:
-        """Nothing to do: the kernels read the changed tensors."""
+        """Does nothing: the kernels read the changed tensors."""
