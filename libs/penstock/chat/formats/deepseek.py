@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from penstock.chat.formats.format import ToolFormat, Written
+from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import Pattern, Slot
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -25,7 +25,7 @@ DEEPSEEK_FENCED = ToolFormat(
     heads=((BEGIN, *_FENCED),),
     nexts=(("```", CALL_END, *_FENCED),),
     tails=(("```", CALL_END, END),),
-    written=Written(
+    written=WrittenCalls(
         begin=BEGIN,
         before=CALL + "function" + SEPARATOR,
         behind="\n```json\n",
@@ -42,7 +42,7 @@ DEEPSEEK_BARE = ToolFormat(
     heads=((BEGIN, *_BARE),),
     nexts=((CALL_END, *_BARE),),
     tails=((CALL_END, END),),
-    written=Written(begin=BEGIN, before=CALL, behind=SEPARATOR, after=CALL_END, end=END),
+    written=WrittenCalls(begin=BEGIN, before=CALL, behind=SEPARATOR, after=CALL_END, end=END),
     markers=_MARKERS,
     recognised=lambda template: CALL in template and "```json" not in template,
 )

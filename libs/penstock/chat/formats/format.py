@@ -22,7 +22,7 @@ class ReasoningMarkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenCalls:
     """Calls exactly as the family's chat template prints them, white space included: the form that is asked for."""
 
     begin: str = ""
@@ -68,7 +68,7 @@ class ToolFormat:
     """The first character of arguments."""
     leads: bool = False
     """Whether calls come only at the beginning of an answer, or right behind another call."""
-    written: Written | None = None
+    written: WrittenCalls | None = None
     """None: no calls are known."""
     values: Literal["json", "python", "gemma"] = "json"
     """How arguments are written."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from penstock.chat.formats.arguments import in_json_string
-from penstock.chat.formats.format import ReasoningMarkers, ToolFormat, Written
+from penstock.chat.formats.format import ReasoningMarkers, ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import SPACE, Slot
 from penstock.chat.formats.python import PythonArguments
 
@@ -92,7 +92,7 @@ GEMMA = ToolFormat(
     heads=((OPEN, "call:", Slot.NAME),),
     tails=((CLOSE,),),
     arguments=GemmaArguments,
-    written=Written(before=OPEN + "call:", after=CLOSE),
+    written=WrittenCalls(before=OPEN + "call:", after=CLOSE),
     values="gemma",
     markers=(OPEN, CLOSE, QUOTE),
     reasoning=ReasoningMarkers("<|channel>thought\n", "<channel|>"),
@@ -106,7 +106,7 @@ GEMMA_TOOL_CODE = ToolFormat(
     tails=((BLOCK_END,),),
     arguments=PythonArguments,
     opening="(",
-    written=Written(begin=BLOCK + "\n", before="", behind="(", after=")", between="\n", end="\n" + BLOCK_END),
+    written=WrittenCalls(begin=BLOCK + "\n", before="", behind="(", after=")", between="\n", end="\n" + BLOCK_END),
     values="python",
     recognised=lambda template: BLOCK in template,
 )

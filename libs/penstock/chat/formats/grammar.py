@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.chat.formats.format import ToolFormat, Written
+from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.values import Values, values_of
 from penstock.chat.messages import Tool
 from penstock.grammar.recipe import Part, Recipe
@@ -48,7 +48,7 @@ def call_recipe(family: ToolFormat, rules: CallRules, tokens: Mapping[str, int],
 class _Frame:
     """Writes the grammar of one request."""
 
-    def __init__(self, family: ToolFormat, written: Written, rules: CallRules, tokens: Mapping[str, int]) -> None:
+    def __init__(self, family: ToolFormat, written: WrittenCalls, rules: CallRules, tokens: Mapping[str, int]) -> None:
         self._family = family
         self._written = written
         self._rules = rules

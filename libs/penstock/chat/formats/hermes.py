@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from penstock.chat.formats.format import ToolFormat, Written
+from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import Slot
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -23,7 +23,7 @@ HERMES = ToolFormat(
     name="hermes",
     heads=((OPEN, "{", '"name"', ":", Slot.STRING, ",", '"arguments"', ":"),),
     tails=(("}", CLOSE),),
-    written=Written(before=OPEN + '\n{"name": "', behind='", "arguments": ', after="}\n" + CLOSE, between="\n"),
+    written=WrittenCalls(before=OPEN + '\n{"name": "', behind='", "arguments": ', after="}\n" + CLOSE, between="\n"),
     markers=(OPEN, CLOSE),
     recognised=_recognised,
 )

@@ -8,7 +8,7 @@ The template shows calls by their ids only, so that clients get the ids that the
 
 from __future__ import annotations
 
-from penstock.chat.formats.format import ToolFormat, Written
+from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import Pattern, Slot
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -21,7 +21,9 @@ KIMI = ToolFormat(
     heads=((BEGIN, *_CALL),),
     nexts=((CALL_END, *_CALL),),
     tails=((CALL_END, END),),
-    written=Written(begin=BEGIN, before=CALL + "functions.", number=True, behind=ARGUMENT, after=CALL_END, end=END),
+    written=WrittenCalls(
+        begin=BEGIN, before=CALL + "functions.", number=True, behind=ARGUMENT, after=CALL_END, end=END
+    ),
     markers=(BEGIN, END, CALL, ARGUMENT, CALL_END),
     call_id=lambda name, given: f"functions.{name}:{given}",
     recognised=lambda template: CALL in template,

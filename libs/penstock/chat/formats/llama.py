@@ -11,7 +11,7 @@ between them.
 
 from __future__ import annotations
 
-from penstock.chat.formats.format import ToolFormat, Written
+from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import Pattern, Slot
 from penstock.chat.formats.python import PythonArguments
 
@@ -26,7 +26,7 @@ LLAMA_JSON = ToolFormat(
     heads=tuple((*before, *call) for before in ((), (TAG,), (";",), (";", TAG)) for call in _FIRST),
     tails=(("}",),),
     leads=True,
-    written=Written(before='{"name": "', behind='", "parameters": ', after="}", between=None),
+    written=WrittenCalls(before='{"name": "', behind='", "parameters": ', after="}", between=None),
     recognised=lambda template: '"parameters": ' in template and '{"name": ' in template,
 )
 
@@ -38,7 +38,7 @@ LLAMA_PYTHONIC = ToolFormat(
     arguments=PythonArguments,
     opening="(",
     leads=True,
-    written=Written(begin="[", before="", behind="(", after=")", between=", ", end="]"),
+    written=WrittenCalls(begin="[", before="", behind="(", after=")", between=", ", end="]"),
     values="python",
     recognised=lambda template: "[func_name1(" in template,
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import string
 
-from penstock.chat.formats.format import ReasoningMarkers, ToolFormat, Written
+from penstock.chat.formats.format import ReasoningMarkers, ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import Pattern, Slot
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -35,7 +35,7 @@ MISTRAL_LIST = ToolFormat(
     heads=((OPEN, "[", *_CALL),),
     nexts=tuple((*end, ",", *_CALL) for end in _ENDS),
     tails=tuple((*end, "]") for end in _ENDS),
-    written=Written(
+    written=WrittenCalls(
         begin=OPEN + " [", before='{"name": "', behind='", "arguments": ', after="}", between=", ", end="]"
     ),
     markers=(OPEN,),
@@ -48,7 +48,7 @@ MISTRAL = ToolFormat(
     name="mistral",
     heads=((OPEN, Slot.NAME, ARGS), (OPEN, Slot.NAME, CALL_ID, Slot.ID, ARGS)),
     tails=((),),
-    written=Written(before=OPEN, behind=ARGS),
+    written=WrittenCalls(before=OPEN, behind=ARGS),
     markers=(OPEN, ARGS, CALL_ID),
     reasoning=_REASONING,
     call_id=_call_id,

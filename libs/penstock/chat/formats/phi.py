@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.chat.formats.format import ToolFormat, Written
+from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.pattern import Pattern, Slot
 
 OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"
@@ -14,7 +14,7 @@ PHI = ToolFormat(
     heads=((OPEN, "[", *_CALL), (OPEN, *_CALL)),
     nexts=(("}", ",", *_CALL),),
     tails=(("}", "]", CLOSE), ("}", CLOSE)),
-    written=Written(
+    written=WrittenCalls(
         begin=OPEN + "[", before='{"name": "', behind='", "arguments": ', after="}", between=", ", end="]" + CLOSE
     ),
     markers=(OPEN, CLOSE),
