@@ -30,6 +30,10 @@ _BATCH = 256
 """Pieces that are tokenized in one call."""
 _SLICE = 1 << 16
 """Characters that are searched in one call: a search keeps Python's global lock until it finds something."""
+_WINDOWS = 8
+"""Slices that are tokenized in one call, to see whether a text is far too long."""
+_FAR = 4
+"""Characters per token that fits, beyond which a text may be far too long."""
 
 
 class Cut(NamedTuple):
@@ -97,6 +101,7 @@ class PromptEncoder:
         What the model's tokenizer puts around every text, by its post-processor, is put there: for most Llama, Mistral
         and Gemma a BOS in front. Rendered conversations get nothing, their template writes it.
         """
+        self._check_far_too_long(text, Cut(0, 0, 0), most)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=True)
         if len(encoding) > most:
             raise TooManyTokens(len(encoding))
@@ -111,6 +116,7 @@ class PromptEncoder:
         begun = cuts[-1] if cuts else Cut(0, 0, 0)
         ids: array[int] = array("I") if earlier is None else earlier.ids[: begun.ids]
         last: Cut | None = None
+        self._check_far_too_long(text, begun, most)
         for batch in _batches(_pieces(text, begun.chars)):
             pieces = [text[begin:end] for begin, end in batch]
             encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
@@ -123,6 +129,22 @@ class PromptEncoder:
         if last is not None and last != begun:
             cuts = (*cuts, last)
         return Encoded(text, ids, cuts, begun.ids)
+
+    def _check_far_too_long(self, text: str, begun: Cut, most: int) -> None:
+        """Raises TooManyTokens for a text that has far more than `most` tokens, without tokenizing all of it.
+
+        The tokens of one call are freed at once, under the lock: of millions that takes longer than others may wait.
+        """
+        room = most - begun.ids
+        if len(text) - begun.chars <= _FAR * room:
+            return
+        windows = iter(range(begun.chars, len(text), _SLICE))
+        found = 0
+        while batch := list(islice(windows, _WINDOWS)):
+            pieces = [text[begin : begin + _SLICE] for begin in batch]
+            found += sum(map(len, self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)))
+            if found > 2 * room:  # a cut in the middle of a token makes more of it, though never twice as many in all
+                raise TooManyTokens(begun.ids + found // 2 + 1)
 
     def _last_cut(self, piece: str, ids: array[int], start: int, begin: int) -> Cut | None:
         """The last cut of `piece`, whose ids begin at `start` and whose characters begin at `begin`."""

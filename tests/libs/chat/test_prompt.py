@@ -100,6 +100,24 @@ def test_what_is_too_long_is_left_alone():
         ENCODER.encode_raw("the quick brown fox", most=count - 1)
 
 
+def test_what_is_far_too_long_is_not_tokenized_to_its_end():
+    """What is tokenized must be freed again, and nobody else runs meanwhile."""
+    text = "the quick brown fox " * 500_000
+    for encode in (ENCODER.encode, ENCODER.encode_raw):
+        with pytest.raises(TooManyTokens) as raised:
+            encode(text, most=100_000)
+        assert 100_000 < raised.value.tokens < 1_000_000
+
+
+@pytest.mark.parametrize("unit", ["the quick brown fox ", "<\ufdd0|im_end|>", "\n", "中"])
+def test_a_bound_changes_nothing_for_what_fits(unit):
+    text = unit * 20_000
+    ids = ENCODER.encode(text).ids
+    assert ENCODER.encode(text, most=len(ids)).ids == ids
+    with pytest.raises(TooManyTokens):
+        ENCODER.encode(text, most=len(ids) - 1)
+
+
 ODD = st.lists(st.sampled_from(["<a>", "<", "a>", "!<a>", "<a>>", "aa", "a", "\n", " ", "x", "<b>", ">"]), max_size=12)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidRequest
 from penstock.gateway.api import nodes
 from penstock.gateway.api.nodes import Nodes
-from penstock.gateway.request.bounds import MAX_ITEMS, MAX_MESSAGES, MAX_NODES
+from penstock.gateway.request.bounds import MAX_ESCAPES, MAX_ITEMS, MAX_MESSAGES, MAX_NODES
 
 TEXT = st.text(st.sampled_from('"\\{}[],: aé\n'), max_size=12)
 VALUES = st.recursive(
@@ -47,6 +47,8 @@ def test_it_adds_up_and_names_the_place():
     assert (raised.value.field, raised.value.code) == ("tools[1]", "request_too_complex")
     with pytest.raises(InvalidRequest, match="values"):
         Nodes().add(b"," * (MAX_ITEMS + 1))
+    with pytest.raises(InvalidRequest, match="escaped characters"):
+        Nodes().add(b'"' + rb"\n" * (MAX_ESCAPES + 1) + b'"')
 
 
 def test_as_many_messages_as_are_served_have_room():

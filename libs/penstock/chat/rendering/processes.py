@@ -7,6 +7,7 @@ ever. Nothing stops a thread; a process can be stopped. What it renders does not
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import signal
 import socket
@@ -32,6 +33,10 @@ _SILENCE_S = 120.0
 """Seconds of the clock after which a process is ended that neither answers nor uses its processor."""
 _MOST = 4
 """Processes; as many as there are threads that render."""
+
+
+_SLICE = 1 << 20
+"""Bytes that are decoded in one go."""
 
 
 class RenderProcesses:
@@ -155,10 +160,17 @@ class _Process:
 
 def _text(kind: Kind, content: bytearray) -> str:
     if kind == "text":
-        return content.decode()
+        return _decoded(content)
     if kind == "stopped":
         raise _too_slow()
     raise InvalidRequest(content.decode(), field="messages")
+
+
+def _decoded(content: bytearray) -> str:
+    """In slices, between which other threads run."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(content)
+    return "".join([decoder.decode(view[at : at + _SLICE]) for at in range(0, len(view), _SLICE)])
 
 
 def _stopping() -> Unavailable:

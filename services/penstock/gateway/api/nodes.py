@@ -8,18 +8,19 @@ slice by slice, which costs a few milliseconds and lets go of the lock in betwee
 from __future__ import annotations
 
 from penstock.errors import InvalidRequest
-from penstock.gateway.request.bounds import MAX_ITEMS, MAX_NODES
+from penstock.gateway.request.bounds import MAX_ESCAPES, MAX_ITEMS, MAX_NODES
 
 _SLICE = 1 << 16
 """Bytes that are looked at in one go."""
 
 
 class Nodes:
-    """Counts the objects, arrays and members in all JSON texts of one request."""
+    """Counts the objects, arrays, members and escapes in all JSON texts of one request."""
 
     def __init__(self) -> None:
         self._nodes = 0
         self._items = 0
+        self._escapes = 0
 
     def add(self, raw: bytes, field: str | None = None) -> None:
         """Counts the nodes of `raw`; `field` is its place in the request, None for all of it. Raises InvalidRequest.
@@ -27,6 +28,7 @@ class Nodes:
         Text that is not valid JSON gets an arbitrary count; the decoder reports that error.
         """
         quoted = escaped = False
+        self._escapes += raw.count(b"\\")
         for at in range(0, len(raw), _SLICE):
             piece = raw[at + escaped : at + _SLICE].replace(rb"\\", b"")
             escaped = piece.endswith(b"\\")
@@ -41,6 +43,9 @@ class Nodes:
         where = f"{field}: " if field else "the body: "
         if self._nodes > MAX_NODES:
             what = f"{where}more than {MAX_NODES} JSON objects, arrays and members in one request"
+            raise InvalidRequest(what, field=field, code="request_too_complex")
+        if self._escapes > MAX_ESCAPES:
+            what = f"{where}more than {MAX_ESCAPES} escaped characters in one request"
             raise InvalidRequest(what, field=field, code="request_too_complex")
         if self._items > MAX_ITEMS:
             what = f"{where}more than {MAX_ITEMS} JSON values in one request"

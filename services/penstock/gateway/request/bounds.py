@@ -44,8 +44,10 @@ MAX_TOOLS = 512
 MAX_PROMPTS = 128
 MAX_NODES = 1 << 16
 """JSON objects, arrays and members of objects in one request; 10,000 messages with their texts have 30,000."""
-MAX_ITEMS = 1 << 20
+MAX_ITEMS = 1 << 19
 """JSON values in one request; a prompt of token ids has one for each token."""
+MAX_ESCAPES = 3 << 19
+"""Backslashes in one request, since a decoder takes many times longer for an escape than for a letter."""
 MAX_MARKS = 4
 """Messages and parts with cache_control."""
 
