@@ -44,6 +44,12 @@ class TooLarge(InvalidRequest):
     http_status = 413
 
 
+class UnsupportedEncoding(InvalidRequest):
+    """Send it in another form."""
+
+    http_status = 415
+
+
 class Unauthenticated(PenstockError):
     """Send a credential."""
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from inspect import Signature, signature
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 from cyclopts import App, Parameter, Token
@@ -62,6 +63,16 @@ class HostPort(str):
     def at(self, port: int) -> HostPort:
         """The same host with another port."""
         return HostPort(f"{self.rpartition(':')[0]}:{port}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means this machine, and is reached from nowhere else."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def parse_size(text: str) -> int:

@@ -49,6 +49,8 @@ class GatewayConfig:
     ledger: str = ""
     """Where the use of each tenant is written: a file, or redis://HOST:PORT/DB, which gateways may share; empty: only
     kept while the gateway runs."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the gateway, such as https://chat.example; * for all."""
     server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
     """Secret that separates tenants in the cache, 32 hexadecimal digits or more; the same for all gateways of a mesh.
     Empty: a built-in one, which suits a single user and is refused together with api_keys."""

@@ -20,6 +20,7 @@ from penstock.gateway.accounts.terms import read_terms
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.http import application
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.rpc import SERVICE, GatewayService
@@ -32,6 +33,8 @@ from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.tasks import Failed, beside
 from penstock.v1 import gateway_pb2_grpc
 
+_LAST_GRACE_S = 0.5
+"""For what is left of a call when the drain is over."""
 _MOST_STREAMS = 64
 """gRPC calls that one connection of a client may have open; more wait at the client."""
 
@@ -105,6 +108,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 completer=completer,
                 view=view,
                 metrics=metrics,
+                drain=Drain(completer),
                 started=started,
             )
             service = GatewayService(reception)
@@ -112,22 +116,23 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
             def register(server: grpc.aio.Server) -> None:
                 gateway_pb2_grpc.add_GatewayServicer_to_server(service, server)
 
-            # The doors close in this order: HTTP drains, then gRPC, then the view of the mesh ends.
+            # The end: both doors drain together, then HTTP closes, then gRPC, then the view of the mesh.
             async with serve(
                 config.grpc_address,
                 register,
                 [SERVICE],
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
-                grace=config.drain_s,
+                grace=_LAST_GRACE_S,
             ) as rpc:
                 app = application(reception)
-                async with (
-                    serve_http(app, config.http_address, drain_s=config.drain_s, failed=failed) as address,
-                    _health(view, rpc, failed),
-                    auth.followed(failed),
-                ):
-                    yield Gateway(address, config.grpc_address.at(rpc.port), reception)
+                async with serve_http(app, config.http_address, failed=failed) as address:
+                    try:
+                        async with _health(view, rpc, failed), auth.followed(failed):
+                            yield Gateway(address, config.grpc_address.at(rpc.port), reception)
+                    finally:
+                        await rpc.set_serving(False)
+                        await reception.drain.close(config.drain_s)
 
 
 @asynccontextmanager

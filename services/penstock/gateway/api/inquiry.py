@@ -45,7 +45,7 @@ class Style:
     ping: bytes = b": ping\n\n"
     """What a silent stream gets; clients skip it."""
     last: bytes = b""
-    """The end of a stream that did not fail."""
+    """The end of every stream."""
     id_header: str = "x-request-id"
     """The header in which clients look for the request's id, besides x-request-id."""
 

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from penstock.chat.model import ChatModel
 from penstock.chat.sessions import Sessions
 from penstock.chat.stops import StopAutomaton
-from penstock.errors import DeadlineExceeded, NotFound
+from penstock.errors import DeadlineExceeded, NotFound, PenstockError
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.entry import of_request
 from penstock.gateway.accounts.ledger import UsageLedger
@@ -73,6 +73,7 @@ class Completer:
         self._metrics = metrics
         self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
+        self._running: set[Completion] = set()
         self._fingerprint = lru_cache(maxsize=4)(
             partial(system_fingerprint, model=model, settings=(config.volatile_lines, config.volatile_pattern))
         )
@@ -112,12 +113,19 @@ class Completer:
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
                 beside(completion.run, name="request", on_failure="stop", failed=self._metrics.task_failed) as running,
             ):
+                self._running.add(completion)
                 yield completion
                 await running.ended()
         except TimeoutError:
             raise DeadlineExceeded("the request took too long", code="timeout") from None
         finally:
+            self._running.discard(completion)
             completion.settle()
+
+    def give_up(self, error: PenstockError) -> None:
+        """Ends all running completions with `error`."""
+        for completion in self._running:
+            completion.outbox.fail(error)
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells the router when a session returns, or that it has ended. Raises Unavailable when the call fails."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -26,11 +25,13 @@ from penstock.gateway.api.openai.asks import chat_ask, completion_ask
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, fold
 from penstock.gateway.door.accounting import Accounting
+from penstock.gateway.door.entrance import Entrance
+from penstock.gateway.door.origins import Origins
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.uploads import Uploads
-from penstock.rpc.context import read_trace, safe_request_id
+from penstock.rpc.context import read_trace
 from penstock.runtime.context import request_scope
 from penstock.runtime.tasks import first_of
 
@@ -40,14 +41,14 @@ _THREAD_BODY = 64 * 1024
 Value = TypeVar("Value")
 
 
-def application(reception: Reception) -> Starlette:
+def application(reception: Reception) -> Entrance:
     """The ASGI application."""
     uploads = Uploads(reception.config.max_upload_bytes)
     pages = Pages(reception, uploads)
     max_n = reception.config.max_n
     chat = Generate(reception, uploads, CompletionApi(chat_ask, max_n))
     text = Generate(reception, uploads, CompletionApi(completion_ask, max_n))
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", text, methods=["POST"]),
@@ -55,12 +56,15 @@ def application(reception: Reception) -> Starlette:
             Route("/v1/models", pages.models, methods=["GET"]),
             Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
             Route("/v1/usage", Accounting(reception).usage, methods=["GET"]),
+            Route("/health", pages.health, methods=["GET"]),
             Route("/healthz", pages.healthz, methods=["GET"]),
             Route("/readyz", pages.readyz, methods=["GET"]),
             Route("/metrics", pages.metrics, methods=["GET"]),
         ],
         exception_handlers={HTTPException: http_error, PenstockError: penstock_error, Exception: internal_error},
     )
+    app.router.redirect_slashes = False
+    return Entrance(app, Origins(reception.config.cors_origins, keyless=reception.config.api_keys is None))
 
 
 class Generate:
@@ -75,7 +79,7 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request, in its own request scope and span."""
         headers = Headers(scope=scope)
-        request_id = safe_request_id(headers.get("x-request-id")) or f"req-{secrets.token_hex(12)}"
+        request_id = scope["state"]["request_id"]
         reply = Reply(send, request_id, self._api.style)
         with request_scope(request_id):
             with self._tracer.start_as_current_span(
@@ -85,7 +89,7 @@ class Generate:
 
     async def _handle(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
         try:
-            with self._reception.admission.one():
+            async with self._reception.one():
                 await self._admitted(headers, request_id, receive, reply)
         except ClientGone:
             pass

@@ -56,14 +56,22 @@ class Pages:
         """Answers while the process runs."""
         return Response(b"ok\n", media_type="text/plain")
 
+    async def health(self, _request: Request) -> Response:
+        """/readyz as other servers name and write it."""
+        return _json({"status": "ok"} if self._ready else {"status": "loading model"}, 200 if self._ready else 503)
+
     async def readyz(self, _request: Request) -> Response:
         """Answers 200 when a request would succeed, else 503."""
-        ready = self._reception.view.ready
+        ready = self._ready
         return Response(b"ready\n" if ready else b"not ready\n", 200 if ready else 503, media_type="text/plain")
 
     async def metrics(self, _request: Request) -> Response:
         """Prometheus' text format."""
         return Response(self._reception.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    @property
+    def _ready(self) -> bool:
+        return self._reception.view.ready and not self._reception.drain.closing
 
     def _list(self) -> Json:
         known = self._reception.view.known

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.gateway.accounts.admission import Admission
@@ -11,6 +13,7 @@ from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.door.drain import Drain
 from penstock.gateway.mesh.view import RouterView
 from penstock.runtime.metrics import GatewayMetrics
 
@@ -28,5 +31,13 @@ class Reception:
     completer: Completer
     view: RouterView
     metrics: GatewayMetrics
+    drain: Drain
     started: int
     """Unix seconds at which the gateway began to serve."""
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """For the length of one request. Raises Overloaded, and Unavailable when the gateway stops."""
+        with self.admission.one():
+            async with self.drain.running():
+                yield

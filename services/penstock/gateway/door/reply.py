@@ -78,7 +78,7 @@ class Reply:
             if not self._begun:
                 await self.json(body, error.http_status, error.retry_after)
                 return
-            await self._write(self._written(failed or [body]), more=False)
+            await self._write(self._written(failed or [body]) + self._style.last, more=False)
         self.ended = True
 
     def _written(self, values: Sequence[Json]) -> bytes:

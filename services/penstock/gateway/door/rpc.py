@@ -47,7 +47,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncIterator[gateway_pb2.ChatCompletionChunk]:
         """Streams one chat completion; its last message holds the usage."""
         began = time.perf_counter()
-        with self._reception.admission.one():
+        async with self._reception.one():
             headers = metadata(context)
             tenant = self._reception.auth.tenant(headers)
             with self._reception.limiter.one(tenant):

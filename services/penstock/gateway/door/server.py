@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from penstock.gateway.door.protocol import BoundedProtocol, Sparse
 from penstock.runtime.config import ConfigError, HostPort
@@ -17,6 +17,7 @@ from penstock.runtime.ports import ports_are_reserved
 from penstock.runtime.tasks import Failed, beside
 
 _BACKLOG = 1024
+_LAST_GRACE_S = 1
 _KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep an idle connection, so that they close it first."""
 
@@ -40,11 +41,11 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_http(app: Starlette, address: HostPort, *, drain_s: float, failed: Failed) -> AsyncIterator[HostPort]:
+async def serve_http(app: ASGIApp, address: HostPort, *, failed: Failed) -> AsyncIterator[HostPort]:
     """Serves `app` for the length of the block; gives the address with its port.
 
     Raises ConfigError when the process cannot listen there, and any error that ends uvicorn within the block. Leaving
-    the block stops accepting, gives running requests `drain_s` seconds, then cancels them.
+    the block stops accepting and closes connections; requests that run have a second before they are cancelled.
     """
     listener = _listen(address)
     settings = uvicorn.Config(
@@ -56,7 +57,7 @@ async def serve_http(app: Starlette, address: HostPort, *, drain_s: float, faile
         access_log=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_graceful_shutdown=_LAST_GRACE_S,
         backlog=_BACKLOG,
     )
     server = _Server(settings)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from penstock.errors import DeadlineExceeded, Overloaded, TooLarge
+from penstock.errors import DeadlineExceeded, InvalidRequest, Overloaded, TooLarge, UnsupportedEncoding
 from penstock.gateway.accounts.admission import ClientGone
 
+_GZIP = ("gzip", "x-gzip")
+_ENCODINGS = ("", "identity", *_GZIP)
+_STEP = 1 << 18
+"""Bytes that are decoded at a time, about a millisecond."""
 BODY_S = 30.0
 """Seconds for a body to arrive; a slower body is given up, because it occupies room."""
 
@@ -29,9 +34,14 @@ class Uploads:
     async def body(self, headers: Headers, receive: Receive, most: int) -> AsyncIterator[bytes]:
         """One body of at most `most` bytes, which counts until the block ends.
 
-        Raises TooLarge as soon as that is clear, if possible before the first byte is read, Overloaded when the
-        bodies together would be too large, DeadlineExceeded after `BODY_S` and ClientGone.
+        A body that is compressed by gzip is bounded as it is sent and as it is decoded. Raises TooLarge as soon as that
+        is clear, if possible before the first byte is read, Overloaded when the bodies together would be too large,
+        DeadlineExceeded after `BODY_S`, UnsupportedEncoding, InvalidRequest and ClientGone.
         """
+        encoding = headers.get("content-encoding", "").strip().lower()
+        if encoding not in _ENCODINGS:
+            what = f"content-encoding: {encoding[:40]!r} is not supported; send gzip or no encoding"
+            raise UnsupportedEncoding(what, field="content-encoding", code="unsupported_encoding")
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > most:
             raise _too_large(most)
@@ -40,11 +50,13 @@ class Uploads:
             try:
                 async with asyncio.timeout(BODY_S):
                     await self._read(receive, pieces, most)
+                    if encoding in _GZIP:
+                        await self._inflate(pieces, most)
             except TimeoutError:
                 raise DeadlineExceeded("the body took too long to arrive", code="timeout") from None
-            yield b"".join(pieces)
+            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
         finally:
-            self.bytes -= sum(map(len, pieces))
+            self._give_back(pieces)
 
     async def _read(self, receive: Receive, pieces: list[bytes], most: int) -> None:
         size, more = 0, True
@@ -56,12 +68,46 @@ class Uploads:
             size += len(piece)
             if size > most:
                 raise _too_large(most)
-            if self.bytes + len(piece) > self._most:
-                what = "the gateway is receiving too many long bodies; try again later"
-                raise Overloaded(what, code="overloaded", retry_after=1)
-            pieces.append(piece)
-            self.bytes += len(piece)
+            self._take(piece, pieces)
             more = message.get("more_body", False)
+
+    async def _inflate(self, pieces: list[bytes], most: int) -> None:
+        """Puts the decoded body in place of the sent one."""
+        sent, size = b"".join(pieces), 0
+        self._give_back(pieces)
+        try:
+            for piece in _decoded(sent):
+                size += len(piece)
+                if size > most:
+                    raise _too_large(most)
+                self._take(piece, pieces)
+                await asyncio.sleep(0)  # others have their turn between steps
+        except zlib.error:
+            what = "content-encoding: the body is not valid gzip"
+            raise InvalidRequest(what, field="content-encoding") from None
+
+    def _take(self, piece: bytes, pieces: list[bytes]) -> None:
+        if self.bytes + len(piece) > self._most:
+            what = "the gateway is receiving too many long bodies; try again later"
+            raise Overloaded(what, code="overloaded", retry_after=1)
+        pieces.append(piece)
+        self.bytes += len(piece)
+
+    def _give_back(self, pieces: list[bytes]) -> None:
+        self.bytes -= sum(map(len, pieces))
+        pieces.clear()
+
+
+def _decoded(sent: bytes) -> Iterator[bytes]:
+    """What gzip has compressed, in pieces of which each takes about a millisecond. Raises zlib.error."""
+    decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    for at in range(0, len(sent), _STEP):
+        rest = sent[at : at + _STEP]
+        while rest:
+            yield decoder.decompress(rest, _STEP)
+            rest = decoder.unconsumed_tail
+    if not decoder.eof:
+        raise zlib.error("the end is missing")
 
 
 def _too_large(most: int) -> TooLarge:
