@@ -19,6 +19,7 @@ from penstock.runtime.config import (
     Size,
     addresses,
     at_least,
+    is_loopback,
     more_than,
     one_of,
     optional_addresses,
@@ -115,6 +116,11 @@ class GatewayConfig:
         one_of(self, ("refuse", "warn"), "unknown_fields")
         if self.tool_format:
             one_of(self, tuple(FORMATS), "tool_format")
+        if self.api_keys is None:
+            for name in ("http_address", "grpc_address"):
+                if not is_loopback(getattr(self, name).host):
+                    right = "must be 127.0.0.1 or another address of this host alone, unless api_keys are set"
+                    raise ConfigError(name, getattr(self, name), right)
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 

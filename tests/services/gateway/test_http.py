@@ -11,6 +11,8 @@ import zlib
 import httpx2
 import pytest
 
+from penstock.testing.keys import key_file
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 PAGE = "https://chat.example"
@@ -148,8 +150,7 @@ async def test_without_keys_a_foreign_page_starts_nothing(setup, http, origin):
 
 
 async def test_with_keys_a_page_needs_one(opened, tmp_path):
-    keys = tmp_path / "keys.json"
-    keys.write_text('{"k": "a"}')
+    keys = key_file(tmp_path / "keys.json", {"k": "a"})
     async with (
         opened(api_keys=keys, server_key="00" * 16, api_key="k") as setup,
         httpx2.AsyncClient(base_url=setup.url) as client,

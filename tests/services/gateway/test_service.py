@@ -240,11 +240,22 @@ async def test_the_clients_trace_goes_on(setup):
         ({"failover_s": -1}, "failover_s"),
         ({"log_level": "loud"}, "log_level"),
         ({"server_key": "ab" * 16, "server_key_file": "/x"}, "server_key_file"),
+        ({"http_address": "0.0.0.0:0"}, "http_address"),
+        ({"http_address": "[::]:0"}, "http_address"),
+        ({"http_address": "gateway.example:80"}, "http_address"),
+        ({"grpc_address": "192.168.0.7:0"}, "grpc_address"),
     ],
 )
 def test_settings_are_checked(model_dir, settings, named):
     with pytest.raises(ConfigError, match=named):
         GatewayConfig(**{"router": "127.0.0.1:1", "model_dir": model_dir, **settings})
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "[::1]"])
+def test_without_keys_only_this_host_is_served(model_dir, host):
+    doors = {"http_address": f"{host}:0", "grpc_address": f"{host}:0"}
+    GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, **doors)
+    GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, http_address="0.0.0.0:0", api_keys="keys.json")
 
 
 @pytest.mark.parametrize(
