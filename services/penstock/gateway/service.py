@@ -26,6 +26,7 @@ from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.rpc import SERVICE, GatewayService
 from penstock.gateway.door.server import serve_http
 from penstock.gateway.mesh.view import RouterView, open_view
+from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
 from penstock.runtime.config import ConfigError, HostPort
@@ -84,6 +85,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_view(
             channels, config.router, model=config.served_name, tokenizer=model.fingerprint, failed=failed
         ) as view,
+        open_compiler(config.model_dir / "tokenizer.json", failed=failed) as compiler,
     ):
         with open_threads() as threads:
             limiter = Limiter(terms, ledger.spent_today)
@@ -96,6 +98,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 view=view,
                 channels=channels,
                 threads=threads,
+                compiler=compiler,
                 metrics=metrics,
             )
             reception = Reception(

@@ -15,17 +15,17 @@ MINI = Path(__file__).parents[3] / "libs/penstock/models/penstock-mini/tokenizer
 TOKENIZER = LLTokenizer(MINI.read_text())
 
 
-def matcher(grammar: str) -> LLMatcher:
+def matcher(grammar: str, tokenizer: LLTokenizer = TOKENIZER) -> LLMatcher:
     """The beginning of a text of a grammar that must be right."""
-    found = LLMatcher(TOKENIZER, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    found = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     assert not found.is_error(), found.get_error()
     return found
 
 
-def accepts(grammar: str, answer: str) -> bool:
+def accepts(grammar: str, answer: str, tokenizer: LLTokenizer = TOKENIZER) -> bool:
     """Whether `answer`, as the model's tokens, is a whole text of the grammar."""
-    found = matcher(grammar)
-    tokens = TOKENIZER.tokenize_str(answer)
+    found = matcher(grammar, tokenizer)
+    tokens = tokenizer.tokenize_str(answer, parse_special=True)
     return found.try_consume_tokens(tokens) == len(tokens) and found.is_accepting()
 
 

@@ -99,8 +99,8 @@ def message(**fields) -> dict:
         (chat(top_logprobs=2), "top_logprobs"),
         (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
         (chat(logprobs=3), "logprobs"),
-        (chat(response_format={"type": "json_object"}), "response_format"),
-        (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
+        (chat(response_format={"type": "xml"}), "response_format.type"),
+        (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format.json_schema.name"),
         (chat(tools=[TOOL], tool_choice="required"), "tool_choice"),
         (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
         (chat(tool_choice="required"), "tool_choice"),
@@ -120,7 +120,7 @@ def message(**fields) -> dict:
         (chat(web_search_options={}), "web_search_options"),
         (chat(chat_template="{{ 1 }}"), "chat_template"),
         (chat(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs"),
-        (chat(guided_json={}), "guided_json"),
+        (chat(guided_json=[]), "guided_json"),
         (chat(use_beam_search=True), "use_beam_search"),
         (chat(prompt_logprobs=1), "prompt_logprobs"),
     ],
@@ -165,7 +165,7 @@ async def test_the_table_of_bounds_is_kept(setup, post, name):
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
-        ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type"),
     ],
 )
 async def test_completions(setup, post, body, field):

@@ -22,6 +22,7 @@ from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
+from penstock.gateway.completing.constraining import recipe_of
 from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
@@ -35,6 +36,7 @@ from penstock.gateway.mesh.view import RouterView
 from penstock.gateway.mesh.workers import WorkerChannels, Workers
 from penstock.gateway.request.ask import Ask, Conversation, Prompt
 from penstock.gateway.request.work import TIERS, ChoiceRequest, KeepWish, SampledToken
+from penstock.grammar.compiling import GrammarCompiler
 from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
 from penstock.rpc.channels import Channels
@@ -59,6 +61,7 @@ class Completer:
         view: RouterView,
         channels: Channels,
         threads: Threads,
+        compiler: GrammarCompiler,
         metrics: GatewayMetrics,
     ) -> None:
         self._config = config
@@ -70,6 +73,7 @@ class Completer:
         self._channels = channels
         self._workers = WorkerChannels(channels)
         self._threads = threads
+        self._compiler = compiler
         self._metrics = metrics
         self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
@@ -95,6 +99,7 @@ class Completer:
         naming = Naming(root, served.spec.block_size, served.max_model_len)
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
+        grammars = [await self._grammar(ask, prompt, caller) for prompt in prompts]
         took = time.perf_counter() - begin
         completion = Completion(
             ask,
@@ -107,7 +112,7 @@ class Completer:
             answered=partial(self._answered, caller),
             account=self._count,
         )
-        self._add_choices(completion, prompts, naming)
+        self._add_choices(completion, prompts, naming, grammars)
         try:
             async with (
                 asyncio.timeout(self._left(caller) + _LAST_WORDS_S),
@@ -152,6 +157,11 @@ class Completer:
             self.sessions.put(caller.tenant, key, use.branch, replaces=use.replaces())
         return replace(prepared, session_key=key)
 
+    async def _grammar(self, ask: Ask, prompt: Prepared, caller: Caller) -> str:
+        """The grammar of the answers to a prompt; empty: any text."""
+        recipe = recipe_of(self._model, ask, prompt)
+        return "" if recipe is None else await self._compiler.grammar(recipe, caller.tenant)
+
     def _answered(self, caller: Caller, speaker: Speaker) -> None:
         """Keeps an answer for its session's next turn; one that a stop string cut does not end between two tokens."""
         use = speaker.prompt.session
@@ -160,12 +170,16 @@ class Completer:
         branch = replace(use.branch, answer=speaker.heard.spoken())
         self.sessions.put(caller.tenant, speaker.prompt.session_key, branch, replaces=use.branch)
 
-    def _add_choices(self, completion: Completion, prompts: Sequence[Prepared], naming: Naming) -> None:
+    def _add_choices(
+        self, completion: Completion, prompts: Sequence[Prepared], naming: Naming, grammars: Sequence[str]
+    ) -> None:
         ask = completion.ask
         stops = StopAutomaton(ask.stops) if ask.stops else None
         for number in range(len(prompts) * ask.n):
             prepared, copy = prompts[number // ask.n], number % ask.n
             request = self._request(completion, number, prepared, naming, (completion.seed + copy) % 2**64)
+            if grammar := grammars[number // ask.n]:
+                request = replace(request, sampling=replace(ask.sampling, grammar=grammar))
             answer = self._answer(number, ask, prepared, stops)
             heard = Heard(self._model.eos_ids | frozenset(ask.sampling.stop_token_ids))
             flow = self._flow(completion.caller, request, partial(completion.accept, answer, heard))

@@ -11,6 +11,7 @@ from penstock.errors import InvalidRequest, Unprocessable
 from penstock.gateway.request import bounds
 from penstock.gateway.request.bounds import check, check_count
 from penstock.gateway.request.calling import Calling
+from penstock.grammar.recipe import Part
 from penstock.kv.hint import ReturnHint
 
 
@@ -95,6 +96,8 @@ class Ask:
     model: str
     prompts: Sequence[Prompt]
     sampling: Sampling
+    constraint: Part | None = None
+    """What each answer must be; None: any text."""
     stops: Sequence[str] = ()
     n: int = 1
     stream: bool = False

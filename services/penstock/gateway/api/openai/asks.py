@@ -19,6 +19,7 @@ from penstock.gateway.api.openai.bodies import (
     read_completion,
     read_hint,
 )
+from penstock.gateway.api.openai.constraints import constraint_of
 from penstock.gateway.api.openai.tools import tools_of
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Prompt, Sampling
@@ -103,6 +104,7 @@ def _ask(
         model=body.model,
         prompts=prompts,
         sampling=sampling,
+        constraint=constraint_of(body),
         stops=stops,
         n=_or(body.n, 1),
         stream=bool(body.stream),

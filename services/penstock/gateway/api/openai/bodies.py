@@ -50,7 +50,7 @@ class _Generation(ForeignFields, kw_only=True):
     prompt_cache_key: Annotated[str | None, honoured("names the session, like the header x-session-affinity")] = None
     penstock: Annotated[Extension | None, honoured("see docs/design/retention.md")] = None
     user: Annotated[Raw, accepted("a name for the client's own use")] = ABSENT
-    response_format: Annotated[Raw, refused("", {"type": "text"})] = ABSENT
+    response_format: Annotated[Raw, honoured("text, json_object or json_schema; see structured-output.md")] = ABSENT
 
 
 class FunctionCallBody(msgspec.Struct, forbid_unknown_fields=True):

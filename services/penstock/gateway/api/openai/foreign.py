@@ -1,5 +1,6 @@
-"""Fields of other servers with OpenAI's API. Their clients send them, and they would change the answer: each is refused
-by its name, unless its value asks for nothing else than what every answer here is."""
+"""Fields of other servers with OpenAI's API. Their clients send them, and they would change the answer: what says what
+an answer must be is honoured; the rest is refused by name, unless its value asks for nothing else than what every
+answer here is."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Raw
 
-from penstock.gateway.api.fields import ABSENT, accepted, refused
+from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
 
 _TOKENS = "send max_tokens"
 _PENALTY = "send repetition_penalty"
@@ -18,15 +19,15 @@ _THINKING = "the model decides by itself whether it thinks"
 class VllmFields(msgspec.Struct, kw_only=True):
     """vLLM's."""
 
-    guided_json: Annotated[Raw, refused()] = ABSENT
-    guided_regex: Annotated[Raw, refused()] = ABSENT
-    guided_choice: Annotated[Raw, refused()] = ABSENT
-    guided_grammar: Annotated[Raw, refused()] = ABSENT
+    guided_json: Annotated[Raw, honoured("a schema, or the text of one")] = ABSENT
+    guided_regex: Annotated[str | None, honoured("a regular expression")] = None
+    guided_choice: Annotated[Raw, honoured("a list of texts")] = ABSENT
+    guided_grammar: Annotated[str | None, honoured("Lark or GBNF")] = None
     guided_decoding_backend: Annotated[Raw, accepted("how a constraint is kept does not change what it allows")] = (
         ABSENT
     )
     guided_whitespace_pattern: Annotated[Raw, refused()] = ABSENT
-    structured_outputs: Annotated[Raw, refused()] = ABSENT
+    structured_outputs: Annotated[Raw, honoured("json, regex, choice, grammar or json_object")] = ABSENT
     allowed_token_ids: Annotated[Raw, refused()] = ABSENT
     bad_words: Annotated[Raw, refused("", [])] = ABSENT
     include_stop_str_in_output: Annotated[Raw, refused("", False)] = ABSENT
@@ -50,9 +51,9 @@ class VllmFields(msgspec.Struct, kw_only=True):
 class LlamaCppFields(VllmFields, kw_only=True):
     """Those of llama.cpp's server too."""
 
-    grammar: Annotated[Raw, refused("", "")] = ABSENT
+    grammar: Annotated[str | None, honoured("GBNF or Lark")] = None
     grammar_lazy: Annotated[Raw, refused("", False)] = ABSENT
-    json_schema: Annotated[Raw, refused()] = ABSENT
+    json_schema: Annotated[Raw, honoured("a schema, or the text of one")] = ABSENT
     n_predict: Annotated[Raw, refused(_TOKENS, -1)] = ABSENT
     repeat_penalty: Annotated[Raw, refused(_PENALTY, 1)] = ABSENT
     repeat_last_n: Annotated[Raw, refused("repetition_penalty looks at the whole text", -1)] = ABSENT
@@ -88,7 +89,7 @@ class LlamaCppFields(VllmFields, kw_only=True):
 class ForeignFields(LlamaCppFields, kw_only=True):
     """Those of Ollama, SGLang, OpenRouter and of models' makers too."""
 
-    format: Annotated[Raw, refused("send response_format", "")] = ABSENT
+    format: Annotated[Raw, honoured('"json" or a schema')] = ABSENT
     options: Annotated[Raw, refused("send its entries as fields", {})] = ABSENT
     keep_alive: Annotated[Raw, accepted("the model stays loaded")] = ABSENT
     think: Annotated[Raw, refused(_THINKING)] = ABSENT
@@ -100,8 +101,8 @@ class ForeignFields(LlamaCppFields, kw_only=True):
     include_reasoning: Annotated[Raw, refused("", True)] = ABSENT
     separate_reasoning: Annotated[Raw, refused("", True)] = ABSENT
     stream_reasoning: Annotated[Raw, refused("", True)] = ABSENT
-    regex: Annotated[Raw, refused("", "")] = ABSENT
-    ebnf: Annotated[Raw, refused("", "")] = ABSENT
+    regex: Annotated[str | None, honoured("a regular expression")] = None
+    ebnf: Annotated[str | None, honoured("GBNF or Lark")] = None
     structural_tag: Annotated[Raw, refused()] = ABSENT
     min_new_tokens: Annotated[Raw, refused("send min_tokens", 0)] = ABSENT
     max_new_tokens: Annotated[Raw, refused(_TOKENS)] = ABSENT

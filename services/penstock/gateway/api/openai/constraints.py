@@ -1,0 +1,41 @@
+"""What a completion must be: OpenAI's field, and those of other servers with its API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.errors import InvalidRequest
+from penstock.gateway.api.constraints import NOTHING, response_format, schema_part, structured_outputs
+from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody
+from penstock.grammar.recipe import Kind, Part
+
+
+def constraint_of(body: ChatBody | CompletionBody) -> Part | None:
+    """What the answer must be; None: any text. Raises InvalidRequest naming the field, and for two constraints."""
+    found: list[Part] = []
+    for part in _parts(body):
+        found.append(part)
+        if len(found) > 1:
+            what = f"{part.at}: {found[0].at} says already what the answer must be; send one of them"
+            raise InvalidRequest(what, field=part.at)
+    return found[0] if found else None
+
+
+def _parts(body: ChatBody | CompletionBody) -> Iterator[Part]:
+    formats = (response_format(bytes(body.response_format)), *structured_outputs(bytes(body.structured_outputs)))
+    yield from (part for part in formats if part is not None)
+    texts: tuple[tuple[str, Kind], ...] = (
+        ("guided_regex", "regex"), ("guided_grammar", "grammar"), ("grammar", "grammar"), ("regex", "regex"),
+        ("ebnf", "grammar"),
+    )  # fmt: skip
+    for name, kind in texts:
+        if text := getattr(body, name):
+            yield Part(kind, text, name)
+    for name in ("guided_json", "json_schema"):
+        if (raw := getattr(body, name)) and bytes(raw) not in NOTHING:
+            yield schema_part(raw, name)
+    if bytes(body.guided_choice) not in NOTHING:
+        yield Part("choice", bytes(body.guided_choice).decode(), "guided_choice")
+    if bytes(body.format) not in NOTHING:
+        named = bytes(body.format) == b'"json"'
+        yield Part("object", "", "format") if named else schema_part(body.format, "format")

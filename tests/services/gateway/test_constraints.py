@@ -1,0 +1,195 @@
+"""What an answer must be, in the words of every server with this API: workers get a grammar, or the client a 400."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx2
+import pytest
+from llguidance import LLTokenizer
+from pydantic import BaseModel
+from tests.libs.grammar.walking import accepts
+
+HELLO = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BASE: dict[str, dict[str, Any]] = {CHAT: {"model": "tiny", "messages": HELLO}, TEXT: {"model": "tiny", "prompt": "hi"}}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "person", "schema": PERSON, "strict": True}
+ANN, LIST = '{"name": "Ann", "age": 3}', "[1]"
+GBNF = 'root ::= ("a" | "b") digit\ndigit ::= [0-9]'
+
+
+@pytest.fixture
+async def post(setup):
+    async with httpx2.AsyncClient(base_url=setup.url, timeout=60) as client:
+
+        async def send(path: str, **fields):
+            return await client.post(path, json={**BASE[path], **fields})
+
+        yield send
+
+
+def grammars(setup) -> set[str]:
+    return {
+        request.sampling.grammar
+        for worker in (*setup.mesh.prefills, *setup.mesh.decodes)
+        for request in worker.requests
+    }
+
+
+@pytest.fixture
+def read(setup):
+    """Whether the grammar that the workers got has a text."""
+    tokenizer = LLTokenizer(setup.tokenizer.to_str())
+
+    def accepted(text: str) -> bool:
+        [grammar] = grammars(setup)
+        return accepts(grammar, text, tokenizer)
+
+    return accepted
+
+
+SERVED = [
+    ({"response_format": {"type": "json_object"}}, ANN, LIST),
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, ANN, '{"name": "Ann"}'),
+    ({"response_format": {"type": "json_schema", "json_schema": {**NAMED, "strict": False}}}, ANN, "{}"),
+    ({"response_format": {"type": "json_object", "schema": PERSON}}, ANN, "{}"),
+    ({"response_format": {"type": "regex", "pattern": "[ab]+"}}, "abab", "abc"),
+    ({"response_format": {"type": "grammar", "grammar": GBNF}}, "b7", "b"),
+    ({"structured_outputs": {"json": PERSON}}, ANN, "{}"),
+    ({"structured_outputs": {"json": json.dumps(PERSON)}}, ANN, "{}"),
+    ({"structured_outputs": {"regex": "[ab]+"}}, "ab", "c"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "maybe"),
+    ({"structured_outputs": {"grammar": 'start: "a" "b"*'}}, "abb", "b"),
+    ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, ANN, LIST),
+    ({"guided_json": PERSON}, ANN, "{}"),
+    ({"guided_json": json.dumps(PERSON), "guided_decoding_backend": "xgrammar"}, ANN, "{}"),
+    ({"guided_regex": "[ab]+"}, "ab", "c"),
+    ({"guided_choice": ["yes", "no"]}, "yes", "y"),
+    ({"guided_grammar": GBNF}, "a1", "1"),
+    ({"grammar": GBNF}, "a1", "1"),
+    ({"json_schema": PERSON}, ANN, "{}"),
+    ({"json_schema": json.dumps(PERSON)}, ANN, "{}"),
+    ({"format": "json"}, ANN, LIST),
+    ({"format": PERSON}, ANN, "{}"),
+    ({"regex": "[ab]+"}, "ab", "c"),
+    ({"ebnf": GBNF}, "a1", "1"),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(("fields", "right", "wrong"), SERVED, ids=lambda value: str(value)[:60])
+async def test_every_word_for_it_reaches_the_workers(post, read, path, fields, right, wrong) -> None:
+    answer = await post(path, n=2, **fields)
+    assert answer.status_code == 200, answer.text
+    assert read(right) and not read(wrong)
+    assert read(f"<think>Ann, I think.</think>\n\n{right}") is (path == CHAT)
+
+
+async def test_the_official_client_parses_into_a_type(setup, read) -> None:
+    class Pet(BaseModel):
+        name: str
+        legs: int | None
+
+    setup.says('{"name": "Tom", "legs": 4}')
+    answer = await setup.client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Pet)
+    assert answer.choices[0].message.parsed == Pet(name="Tom", legs=4)
+    assert read('{"name": "", "legs": null}') and not read('{"name": ""}')
+
+
+@pytest.mark.parametrize("nothing", [{"type": "text"}, None])
+async def test_any_text(setup, post, nothing) -> None:
+    assert (await post(CHAT, response_format=nothing, regex="", format="", grammar="")).status_code == 200
+    assert grammars(setup) == {""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "says"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is required"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name", "is req"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+            "is required",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+            "response_format.json_schema.name",
+            "1 to 64 characters",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}},
+            "response_format.json_schema.shema",
+            "did you mean schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"properties": {"a": {"not": {}}}}},
+                }
+            },
+            "response_format.json_schema.schema.properties.a.not",
+            "is not supported",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "must be text, json_object or json_schema"),
+        ({"response_format": {}}, "response_format.type", "is required"),
+        ({"response_format": "json"}, "response_format", "Expected `object`"),
+        ({"response_format": {"type": "regex"}}, "response_format.pattern", "is required"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "is not supported"),
+        ({"structured_outputs": {"rejex": "a"}}, "structured_outputs.rejex", "did you mean regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "must have 1 to 1000"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not valid JSON"),
+        ({"structured_outputs": {"json": PERSON, "regex": "a"}}, "structured_outputs.regex", "structured_outputs.json"),
+        ({"guided_json": PERSON, "guided_regex": "a"}, "guided_json", "guided_regex says already"),
+        ({"response_format": {"type": "json_object"}, "format": "json"}, "format", "response_format says already"),
+        ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
+        ({"regex": "("}, "regex", "no regular expression"),
+        ({"grammar": "root ::= other"}, "grammar", "there is no rule 'other'"),
+        ({"ebnf": 'start: "a" <|im_end|>'}, "ebnf", "special tokens"),
+        ({"format": "yaml"}, "format", "is not valid JSON"),
+        ({"format": {"const": "<|im_end|>"}}, "format.const", "control token"),
+        ({"json_schema": {"$ref": "http://10.0.0.1/a.json"}}, "json_schema.$ref", "only references to #"),
+        ({"json_schema": {"type": "string", "format": "byte"}}, "json_schema.format", "'byte' is not supported"),
+        ({"guided_choice": "yes"}, "guided_choice", "must be a list of strings"),
+        ({"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "is not supported"),
+    ],
+)
+async def test_what_can_not_be_followed_is_named(setup, post, fields, field, says) -> None:
+    for path in (CHAT, TEXT):
+        error = (await post(path, **fields)).json()["error"]
+        assert (error["param"], error["type"]) == (field, "invalid_request_error")
+        assert error["message"].startswith(f"{field}: ") and says in error["message"]
+    assert setup.mesh.router.asks == []
+
+
+async def test_a_hostile_grammar_stops_nobody_elses_stream(setup, post) -> None:
+    """One that a compiler works on for minutes is refused within seconds; a stream beside it keeps its pace."""
+    setup.script.say = lambda request: setup.ids("word ") * (300 if request.prompt_ids else 1)
+    setup.script.pace_s = 0.02
+    assert (await post(CHAT, max_tokens=1, regex="a")).status_code == 200  # the helper has started
+    terms = " & ".join(f"/(?s:.*)a{{{number}}}b(?s:.*)/" for number in range(1, 40))
+    attack = asyncio.ensure_future(post(CHAT, grammar=f"start: WORD\nWORD: {terms}"))
+    patterns = {f"^p{number}_": {"type": "string"} for number in range(10_000)}
+    other = asyncio.ensure_future(post(CHAT, json_schema={"type": "object", "patternProperties": patterns}))
+    stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True, max_tokens=300)
+    last, longest, begin = time.perf_counter(), 0.0, time.perf_counter()
+    async for _ in stream:
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+        if attack.done() and other.done():
+            break
+    await stream.close()
+    assert attack.done() and time.perf_counter() - begin < 6
+    assert "is too complex" in (await attack).json()["error"]["message"]
+    assert (await other).json()["error"]["param"] == "json_schema.patternProperties"
+    assert longest < 0.4  # far from both: without a helper it stands still for as long as the compiler works
