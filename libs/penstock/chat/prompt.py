@@ -30,6 +30,8 @@ _BATCH = 256
 """Pieces that are tokenized in one call."""
 _SLICE = 1 << 16
 """Characters that are searched in one call: a search keeps Python's global lock until it finds something."""
+_GROUP = 1 << 13
+"""Parts between marks that are joined in one call."""
 _WINDOWS = 8
 """Slices that are tokenized in one call, to see whether a text is far too long."""
 _FAR = 4
@@ -235,7 +237,11 @@ class Marker:
         splits = [found + 1 for found in self._tokens(self._find, text)]
         if not splits:
             return text
-        return SPLIT.join(text[begin:end] for begin, end in pairwise([0, *splits, len(text)]))
+        parts = pairwise([0, *splits, len(text)])
+        groups = []
+        while group := list(islice(parts, _GROUP)):  # a million strings at once are long freed, under the lock
+            groups.append(SPLIT.join([text[begin:end] for begin, end in group]))
+        return SPLIT.join(groups)
 
     def _tokens(self, find: re.Pattern[str], text: str) -> Iterator[int]:
         """Where control tokens begin; each search sees one slice, and as much more as a token may reach beyond it."""
