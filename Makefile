@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 CPP = $(shell find libs services -name '*.cpp' -o -name '*.h')
-EXTRAS := gateway,engine,demo,train,events,dev
+EXTRAS := gateway,engine,demo,train,events,redis,dev
+
+# Debian's redis-server, for the tests that need one; only root may install it.
+REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
+  apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
 .PHONY: setup demo up test fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
@@ -17,6 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/python -m penstock.engine.kernels.cpu.build || true  # else at the first start, or never without a compiler
+	@command -v redis-server > /dev/null || $(REDIS) || echo "no redis-server: tests that need one are skipped"
 	touch $@
 
 demo: setup

@@ -61,6 +61,8 @@ class StopMatcher:
         self._state = 0
         self._held = ""
         self.found = False
+        self.stop = ""
+        """The stop string that was found."""
 
     def feed(self, text: str) -> str:
         """What may be released now. Once `found`, it is the rest before the stop string and nothing ever follows."""
@@ -73,7 +75,9 @@ class StopMatcher:
             if machine.match[state]:
                 self.found = True
                 self._held = ""
-                return held[: len(held) - len(text) + at + 1 - machine.match[state]]
+                end = len(held) - len(text) + at + 1
+                self.stop = held[end - machine.match[state] : end]
+                return held[: end - machine.match[state]]
         self._state = state
         keep = machine.depth[state]
         self._held = held[len(held) - keep :]

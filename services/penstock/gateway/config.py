@@ -25,6 +25,8 @@ from penstock.runtime.config import (
     optional_addresses,
 )
 
+_REDIS = ("redis://", "rediss://", "unix://")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
@@ -88,6 +90,19 @@ class GatewayConfig:
     the text behind them is found in the cache."""
     volatile_pattern: str = ""
     """A regular expression for such lines, in addition to those that are known."""
+    responses_store: str = field(default="memory", repr=False)
+    """Where responses with store: true are kept: memory, or redis://HOST:PORT/DATABASE, which outlasts the gateway and
+    may be shared by several."""
+    responses_ttl_s: float = 86_400.0
+    """Seconds for which a stored response is kept after its last use."""
+    max_responses: int = 20_000
+    """Most stored responses of all tenants together; the least recently used ones are forgotten."""
+    max_responses_bytes: Size = 256 * 1024 * 1024
+    """Most bytes of all stored responses together."""
+    max_tenant_responses: int = 5_000
+    """Most stored responses of one tenant."""
+    max_tenant_responses_bytes: Size = 64 * 1024 * 1024
+    """Most bytes of one tenant's stored responses together."""
     ping_s: float = 15.0
     """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
     drain_s: float = 5.0
@@ -103,7 +118,8 @@ class GatewayConfig:
         addresses(self, "router", "http_address", "grpc_address")
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens")
-        more_than(self, 0, "request_timeout_s", "ping_s")
+        at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")
+        more_than(self, 0, "request_timeout_s", "ping_s", "responses_ttl_s")
         at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
         one_of(self, LOG_LEVELS, "log_level")
         one_of(self, ("keep", "move", "drop"), "volatile_lines")
@@ -121,6 +137,9 @@ class GatewayConfig:
                 if not is_loopback(getattr(self, name).host):
                     right = "must be 127.0.0.1 or another address of this host alone, unless api_keys are set"
                     raise ConfigError(name, getattr(self, name), right)
+        if self.responses_store != "memory" and not self.responses_store.startswith(_REDIS):
+            right = "must be memory or redis://HOST:PORT/DATABASE"
+            raise ConfigError("responses_store", self.responses_store[:16], right)
         if self.server_key and self.server_key_file:
             raise ConfigError("server_key_file", str(self.server_key_file), "must be empty where server_key is set")
 

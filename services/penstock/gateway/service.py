@@ -17,6 +17,7 @@ from penstock.gateway.accounts.auth import load_auth
 from penstock.gateway.accounts.ledger import open_ledger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.accounts.terms import read_terms
+from penstock.gateway.api.responses.opening import open_responses
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
@@ -80,6 +81,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     started = int(time.time())
     async with (
         open_ledger(config.ledger, terms, failed) as ledger,
+        open_responses(config) as responses,
         rendering_apart(model) as model,
         open_channels() as channels,
         open_view(
@@ -112,6 +114,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 view=view,
                 metrics=metrics,
                 drain=Drain(completer),
+                responses=responses,
                 started=started,
             )
             service = GatewayService(reception)

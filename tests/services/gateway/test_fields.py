@@ -9,17 +9,28 @@ from pathlib import Path
 import httpx2
 import msgspec
 import pytest
+from anthropic import types as anthropic_types
+from anthropic.types import message_create_params, system_message_param, user_message_param
 from openai.types import chat as openai_chat
 from openai.types import completion_create_params, shared_params
+from openai.types import responses as openai_responses
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params, response_input_item_param
 
-from penstock.gateway.api import table
+from penstock.gateway.api import anthropic, responses, table
+from penstock.gateway.api.anthropic.bodies import MessagesBody
 from penstock.gateway.api.fields import Fate, fields_of
 from penstock.gateway.api.openai import bodies
+from penstock.gateway.api.responses.bodies import ResponseBody
 
 HELLO = [{"role": "user", "content": "hi"}]
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-BASE = {CHAT: {"model": "tiny", "messages": HELLO}, TEXT: {"model": "tiny", "prompt": "hi"}}
+CHAT, TEXT, RESPONSE, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+BASE = {
+    CHAT: {"model": "tiny", "messages": HELLO},
+    TEXT: {"model": "tiny", "prompt": "hi"},
+    RESPONSE: {"model": "tiny", "input": "hi"},
+    MESSAGE: {"model": "tiny", "messages": HELLO, "max_tokens": 50},
+}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -67,9 +78,40 @@ def test_the_document_is_made_from_the_types():
         (bodies.ToolBody, openai_chat.ChatCompletionFunctionToolParam),
         (bodies.FunctionBody, shared_params.FunctionDefinition),
         (bodies.MessageBody, openai_chat.ChatCompletionMessage),
+        (ResponseBody, response_create_params.ResponseCreateParamsBase),
+        (ResponseBody, response_create_params.ResponseCreateParamsStreaming),
+        (responses.bodies.TextBody, openai_responses.ResponseTextConfigParam),
+        (responses.bodies.ReasoningBody, shared_params.Reasoning),
+        (responses.bodies.ResponseStreamOptions, response_create_params.StreamOptions),
+        (responses.bodies.InputItem, openai_responses.EasyInputMessageParam),
+        (responses.bodies.InputItem, openai_responses.ResponseOutputMessageParam),
+        (responses.bodies.InputItem, openai_responses.ResponseReasoningItemParam),
+        (responses.bodies.InputItem, openai_responses.ResponseFunctionToolCall),
+        (responses.bodies.InputItem, response_input_item_param.FunctionCallOutput),
+        (responses.bodies.InputPart, openai_responses.ResponseInputTextParam),
+        (responses.bodies.InputPart, openai_responses.ResponseInputImageParam),
+        (responses.bodies.InputPart, openai_responses.ResponseInputFileParam),
+        (responses.bodies.InputPart, openai_responses.ResponseOutputTextParam),
+        (responses.bodies.FunctionToolBody, openai_responses.FunctionTool),
+        (MessagesBody, message_create_params.MessageCreateParamsBase),
+        (MessagesBody, message_create_params.MessageCreateParamsStreaming),
+        (anthropic.bodies.CountBody, anthropic_types.MessageCountTokensParams),
+        (anthropic.bodies.CustomToolBody, anthropic_types.ToolParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.TextBlockParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.ImageBlockParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.DocumentBlockParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.ThinkingBlockParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.RedactedThinkingBlockParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.ToolUseBlockParam),
+        (anthropic.bodies.ContentBlock, anthropic_types.ToolResultBlockParam),
+        (anthropic.bodies.TurnBody, user_message_param.UserMessageParam),
+        (anthropic.bodies.TurnBody, system_message_param.SystemMessageParam),
+        (anthropic.bodies.ToolChoiceBody, anthropic_types.ToolChoiceToolParam),
+        (anthropic.bodies.OutputBody, anthropic_types.OutputConfigParam),
+        (anthropic.bodies.PromptMetadata, anthropic_types.MetadataParam),
     ],
 )
-def test_every_field_of_openais_types_is_decided(body, theirs):
+def test_every_field_of_the_apis_types_is_decided(body, theirs):
     names = getattr(theirs, "model_fields", None) or typing.get_type_hints(theirs)
     assert {*names} <= {*fields_of(body).fates}
 
@@ -83,11 +125,20 @@ def test_every_type_of_body_forbids_what_it_does_not_know():
             waiting += [inner for kinds in fields_of(body).inner.values() for inner in kinds]
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT])
+def said(answer: httpx2.Response) -> object:
+    """What the model said, in any API."""
+    body = answer.json()
+    items = body.get("output", ())
+    return body.get("choices") or body.get("content") or [(item["type"], item["content"]) for item in items]
+
+
+@pytest.mark.parametrize("path", BASE)
 async def test_null_is_absent(post, path):
     body = table.BODIES[path]
+    needed = {"input"} if path == RESPONSE else set()
     absent = {field.name: None for field in msgspec.structs.fields(body) if not field.required}
-    assert len(absent) > 60
+    absent = {name: None for name in absent if name not in needed}
+    assert len(absent) > (60 if path in (CHAT, TEXT) else 20)
     assert (await post(path, **absent)).status_code == 200
     for name in absent:
         assert (await post(path, **{name: None})).status_code == 200, name
@@ -118,11 +169,11 @@ async def test_null_is_absent_inside(post):
 
 @pytest.mark.parametrize(("path", "name", "fate"), fates("accepted"))
 async def test_accepted_fields_are_not_read(post, path, name, fate):
-    plain = (await post(path)).json()["choices"]
+    plain = said(await post(path))
     for value in ("x", 7, {"a": [1]}, [{}], True):
         answer = await post(path, **{name: value})
         assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"] == plain
+        assert said(answer) == plain
 
 
 @pytest.mark.parametrize(("path", "name", "fate"), fates("refused"))
@@ -133,7 +184,7 @@ async def test_refused_fields_are_named_unless_they_ask_for_nothing(post, path, 
             assert answer.status_code == 200
             continue
         error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, name)
+        assert (answer.status_code, error.get("param", name)) == (400, name)
         assert error["message"].startswith(name)
     for fine in fate.fine:
         assert (await post(path, **{name: json.loads(fine)})).status_code == 200, fine

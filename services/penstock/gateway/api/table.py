@@ -8,11 +8,18 @@ from typing import Any
 
 import msgspec
 
+from penstock.gateway.api.anthropic.bodies import MessagesBody
 from penstock.gateway.api.fields import Fate, fields_of
 from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody
+from penstock.gateway.api.responses.bodies import ResponseBody
 from penstock.gateway.request.bounds import BOUNDS, number
 
-BODIES: dict[str, type[msgspec.Struct]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponseBody,
+    "/v1/messages": MessagesBody,
+}
 _HEAD = """# The fields of requests
 
 Made by `make fields` from the types that read the requests; a test compares.

@@ -77,6 +77,7 @@ class Answer:
             self._add(self._parser.finish(), delta)
         if self.ended:
             reason = "stop"
+            delta.stop = self._stops.stop if self._stops else ""
         else:
             self._release(delta)
         called = self._parser is not None and self._parser.called
@@ -121,7 +122,5 @@ class Answer:
 
 
 def _put(kind: type[Content | Reasoning], text: str, delta: Delta) -> None:
-    if kind is Reasoning:
-        delta.reasoning += text
-    else:
-        delta.content += text
+    if text:
+        delta.add_text("reasoning" if kind is Reasoning else "content", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.errors import PenstockError
 
@@ -30,6 +31,19 @@ class CallDelta:
     arguments: str = ""
 
 
+Kind = Literal["reasoning", "content", "call"]
+
+
+@dataclass(slots=True)
+class Segment:
+    """A run of text of one kind."""
+
+    kind: Kind
+    text: str = ""
+    call: int = 0
+    """Which call it belongs to."""
+
+
 @dataclass(slots=True)
 class Delta:
     """Additions to one choice since its last delta."""
@@ -39,10 +53,15 @@ class Delta:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    """The same reasoning, content and calls once more, in the order in which they were generated; neighbours of one
+    kind are one segment."""
     token_ids: list[int] = field(default_factory=list)
     """Every counted token, with or without text; filled only for clients that ask for it."""
     finish: str | None = None
     """stop, length or tool_calls; once per choice, in its last delta."""
+    stop: str = ""
+    """The stop string that ended the choice, if one did; in its last delta."""
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls or self.logprobs or self.token_ids or self.finish)
@@ -54,11 +73,33 @@ class Delta:
         self.logprobs += later.logprobs
         self.token_ids += later.token_ids
         self.finish = later.finish or self.finish
+        self.stop = later.stop or self.stop
         for call in later.calls:
-            self.add_call(call)
+            self._append_call(call)
+        for segment in later.segments:
+            self._append(segment)
+
+    def add_text(self, kind: Literal["reasoning", "content"], text: str) -> None:
+        """Appends reasoning or content."""
+        if kind == "content":
+            self.content += text
+        else:
+            self.reasoning += text
+        self._append(Segment(kind, text))
 
     def add_call(self, call: CallDelta) -> None:
         """Appends a piece of a call; pieces of the same call become one."""
+        self._append_call(call)
+        self._append(Segment("call", call.arguments, call.index))
+
+    def _append(self, segment: Segment) -> None:
+        last = self.segments[-1] if self.segments else None
+        if last is not None and (last.kind, last.call) == (segment.kind, segment.call):
+            last.text += segment.text
+        else:
+            self.segments.append(Segment(segment.kind, segment.text, segment.call))
+
+    def _append_call(self, call: CallDelta) -> None:
         if self.calls and self.calls[-1].index == call.index:
             self.calls[-1].arguments += call.arguments
         else:

@@ -56,6 +56,11 @@ class Usage:
         """Prompt tokens whose KV was reused."""
         return sum(self.cached.values())
 
+    @property
+    def written_tokens(self) -> int:
+        """Prompt tokens that were new and that the store has promised to keep."""
+        return max(min(self.retained_tokens, self.prompt_tokens) - self.cached_tokens, 0)
+
     def add_prompt(self, tokens: int, account: ChoiceAccount) -> None:
         """Charges a prompt, once, however many choices it has."""
         self.prompt_tokens += tokens

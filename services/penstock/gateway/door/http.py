@@ -19,9 +19,11 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import Internal, PenstockError, RateLimited
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.anthropic.api import MessagesApi
 from penstock.gateway.api.inquiry import Api, Inquiry, Shape, Visit
 from penstock.gateway.api.openai.api import CompletionApi
 from penstock.gateway.api.openai.asks import chat_ask, completion_ask
+from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, fold
 from penstock.gateway.door.accounting import Accounting
@@ -30,6 +32,7 @@ from penstock.gateway.door.origins import Origins
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import Reply
+from penstock.gateway.door.stored import ResponsePages
 from penstock.gateway.door.uploads import Uploads
 from penstock.rpc.context import read_trace
 from penstock.runtime.context import request_scope
@@ -48,10 +51,17 @@ def application(reception: Reception) -> Entrance:
     max_n = reception.config.max_n
     chat = Generate(reception, uploads, CompletionApi(chat_ask, max_n))
     text = Generate(reception, uploads, CompletionApi(completion_ask, max_n))
+    messages = Generate(reception, uploads, MessagesApi())
+    responses = Generate(reception, uploads, ResponsesApi(reception.responses))
+    stored = ResponsePages(reception)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", text, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses/{id}", stored.one, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/input_items", stored.input_items, methods=["GET"]),
+            Route("/v1/messages", messages, methods=["POST"]),
             Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
             Route("/v1/models", pages.models, methods=["GET"]),
             Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
@@ -108,7 +118,7 @@ class Generate:
             with limiter.one(tenant) as leave:
                 reply.before_end = leave
                 reply.add_headers(limiter.headers(tenant))
-                inquiry = await self._exchange(headers, receive, tenant, reply)
+                inquiry = await self._inquiry(headers, receive, tenant, reply)
                 session = session_digest(tenant, headers, inquiry.ask.cache_key)
                 caller = Caller(tenant, session, request_id, began)
                 await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
@@ -116,7 +126,7 @@ class Generate:
             reply.add_headers(limiter.headers(tenant))
             raise
 
-    async def _exchange(self, headers: Headers, receive: Receive, tenant: str, reply: Reply) -> Inquiry:
+    async def _inquiry(self, headers: Headers, receive: Receive, tenant: str, reply: Reply) -> Inquiry:
         config = self._reception.config
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
         async with self._uploads.body(headers, receive, config.max_body_bytes) as body:

@@ -10,6 +10,7 @@ from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
+from penstock.gateway.api.responses.store import ResponseStore
 from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
@@ -32,6 +33,7 @@ class Reception:
     view: RouterView
     metrics: GatewayMetrics
     drain: Drain
+    responses: ResponseStore
     started: int
     """Unix seconds at which the gateway began to serve."""
 

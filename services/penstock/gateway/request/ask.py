@@ -112,6 +112,8 @@ class Ask:
     outlook: ReturnHint = field(default_factory=ReturnHint)
     max_tokens_field: str = "max_tokens"
     """Name of the limit of generated tokens in the client's API, for error messages."""
+    stops_field: str = "stop"
+    """Name of the stop strings in the client's API, for error messages."""
 
     def check(self, max_choices: int) -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""
@@ -119,11 +121,11 @@ class Ask:
         check("n", self.n)
         if self.n * len(self.prompts) > max_choices:
             raise InvalidRequest(f"n: must make at most {max_choices} choices, over all prompts", field="n")
-        check_count("stop", len(self.stops), bounds.MAX_STOPS)
+        check_count(self.stops_field, len(self.stops), bounds.MAX_STOPS)
         for stop in self.stops:
             if not 0 < len(stop) <= bounds.MAX_STOP_LENGTH:
-                what = f"stop: each string must have 1 to {bounds.MAX_STOP_LENGTH} characters"
-                raise InvalidRequest(what, field="stop")
+                what = f"{self.stops_field}: each string must have 1 to {bounds.MAX_STOP_LENGTH} characters"
+                raise InvalidRequest(what, field=self.stops_field)
 
 
 def check_token(token: int, vocab_size: int, field: str) -> None:

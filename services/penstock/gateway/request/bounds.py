@@ -20,6 +20,7 @@ BOUNDS = {
     "max_completion_tokens": Bound(1, 2**31 - 1),
     "min_tokens": Bound(0, 2**31 - 1),
     "temperature": Bound(0, 100),
+    "anthropic.temperature": Bound(0, 1),
     "top_p": Bound(0, 1),
     "top_k": Bound(-1, 2**31 - 1),
     "min_p": Bound(0, 1),

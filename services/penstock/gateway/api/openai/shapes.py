@@ -190,12 +190,17 @@ def _text(token: bytes) -> str:
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
-    content = []
+    return {"content": logprob_entries(tokens), "refusal": None}
+
+
+def logprob_entries(tokens: Sequence[TokenLogprob]) -> list[Json]:
+    """OpenAI's form of logprobs, one entry for each token."""
+    entries = []
     for entry in tokens:
         top = [{"token": _text(token), "logprob": value, "bytes": list(token)} for token, value in entry.top]
         own = {"token": _text(entry.token), "logprob": entry.logprob, "bytes": list(entry.token)}
-        content.append({**own, "top_logprobs": top})
-    return {"content": content, "refusal": None}
+        entries.append({**own, "top_logprobs": top})
+    return entries
 
 
 def _legacy_logprobs(tokens: Sequence[TokenLogprob]) -> Json:

@@ -23,12 +23,12 @@ def tools_of(body: ChatBody) -> tuple[tuple[Tool, ...], Calling | None]:
         Tool(item.name, item.description or "", item.parameters or {}, bool(item.strict)) for item in functions
     )
     check_tools(tools)
-    mode, only = _choice(bytes(body.tool_choice))
+    mode, only = tool_choice(bytes(body.tool_choice))
     return tools, calling(tools, mode, only, parallel=body.parallel_tool_calls is not False)
 
 
-def _choice(raw: bytes) -> tuple[str, Sequence[str] | None]:
-    """The mode of a tool_choice, and the functions that it names."""
+def tool_choice(raw: bytes) -> tuple[str, Sequence[str] | None]:
+    """The mode of a tool_choice, and the functions that it names. Raises InvalidRequest."""
     try:
         choice = _CHOICE.decode(raw or b"null")
     except (msgspec.DecodeError, RecursionError):

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: content as blocks, its events, its errors."""

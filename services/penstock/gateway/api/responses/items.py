@@ -1,0 +1,133 @@
+"""From the items of a conversation to its messages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from penstock.chat.messages import Call, Message
+from penstock.errors import InvalidRequest
+from penstock.gateway.api.extension import CacheControl
+from penstock.gateway.api.nodes import Nodes
+from penstock.gateway.api.responses.bodies import InputItem, InputPart
+
+Value = TypeVar("Value")
+Mark = tuple[int, str | None, str, CacheControl]
+"""The number of its message, the text up to it if it is inside, its place, the mark."""
+
+_TEXT = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+class Dialogue:
+    """Messages, made item by item. What the assistant said in one turn becomes one message, as templates expect it."""
+
+    def __init__(self, instructions: str | None, nodes: Nodes) -> None:
+        self.messages: list[Message] = [Message("system", instructions)] if instructions else []
+        self.marks: list[Mark] = []
+        self._nodes = nodes
+        self._turn: Message | None = None
+        """The assistant's message that may still grow."""
+
+    def add(self, items: Sequence[InputItem], place: str | None = None) -> None:
+        """Appends items; `place` is where they stand in the body, None for those of a stored response."""
+        for at, item in enumerate(items):
+            self._add(item, f"{place}[{at}]" if place else "")
+
+    def _add(self, item: InputItem, field: str) -> None:
+        kind = item.type or "message"
+        if kind == "message":
+            self._message(item, field)
+        elif kind == "reasoning":
+            self._said(Message("assistant", reasoning=_reasoning(item, field)), field)
+        elif kind == "function_call":
+            call = _call(item, field)
+            self._nodes.add(call.arguments.encode(), f"{field}.arguments")
+            self._said(Message("assistant", calls=(call,)), field)
+        elif kind == "function_call_output":
+            call_id = _required(item.call_id, f"{field}.call_id")
+            content = _content(item.output, f"{field}.output")
+            self._other(Message("tool", content, call_id=call_id))
+        else:
+            what = f"{field}.type: {kind[:40]!r} is not supported"
+            raise InvalidRequest(what, field=f"{field}.type", code="unsupported_parameter")
+        if item.cache_control is not None:
+            self.marks.append((len(self.messages) - 1, None, f"{field}.cache_control", item.cache_control))
+
+    def _message(self, item: InputItem, field: str) -> None:
+        role = _required(item.role, f"{field}.role")
+        content = _content(item.content, f"{field}.content")
+        if role == "assistant":
+            self._said(Message(role, content), field)
+        else:
+            self._other(Message("system" if role == "developer" else role, content))
+        text = ""
+        for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
+            text += part.text or ""
+            if part.cache_control is not None:
+                place = f"{field}.content[{number}].cache_control"
+                self.marks.append((len(self.messages) - 1, text, place, part.cache_control))
+
+    def _said(self, more: Message, field: str) -> None:
+        """Adds to the assistant's message, in which reasoning stands first and calls last."""
+        turn = self._turn
+        if turn is None or (more.reasoning and (turn.content or turn.calls)) or (more.content and turn.calls):
+            self._other(more)
+            self._turn = more
+            return
+        self._turn = self.messages[-1] = replace(
+            turn,
+            content=turn.content + more.content,
+            reasoning=turn.reasoning + more.reasoning,
+            calls=turn.calls + more.calls,
+        )
+
+    def _other(self, message: Message) -> None:
+        self.messages.append(message)
+        self._turn = None
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`: opaque to programs, not a secret from the client whose text it is."""
+    return base64.b64encode(reasoning.encode(errors="surrogatepass")).decode()
+
+
+def _reasoning(item: InputItem, field: str) -> str:
+    if item.content:
+        return _content(item.content, f"{field}.content")
+    if item.encrypted_content:
+        try:
+            return base64.b64decode(item.encrypted_content, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            what = f"{field}.encrypted_content: was not made by this server"
+            raise InvalidRequest(what, field=f"{field}.encrypted_content") from None
+    return _content(item.summary or "", f"{field}.summary")
+
+
+def _call(item: InputItem, field: str) -> Call:
+    call_id = _required(item.call_id, f"{field}.call_id")
+    name = _required(item.name, f"{field}.name")
+    return Call(call_id, name, _required(item.arguments, f"{field}.arguments"))
+
+
+def _content(content: str | list[InputPart] | None, field: str) -> str:
+    if content is None or isinstance(content, str):
+        return _required(content, field)
+    return "".join(_part(part, f"{field}[{at}]") for at, part in enumerate(content))
+
+
+def _part(part: InputPart, field: str) -> str:
+    if part.type == "refusal":
+        return _required(part.refusal, f"{field}.refusal")
+    if part.type not in _TEXT:
+        what = f"{field}.type: {part.type[:40]!r} is not supported; send parts of type input_text"
+        raise InvalidRequest(what, field=f"{field}.type", code="unsupported_parameter")
+    return _required(part.text, f"{field}.text")
+
+
+def _required(value: Value | None, field: str) -> Value:
+    if value is None:
+        raise InvalidRequest(f"{field}: is required", field=field)
+    return value
