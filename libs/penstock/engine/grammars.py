@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.checkpoint import Checkpoint
 from penstock.engine.errors import EngineBusy, GrammarFailed
 from penstock.engine.request import Request
@@ -10,12 +12,17 @@ from penstock.grammar.guide import Endings, Guide
 from penstock.grammar.tokenizer import GrammarTokenizer
 
 
+def tokenizer_of(checkpoint: Checkpoint) -> GrammarTokenizer:
+    """The model's tokens, as grammars see them."""
+    return GrammarTokenizer.read(checkpoint.tokenizer, checkpoint.config.vocab_size, checkpoint.eos_token_ids)
+
+
 class RequestGrammars:
     """Compiles requests' grammars for one model. Belongs to one event loop, which it never holds."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        vocab_size, self._eos = checkpoint.config.vocab_size, checkpoint.eos_token_ids
-        self._grammars = Grammars(lambda: GrammarTokenizer.read(checkpoint.tokenizer, vocab_size, self._eos))
+        self._eos = checkpoint.eos_token_ids
+        self._grammars = Grammars(partial(tokenizer_of, checkpoint))
 
     async def of(self, request: Request) -> Guide:
         """The request's way through its grammar, before its first token of output: `Request.output` is followed by the

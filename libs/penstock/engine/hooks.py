@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.engine.request import TokenOut
 from penstock.kv.device.memory import DeviceView
+
+if TYPE_CHECKING:
+    from penstock.grammar.guide import Guide
 
 Source = memoryview | DeviceView
 """A block's bytes: in host memory, or on the engine's device."""
@@ -97,6 +100,18 @@ class KvSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarAsk:
+    """What a sequence's output keeps to."""
+
+    text: str
+    """As in SamplingParams."""
+    prompt: int
+    """Leading tokens of the sequence that are no output."""
+    ends: frozenset[int]
+    """Tokens that end the output."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftAsk:
     """Asks a drafter for `k` tokens of one sequence."""
 
@@ -109,11 +124,9 @@ class DraftAsk:
     top_k: int
     top_p: float
     min_p: float
-    grammar: str = ""
-    """llguidance's JSON form, as in SamplingParams: of a text that begins behind the first `prompt` tokens."""
-    prompt: int = 0
-    stops: frozenset[int] = frozenset()
-    """Tokens that end a text of the grammar."""
+    grammar: GrammarAsk | None = None
+    guide: Guide | None = None
+    """The way through the grammar, if the drafter follows it; then nobody else uses it while the ask is answered."""
 
 
 class Drafter(Protocol):

@@ -34,7 +34,8 @@ class Grammars:
         self._longest_s = longest_s
         self._tokenizer: GrammarTokenizer | None = None
         self._loading = Lock()
-        self._known: OrderedDict[bytes, Matcher] = OrderedDict()
+        self._known: OrderedDict[bytes, Matcher | str] = OrderedDict()
+        """A string says what is wrong with the grammar."""
         self._pending: dict[bytes, asyncio.Future[Matcher | Exception]] = {}
         self._line: deque[tuple[bytes, str]] = deque()
         self._working = 0
@@ -44,22 +45,41 @@ class Grammars:
         GrammarBroken, and GrammarsBusy."""
         if len(text) > MOST_CHARACTERS:
             raise GrammarBroken(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are possible")
-        matcher = self.ready(text)
-        if matcher is None:
-            matcher = await self._compiled(text)
+        digest = _digest(text)
+        found = self._ready(digest)
+        if found is None:
+            try:
+                async with asyncio.timeout(self._longest_s):
+                    found = await asyncio.shield(self._begin(digest, text))
+            except TimeoutError:
+                raise GrammarBroken(f"it is not compiled after {self._longest_s:g} s") from None
+        if isinstance(found, Exception):
+            raise found
+        return self._guide(found, endings, begin)
+
+    def guide_if_ready(self, text: str, endings: Endings, begin: int) -> Guide | None:
+        """The same, if the grammar is compiled; otherwise this begins with it. None also when it is broken."""
+        digest = _digest(text)
+        found = self._ready(digest)
+        if isinstance(found, Matcher):
+            return self._guide(found, endings, begin)
+        if found is None and len(text) <= MOST_CHARACTERS:
+            with suppress(GrammarsBusy):
+                self._begin(digest, text)
+        return None
+
+    def _guide(self, matcher: Matcher, endings: Endings, begin: int) -> Guide:
         assert self._tokenizer is not None, "no grammar is compiled without it"
         return Guide(self._tokenizer, matcher, endings, begin)
 
-    def ready(self, text: str) -> Matcher | None:
-        """The beginning of a text of the grammar, if it is compiled already."""
-        digest = _digest(text)
+    def _ready(self, digest: bytes) -> Matcher | GrammarBroken | None:
         known = self._known.get(digest)
         if known is not None:
             self._known.move_to_end(digest)
-        return known
+        return GrammarBroken(known) if isinstance(known, str) else known
 
-    async def _compiled(self, text: str) -> Matcher:
-        digest = _digest(text)
+    def _begin(self, digest: bytes, text: str) -> asyncio.Future[Matcher | Exception]:
+        """Puts a grammar in the line, if it isn't there."""
         pending = self._pending.get(digest)
         if pending is None:
             if len(self._pending) >= _MOST_PENDING:
@@ -67,14 +87,7 @@ class Grammars:
             pending = self._pending[digest] = asyncio.get_running_loop().create_future()
             self._line.append((digest, text))
             self._go_on()
-        try:
-            async with asyncio.timeout(self._longest_s):
-                found = await asyncio.shield(pending)
-        except TimeoutError:
-            raise GrammarBroken(f"it is not compiled after {self._longest_s:g} s") from None
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return pending
 
     def _go_on(self) -> None:
         """Begins with what is next in the line, if a thread is free."""
@@ -101,8 +114,8 @@ class Grammars:
 
     def _done(self, digest: bytes, result: Matcher | Exception) -> None:
         self._working -= 1
-        if isinstance(result, Matcher):
-            self._known[digest] = result
+        if isinstance(result, Matcher | GrammarBroken):
+            self._known[digest] = result if isinstance(result, Matcher) else str(result)
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
         self._pending.pop(digest).set_result(result)

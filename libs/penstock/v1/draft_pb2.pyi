@@ -39,6 +39,7 @@ class DraftSequence(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """unique within the stream"""
     keep: _builtins.int
@@ -54,6 +55,10 @@ class DraftSequence(_message.Message):
     """W3C, of the request; in the first mention of a sequence"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def grammar(self) -> Global___DraftGrammar:
+        """if it has one, whenever the sequence is sent whole"""
+
     def __init__(
         self,
         *,
@@ -67,14 +72,47 @@ class DraftSequence(_message.Message):
         top_p: _builtins.float = ...,
         min_p: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        grammar: Global___DraftGrammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "k", b"k", "keep", b"keep", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "id", b"id", "k", b"k", "keep", b"keep", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftSequence: _TypeAlias = DraftSequence  # noqa: Y015
+
+@_typing.final
+class DraftGrammar(_message.Message):
+    """What a sequence's output keeps to. The service proposes legal tokens only as far as it can: who asked checks them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """llguidance's JSON form"""
+    prompt: _builtins.int
+    """leading tokens of the sequence that are no output"""
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens that end the output"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        prompt: _builtins.int = ...,
+        ends: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftGrammar: _TypeAlias = DraftGrammar  # noqa: Y015
 
 @_typing.final
 class DraftAsk(_message.Message):

@@ -89,6 +89,7 @@ class DraftClient:
             known = self._known[ask.id] = _Known(next(self._ids))
             traceparent = self._traces.get(ask.id, "")
         keep, known.tokens = known.tokens, len(ask.tokens)
+        grammar = None if keep else _grammar(ask)
         return draft_pb2.DraftSequence(
             id=known.number,
             keep=keep,
@@ -100,6 +101,7 @@ class DraftClient:
             top_p=ask.top_p,
             min_p=ask.min_p,
             traceparent=traceparent,
+            grammar=grammar,
         )
 
     def _answers(self, asks: Sequence[DraftAsk], proposal: draft_pb2.DraftProposal) -> dict[str, Sequence[int]]:
@@ -144,6 +146,11 @@ class DraftClient:
         self._gone.clear()
         if self._waiting is not None and not self._waiting[1].done():
             self._waiting[1].set_exception(asyncio.InvalidStateError("the draft stream ended"))
+
+
+def _grammar(ask: DraftAsk) -> draft_pb2.DraftGrammar | None:
+    own = ask.grammar
+    return own and draft_pb2.DraftGrammar(text=own.text, prompt=own.prompt, ends=own.ends)
 
 
 @asynccontextmanager

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
-from penstock.engine.hooks import DraftAsk
+from penstock.engine.hooks import DraftAsk, GrammarAsk
 from penstock.engine.speculation.drafting import NgramProposer, Proposer
+from penstock.grammar.compiled import Grammars
+from penstock.grammar.guide import Endings, Guide
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics
 
@@ -28,8 +31,16 @@ class Description:
 class Drafts:
     """One proposer and the thread it works in, shared by all streams."""
 
-    def __init__(self, proposer: Proposer, description: Description, thread: ThreadPoolExecutor | None = None) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        description: Description,
+        thread: ThreadPoolExecutor | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`grammars` are those of a proposer that follows them."""
         self._proposer = proposer
+        self._grammars = grammars
         self._thread = thread or ThreadPoolExecutor(1, "propose")
         self.description = description
         self.metrics = DraftMetrics()
@@ -41,6 +52,12 @@ class Drafts:
         self.metrics.proposals.inc(len(asks))
         self.metrics.tokens.inc(sum(map(len, answers)))
         return answers
+
+    def guide(self, asked: GrammarAsk) -> Guide | None:
+        """The way through a grammar; None while it is being compiled, and when it can't be."""
+        if self._grammars is None:
+            return None
+        return self._grammars.guide_if_ready(asked.text, Endings(asked.ends), asked.prompt)
 
     def forget(self, id: str) -> None:
         """The sequence is gone; in the proposer's own thread."""
@@ -61,6 +78,7 @@ def load_drafts(config: DraftConfig) -> Drafts:
     import torch
 
     from penstock.engine.config import EngineConfig
+    from penstock.engine.grammars import tokenizer_of
     from penstock.engine.speculation.draft_model import ModelProposer
 
     torch.set_num_threads(config.threads)  # this thread loads, and decides how many compute
@@ -71,4 +89,5 @@ def load_drafts(config: DraftConfig) -> Drafts:
         raise ConfigError("model", config.model, str(error)) from error
     checkpoint = proposer.checkpoint
     description = Description("model", tokenizer_fingerprint(checkpoint), checkpoint.config.vocab_size)
-    return Drafts(proposer, description, ThreadPoolExecutor(1, "propose", torch.set_num_threads, (config.threads,)))
+    thread = ThreadPoolExecutor(1, "propose", torch.set_num_threads, (config.threads,))
+    return Drafts(proposer, description, thread, Grammars(partial(tokenizer_of, checkpoint)))

@@ -35,7 +35,7 @@ class DraftService(draft_pb2_grpc.DraftServicer):
         context: grpc.aio.ServicerContext[draft_pb2.DraftAsk, draft_pb2.DraftProposal],
     ) -> AsyncIterator[draft_pb2.DraftProposal]:
         """Answers every ask in order; one that was overtaken while it waited gets an empty answer."""
-        stream = DraftStream(next(self._names), self._drafts.forget, self._config)
+        stream = DraftStream(next(self._names), self._drafts.forget, self._config, self._drafts.guide)
         try:
             async with open_backlog(request_iterator, self._drafts.metrics.task_failed) as backlog:
                 while asks := await backlog.take():

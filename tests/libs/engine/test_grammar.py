@@ -16,13 +16,13 @@ from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import GrammarFailed, RequestRefused
+from penstock.engine.grammars import tokenizer_of
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.speculation.draft_model import ModelProposer
-from penstock.engine.speculation.drafting import NgramProposer
 from penstock.grammar.compiled import Grammars
 from penstock.models import embedded
 from penstock.testing import schemas
-from penstock.testing.drafters import InlineDrafter, thread_drafter
+from penstock.testing.drafters import thread_drafter
 
 MINI = embedded("penstock-mini")
 TOKENIZER = Tokenizer.from_file(str(MINI / "tokenizer.json"))
@@ -110,7 +110,7 @@ async def test_every_answer_is_an_instance_of_its_schema(plainly):
             assert all(token.logprob is not None and len(token.top) == 2 for token in answer.tokens)
 
 
-@pytest.mark.parametrize("kind", ["forced", "ngram", "right", "illegal", "model"])
+@pytest.mark.parametrize("kind", ["forced", "right", "illegal", "model", "guided model"])
 async def test_drafts_change_no_token(kit, mini, plainly, kind):
     """Over a few hundred schemas: a state that is wrong after refused drafts shows up in one of some hundred texts."""
     source = random.Random(kind)
@@ -125,13 +125,15 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
             tokens[source.randrange(len(tokens))] = source.choice([EOS, 3, source.randrange(4096)])
         return tokens
 
-    if kind == "model":
-        with thread_drafter(ModelProposer(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))) as drafter:
+    if "model" in kind:
+        proposer = ModelProposer(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))
+        grammars = Grammars(lambda: tokenizer_of(proposer.checkpoint)) if kind == "guided model" else None
+        with thread_drafter(proposer, grammars) as drafter:
             async with Engine.open(mini, drafter) as engine:
                 answers = await read_all(kit, engine, requests())
                 stats = engine.stats()
     else:
-        drafters = {"ngram": InlineDrafter(NgramProposer()), "right": kit.Drafts(right), "illegal": kit.Drafts(illegal)}
+        drafters = {"right": kit.Drafts(right), "illegal": kit.Drafts(illegal)}
         async with Engine.open(mini, drafters.get(kind)) as engine:
             answers = await read_all(kit, engine, requests())
             stats = engine.stats()
@@ -139,6 +141,8 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
         assert one.ids == other.ids and one.last.finish == other.last.finish
     assert stats.accepted > sum(len(answer.ids) for answer in answers) / 4  # the grammar's own drafts alone
     assert stats.failed_steps == 0
+    if kind == "right":
+        assert stats.accepted == stats.drafted
 
 
 async def test_a_request_goes_on_from_any_place(kit, mini, plainly):

@@ -54,7 +54,7 @@ async def test_the_least_recently_used_go(tokenizer, ends, counted):
     for text in (TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[2], TEXTS[0], TEXTS[1]):
         await grammars.guide(text, ends, 0)
     assert texts == [TEXTS[0], TEXTS[1], TEXTS[2], TEXTS[1]]
-    assert grammars.ready(TEXTS[2]) is None and grammars.ready(TEXTS[1]) is not None
+    assert grammars.guide_if_ready(TEXTS[1], ends, 0) is not None and grammars.guide_if_ready(TEXTS[2], ends, 0) is None
 
 
 async def test_a_grammar_that_takes_too_long_is_refused_and_others_go_on(tokenizer, ends, counted):
@@ -86,13 +86,24 @@ async def test_the_line_is_bounded(tokenizer, ends, counted, monkeypatch):
     assert waiting[0].cancelled() and again.result() and waiting[2].result()
 
 
-async def test_broken_grammars_are_told_and_not_kept(tokenizer, ends, counted):
+async def test_broken_grammars_are_told_each_time_and_compiled_once(tokenizer, ends, counted):
     texts, _ = counted
     grammars = Grammars(lambda: tokenizer)
     for _ in range(2):
-        with pytest.raises(GrammarBroken):
+        with pytest.raises(GrammarBroken, match="Expected"):
             await grammars.guide("no grammar", ends, 0)
-    assert len(texts) == 2
+        assert grammars.guide_if_ready("no grammar", ends, 0) is None
+    assert texts == ["no grammar"]
+
+
+async def test_who_does_not_wait_gets_a_grammar_once_it_is_compiled(tokenizer, ends, counted):
+    texts, _ = counted
+    grammars = Grammars(lambda: tokenizer)
+    assert grammars.guide_if_ready(TEXTS[0], ends, 0) is None
+    await grammars.guide(TEXTS[0], ends, 0)
+    assert texts == [TEXTS[0]]
+    guide = grammars.guide_if_ready(TEXTS[0], ends, 3)
+    assert guide is not None and guide.until == 3
 
 
 async def test_a_tokenizer_that_cannot_be_read_is_tried_again(tokenizer, ends):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.hooks import DraftAsk, Drafter
+from penstock.engine.hooks import DraftAsk, Drafter, GrammarAsk
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.appetite import Appetite
 from penstock.engine.stats import Counters
@@ -31,8 +31,8 @@ class Speculation:
         self._timeout_s = config.draft_timeout_s
         self._vocab_size = vocab_size
         self._drafter = drafter
-        self._guided = 0
-        """Sequences with a grammar."""
+        self._grammars: dict[int, GrammarAsk] = {}
+        """By ticket, of the sequences that have one."""
         self._free: dict[int, int] = {}
         """By ticket: how many of the drafts at hand the grammar forces."""
         self._counters = counters
@@ -46,7 +46,7 @@ class Speculation:
     @property
     def active(self) -> bool:
         """Whether there may be drafts: from a drafter, or because a grammar forces tokens."""
-        return self._drafter is not None or (self._guided > 0 and self._most > 0)
+        return self._drafter is not None or (bool(self._grammars) and self._most > 0)
 
     @property
     def waits(self) -> bool:
@@ -56,14 +56,17 @@ class Speculation:
     def begin(self, live: Live) -> Appetite:
         """The account of a new sequence; ends with `forget`."""
         self._appetites[live.ticket] = appetite = Appetite()
-        self._guided += live.guide is not None
+        if live.guide is not None:
+            self._grammars[live.ticket] = GrammarAsk(
+                live.request.sampling.grammar, len(live.request.prompt), live.stops
+            )
         return appetite
 
     async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
         """Proposed tokens by ticket, for sequences whose next step is a decode step. Where a grammar forces tokens,
         these are proposed, and what the drafter adds to them; what a grammar forbids is not."""
         drafts = await self._ask(decoding)
-        if not self._guided or not self._most:
+        if not self._grammars or not self._most:
             return drafts
         self._free.clear()
         for live in decoding:
@@ -109,8 +112,8 @@ class Speculation:
 
     def forget(self, live: Live) -> None:
         """Forgets a sequence that has ended, here and in the drafter."""
-        if self._appetites.pop(live.ticket, None) is not None:
-            self._guided -= live.guide is not None
+        self._appetites.pop(live.ticket, None)
+        self._grammars.pop(live.ticket, None)
         if self._drafter is None:
             return
         try:
@@ -131,9 +134,7 @@ class Speculation:
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
-            grammar=params.grammar,
-            prompt=len(live.request.prompt),
-            stops=live.stops,
+            grammar=self._grammars.get(live.ticket),
         )
 
     def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:

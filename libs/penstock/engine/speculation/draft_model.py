@@ -15,6 +15,8 @@ from penstock.engine.pages import PagePool
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.choice import Choice
 from penstock.engine.step.run import Run
+from penstock.grammar.guide import Guide
+from penstock.grammar.matcher import GrammarLeft
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class _Task:
     tokens: list[int]
     computed: int
     params: SamplingParams
+    guide: Guide | None = None
+    """A copy, which follows the guesses."""
+    over: bool = True
+    """No step has given it a guess yet, or the last one gave none: it is behind, or its text left its grammar."""
 
     @property
     def remaining(self) -> int:
@@ -56,6 +62,11 @@ class _Task:
     @property
     def guesses(self) -> list[int]:
         return self.tokens[len(self.ask.tokens) :]
+
+    def guess_forced(self) -> None:
+        """Takes what the grammar forces for guesses, which cost no steps of their own; leaves room for one that does."""
+        if self.guide is not None:
+            self.tokens += self.guide.forced[: max(0, self.params.max_tokens - len(self.guesses) - 1)]
 
 
 class ModelProposer:
@@ -84,13 +95,14 @@ class ModelProposer:
         self._behind = 0
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """Drafts for each ask; an empty list for a sequence that is still too far behind or gets no pages."""
+        """Drafts for each ask, legal ones where it has a guide; for a sequence that is still too far behind or gets no
+        pages at most what its grammar forces."""
         asked = {ask.id for ask in asks}
         tasks = [self._prepare(ask, asked) for ask in asks]
         able = [task for task in tasks if task is not None]
         ready = self._catch_up(able)
         while ready:
-            self._step([(task, 1) for task in ready])
+            self._step([(task, task.remaining) for task in ready])
             ready = self._unfinished(ready)
         for task in able:
             task.context.tokens = task.tokens[: task.computed]
@@ -124,7 +136,9 @@ class ModelProposer:
             min_p=ask.min_p,
             seed=ask.seed,
         )
-        return _Task(ask, context, tokens, computed, params)
+        task = _Task(ask, context, tokens, computed, params, _guide(ask))
+        task.guess_forced()
+        return task
 
     def _context(self, id: str, asked: set[str]) -> _Context | None:
         """The sequence's context, made if it is missing and marked as used last; None when there is no room for it."""
@@ -167,8 +181,8 @@ class ModelProposer:
             if count:
                 work.append((task, count))
         self._step(work)
-        self._behind += sum(1 for task in tasks if not task.guesses)
-        return self._unfinished([task for task in tasks if task.guesses])
+        self._behind += sum(1 for task in tasks if task.over and task.remaining)
+        return self._unfinished(tasks)
 
     def _step(self, work: list[tuple[_Task, int]]) -> None:
         if not work:
@@ -176,22 +190,37 @@ class ModelProposer:
         answers = self._runner.step([self._run(task, count) for task, count in work])
         for (task, count), answer in zip(work, answers, strict=True):
             task.computed += count
-            if isinstance(answer, list):
+            task.over = not isinstance(answer, list) or not answer
+            if isinstance(answer, list) and answer:
                 task.tokens.extend(chosen.token for chosen in answer)
+                task.guess_forced()
 
     def _run(self, task: _Task, count: int) -> Run:
         length = len(task.ask.tokens)
-        choice = Choice(task.params, frozenset(), task.tokens, length)
+        choice = Choice(task.params, frozenset(), task.tokens, length, guide=task.guide)
         context = task.context
         return Run(choice, task.computed, count, context.pages, (context.owner, context.version))
 
     def _unfinished(self, tasks: list[_Task]) -> list[_Task]:
-        """The tasks that have room for another guess and have not guessed the end of the text."""
+        """The tasks that have room for another guess, are not behind, and have not guessed the end of the text."""
         return [
             task
             for task in tasks
-            if len(task.guesses) < task.params.max_tokens and task.tokens[-1] not in self.checkpoint.eos_token_ids
+            if not task.over
+            and len(task.guesses) < task.params.max_tokens
+            and task.tokens[-1] not in self.checkpoint.eos_token_ids
         ]
+
+
+def _guide(ask: DraftAsk) -> Guide | None:
+    """The ask's way through its grammar, up to its last token, to be led on."""
+    if ask.guide is None:
+        return None
+    try:
+        ask.guide.follow(ask.tokens)
+    except GrammarLeft:
+        return None
+    return ask.guide.copy()
 
 
 def _common(old: list[int], new: list[int]) -> int:
