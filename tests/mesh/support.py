@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +22,7 @@ from penstock.draft.service import SERVICE
 from penstock.engine.request import SamplingParams
 from penstock.kv.identity import block_keys, root_key
 from penstock.rpc.server import serve
+from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import Mesh
 from penstock.v1 import draft_pb2, draft_pb2_grpc, kvstore_pb2, kvstore_pb2_grpc
 
@@ -94,6 +98,27 @@ async def ask(
         accepted=extra["accepted_tokens"],
         usage=usage,
     )
+
+
+@asynccontextmanager
+async def process(service: str, *arguments: str):
+    """A service in a process of its own; yields its address and pid, kills what is left of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", f"penstock.{service}", *arguments),
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, SUPERVISOR_FD: str(theirs.fileno())},
+        )
+        theirs.close()
+        ours.setblocking(False)
+        try:
+            line = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 4096), 30)
+            yield json.loads(line)["address"], child.pid
+        finally:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
 
 
 async def drafting(http: httpx2.AsyncClient, mesh: Mesh) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import socket
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -16,11 +13,10 @@ import pytest
 from penstock.decode.drafting import DraftClient
 from penstock.engine.request import SamplingParams
 from penstock.kv.spec import spec_to_message
-from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import ask, body_of, drafting, mesh_keys, prompt, settled, until
+from .support import ask, body_of, drafting, mesh_keys, process, prompt, settled, until
 
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -95,27 +91,6 @@ async def test_without_a_store_everything_is_computed(tiny, meshes, oracle, http
             answer = await ask(http, mesh, tokens, GREEDY)
             assert answer.ids == (await oracle(tokens, GREEDY)).ids
             assert answer.cached == 0
-
-
-@asynccontextmanager
-async def process(service: str, *arguments: str):
-    """A service in a process of its own; yields its address and pid, kills what is left of it."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"penstock.{service}", *arguments),
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, SUPERVISOR_FD: str(theirs.fileno())},
-        )
-        theirs.close()
-        ours.setblocking(False)
-        try:
-            line = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 4096), 30)
-            yield json.loads(line)["address"], child.pid
-        finally:
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
 
 
 @pytest.mark.parametrize("victim", ["kvstore", "draft"])

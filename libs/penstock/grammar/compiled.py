@@ -46,16 +46,16 @@ class Grammars:
         if len(text) > MOST_CHARACTERS:
             raise GrammarBroken(f"it has {len(text)} characters; at most {MOST_CHARACTERS} are possible")
         digest = _digest(text)
-        found = self._ready(digest)
+        found: Matcher | Exception | None = self._ready(digest)
         if found is None:
             try:
                 async with asyncio.timeout(self._longest_s):
                     found = await asyncio.shield(self._begin(digest, text))
             except TimeoutError:
                 raise GrammarBroken(f"it is not compiled after {self._longest_s:g} s") from None
-        if isinstance(found, Exception):
-            raise found
-        return self._guide(found, endings, begin)
+        if isinstance(found, Matcher):
+            return self._guide(found, endings, begin)
+        raise found
 
     def guide_if_ready(self, text: str, endings: Endings, begin: int) -> Guide | None:
         """The same, if the grammar is compiled; otherwise this begins with it. None also when it is broken."""

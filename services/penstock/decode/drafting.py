@@ -150,7 +150,7 @@ class DraftClient:
 
 def _grammar(ask: DraftAsk) -> draft_pb2.DraftGrammar | None:
     own = ask.grammar
-    return own and draft_pb2.DraftGrammar(text=own.text, prompt=own.prompt, ends=own.ends)
+    return None if own is None else draft_pb2.DraftGrammar(text=own.text, prompt=own.prompt, ends=own.ends)
 
 
 @asynccontextmanager

@@ -71,8 +71,11 @@ class DraftStream:
         if sequence.id not in self._tokens and len(self._tokens) >= self._most_sequences:
             right = f"a stream may have {self._most_sequences} at a time"
             raise InvalidRequest(f"sequences: {right}", field="sequences")
-        more = sequence.keep + len(sequence.tokens) + len(sequence.grammar.text)
-        if self._held - known + more > self._most_tokens:
+        change = sequence.keep + len(sequence.tokens) - known
+        if sequence.HasField("grammar"):
+            old = self._grammars.get(sequence.id)
+            change += len(sequence.grammar.text) - (len(old.text) if old else 0)
+        if self._held + change > self._most_tokens:
             right = f"the sequences of a stream may have {self._most_tokens} together"
             raise InvalidRequest(f"tokens: {right}", field="tokens")
 

@@ -17,9 +17,11 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import GrammarFailed, RequestRefused
 from penstock.engine.grammars import tokenizer_of
+from penstock.engine.hooks import DraftAsk
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.speculation.draft_model import ModelProposer
 from penstock.grammar.compiled import Grammars
+from penstock.grammar.guide import Endings
 from penstock.models import embedded
 from penstock.testing import schemas
 from penstock.testing.drafters import thread_drafter
@@ -114,7 +116,8 @@ async def test_every_answer_is_an_instance_of_its_schema(plainly):
 async def test_drafts_change_no_token(kit, mini, plainly, kind):
     """Over a few hundred schemas: a state that is wrong after refused drafts shows up in one of some hundred texts."""
     source = random.Random(kind)
-    known = {one.id: [*one.prompt, *answer.ids] for one, answer in zip(requests(), plainly, strict=True)}
+    asked, plainly = (requests(), plainly) if kind == "illegal" else (requests()[::2], plainly[::2])
+    known = {one.id: [*one.prompt, *answer.ids] for one, answer in zip(asked, plainly, strict=True)}
 
     def right(ask):
         return known[ask.id][len(ask.tokens) : len(ask.tokens) + ask.k]
@@ -130,12 +133,12 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
         grammars = Grammars(lambda: tokenizer_of(proposer.checkpoint)) if kind == "guided model" else None
         with thread_drafter(proposer, grammars) as drafter:
             async with Engine.open(mini, drafter) as engine:
-                answers = await read_all(kit, engine, requests())
+                answers = await read_all(kit, engine, asked)
                 stats = engine.stats()
     else:
         drafters = {"right": kit.Drafts(right), "illegal": kit.Drafts(illegal)}
         async with Engine.open(mini, drafters.get(kind)) as engine:
-            answers = await read_all(kit, engine, requests())
+            answers = await read_all(kit, engine, asked)
             stats = engine.stats()
     for one, other in zip(plainly, answers, strict=True):
         assert one.ids == other.ids and one.last.finish == other.last.finish
@@ -143,6 +146,31 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
     assert stats.failed_steps == 0
     if kind == "right":
         assert stats.accepted == stats.drafted
+
+
+async def test_a_guided_drafter_proposes_what_is_legal_and_what_is_forced_costs_it_no_step(plainly):
+    """From every place of a text; as many tokens as are wanted, unless the text ends before."""
+    proposer = ModelProposer(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))
+    grammars, steps = Grammars(lambda: tokenizer_of(proposer.checkpoint)), []
+    real = proposer._runner.step
+    proposer._runner.step = lambda runs: steps.append(len(runs)) or real(runs)
+    request, answer = requests()[20], plainly[20]
+    ends, begin = frozenset({EOS}), len(request.prompt)
+    guide, judge = [await grammars.guide(request.sampling.grammar, Endings(ends), begin) for _ in range(2)]
+    most_forced = 0
+    for count in range(len(answer.ids)):
+        tokens = [*request.prompt, *answer.ids[:count]]
+        ask = DraftAsk("a", tokens, 6, 0, 0.0, 0, 1.0, 0.0, guide=guide)
+        before = len(steps)
+        [guesses] = proposer.propose([ask])
+        judge.follow(tokens)
+        text = guesses[: guesses.index(EOS)] if EOS in guesses else guesses
+        assert judge.legal(text) == tuple(text) and (len(guesses) == 6 or guesses[-1] == EOS)
+        forced = judge.forced[:5]
+        assert tuple(guesses[: len(forced)]) == forced
+        assert len(steps) - before <= 6 - len(forced)
+        most_forced = max(most_forced, len(forced))
+    assert most_forced > 2
 
 
 async def test_a_request_goes_on_from_any_place(kit, mini, plainly):

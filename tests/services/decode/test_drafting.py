@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,8 @@ from penstock.decode.drafting import DraftClient
 from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Description, Drafts
 from penstock.draft.service import SERVICE, DraftService
-from penstock.engine.hooks import DraftAsk
+from penstock.engine.hooks import DraftAsk, GrammarAsk
+from penstock.grammar.compiled import Grammars
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import serve
 from penstock.v1 import draft_pb2_grpc
@@ -20,10 +22,12 @@ class Echo:
 
     def __init__(self):
         self.asked = []
+        self.guides = []
         self.gone = []
 
     def propose(self, asks):
         self.asked.append([(ask.id, list(ask.tokens)) for ask in asks])
+        self.guides.append([ask.guide for ask in asks])
         return [list(ask.tokens[-ask.k :]) for ask in asks]
 
     def forget(self, id):
@@ -35,8 +39,8 @@ def ask(id, tokens, k=2):
 
 
 @asynccontextmanager
-async def draft_server(proposer, port=0, tokenizer="same"):
-    drafts = Drafts(proposer, Description("model", tokenizer, 100))
+async def draft_server(proposer, port=0, tokenizer="same", grammars=None):
+    drafts = Drafts(proposer, Description("model", tokenizer, 100), grammars=grammars)
     add = draft_pb2_grpc.add_DraftServicer_to_server
     try:
         service = DraftService(drafts, DraftConfig(model="ngram"))
@@ -106,3 +110,40 @@ async def test_a_draft_with_another_tokenizer_is_not_used():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await until_answered(client, ask("a", [1, 2]))
+
+
+class FakeGrammars(Grammars):
+    """Has every grammar ready at the second question; a guide is what was asked for it."""
+
+    def __init__(self):
+        self.asked = []
+
+    def guide_if_ready(self, text, endings, begin):
+        self.asked.append((text, endings.ends, begin))
+        return self.asked[-1] if len(self.asked) % 2 == 0 else None
+
+
+async def test_a_grammar_travels_with_the_whole_sequence_and_is_followed_when_it_is_compiled():
+    proposer, grammars = Echo(), FakeGrammars()
+    told = ("the text", frozenset({2, 3}), 1)
+    grammar = GrammarAsk(told[0], told[2], told[1])
+    async with draft_server(proposer, grammars=grammars) as port, draft_client(port) as client:
+        for tokens in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
+            await until_answered(client, replace(ask("a", tokens), grammar=grammar))
+        await client.propose([ask("b", [5, 6])])
+    assert proposer.guides == [[None], [told], [told], [None]]
+    assert grammars.asked == [told] * 2
+
+
+async def test_a_restarted_service_gets_the_grammar_too():
+    grammar = GrammarAsk("the text", 1, frozenset({2}))
+    question = replace(ask("a", [1, 2, 3]), grammar=grammar)
+    async with draft_server(Echo(), grammars=FakeGrammars()) as port:
+        pass
+    grammars = FakeGrammars()
+    async with draft_client(port) as client:
+        async with draft_server(Echo(), port):
+            await until_answered(client, question)
+        async with draft_server(Echo(), port, grammars=grammars):
+            await until_answered(client, question)
+    assert grammars.asked == [("the text", frozenset({2}), 1)]

@@ -70,3 +70,45 @@ def test_more_tokens_than_a_stream_may_have_are_refused():
     stream.apply(ask((3, 0, [0] * 60), forget=[1]))
     stream.apply(ask((2, 50, [1])))  # not to be continued: forgotten, so that there is room again
     stream.apply(ask((2, 0, [0] * 40)))
+
+
+def guided(id, keep, tokens, text=""):
+    message = ask((id, keep, tokens))
+    if text:
+        message.sequences[0].grammar.CopyFrom(draft_pb2.DraftGrammar(text=text, prompt=1, ends=[2]))
+    return message
+
+
+def test_a_guide_belongs_to_the_tokens_that_it_has_followed():
+    made = []
+
+    def guide(asked):
+        made.append(asked)
+        return f"guide {len(made)}"
+
+    stream = DraftStream(1, lambda id: None, CONFIG, guide)
+
+    def given(message):
+        stream.apply(message)
+        [(_, asked)] = stream.asks(message)
+        return asked.guide
+
+    assert given(guided(7, 0, [1, 5], "text")) == "guide 1"
+    assert given(guided(7, 2, [6])) == "guide 1"
+    assert given(guided(7, 1, [8])) == "guide 2", "other tokens now"
+    assert given(guided(7, 0, [1], "another text")) == "guide 3"
+    assert given(guided(8, 0, [1])) is None
+    assert [asked.text for asked in made] == ["text", "text", "another text"]
+    assert made[0].prompt == 1 and made[0].ends == {2}
+
+
+def test_letters_of_grammars_count_as_tokens():
+    stream = stream_of()
+    stream.apply(guided(1, 0, [0] * 40, "x" * 60))
+    with pytest.raises(InvalidRequest, match="may have 100 together"):
+        stream.apply(guided(2, 0, [0]))
+    stream.apply(guided(1, 0, [0] * 80, "x" * 20))
+    with pytest.raises(InvalidRequest, match="may have 100 together"):
+        stream.apply(guided(2, 0, [0], "x"))
+    stream.apply(ask(forget=[1]))
+    stream.apply(guided(2, 0, [0] * 50, "x" * 50))

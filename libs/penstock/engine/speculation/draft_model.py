@@ -64,7 +64,7 @@ class _Task:
         return self.tokens[len(self.ask.tokens) :]
 
     def guess_forced(self) -> None:
-        """Takes what the grammar forces for guesses, which cost no steps of their own; leaves room for one that does."""
+        """Takes what the grammar forces for guesses, which cost no steps; leaves room for one that does."""
         if self.guide is not None:
             self.tokens += self.guide.forced[: max(0, self.params.max_tokens - len(self.guesses) - 1)]
 
