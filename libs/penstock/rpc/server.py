@@ -75,6 +75,7 @@ async def serve(
     max_calls: int = 1024,
     max_streams: int | None = None,
     grace: float = 5.0,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
@@ -82,7 +83,7 @@ async def serve(
     `max_calls` are answered with RESOURCE_EXHAUSTED at once. One connection may have `max_streams` calls open
     (default: a few more than `max_calls`); further ones wait at the client. Leaving the block answers NOT_SERVING,
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
-    Raises ConfigError when it cannot listen on `address`.
+    With `credentials` it speaks TLS. Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
     server = grpc.aio.server(
@@ -101,7 +102,7 @@ async def serve(
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection([*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name], server)
-    running.port = _bind(server, address)
+    running.port = _bind(server, address, credentials)
     await running.set_serving(False)
     await running.set_live(True)
     await server.start()
@@ -113,8 +114,10 @@ async def serve(
         await in_flight.idle()
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigError(

@@ -170,8 +170,8 @@ class Supervisor:
         """Kills a child that was ready once and is hung or stuck now; one that loads its model is not ready yet."""
         values = await asyncio.shield(told)
         address = values.get("grpc_address") or values.get("address")
-        if not isinstance(address, str):
-            return
+        if not isinstance(address, str) or values.get("tls"):
+            return  # the health check speaks no TLS
         watches = ((silence, self._patience.hung_s, ChildState.HUNG), (stuck, self._patience.stuck_s, ChildState.STUCK))
         jobs = [_then(watch(address, bound_s), state) for watch, bound_s, state in watches if bound_s]
         if not jobs:

@@ -6,7 +6,8 @@ from penstock.runtime.service import service_main
 
 
 def _doors(gateway: Gateway) -> dict[str, str]:
-    return {"address": gateway.address, "grpc_address": gateway.grpc_address}
+    tls = {"tls": "yes"} if gateway.reception.config.tls_cert else {}
+    return {"address": gateway.address, "grpc_address": gateway.grpc_address, **tls}
 
 
 app = service_main(

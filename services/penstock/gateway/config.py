@@ -52,6 +52,10 @@ class GatewayConfig:
     ledger: str = ""
     """Where the use of each tenant is written: a file, or redis://HOST:PORT/DB, which gateways may share; empty: only
     kept while the gateway runs."""
+    tls_cert: Path | None = None
+    """The PEM file of a certificate with its chain, for HTTPS and for gRPC over TLS; followed when it changes."""
+    tls_key: Path | None = None
+    """The PEM file of its key."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the gateway, such as https://chat.example; * for all."""
     server_key: Annotated[str, Parameter(show_default=False)] = field(default="", repr=False)
@@ -132,6 +136,8 @@ class GatewayConfig:
         one_of(self, ("refuse", "warn"), "unknown_fields")
         if self.tool_format:
             one_of(self, tuple(FORMATS), "tool_format")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_key", str(self.tls_key or ""), "must be set together with tls_cert")
         if self.api_keys is None:
             for name in ("http_address", "grpc_address"):
                 if not is_loopback(getattr(self, name).host):

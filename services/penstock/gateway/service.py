@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -26,6 +26,7 @@ from penstock.gateway.door.http import application
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.rpc import SERVICE, GatewayService
 from penstock.gateway.door.server import serve_http
+from penstock.gateway.door.tls import Certificate
 from penstock.gateway.mesh.view import RouterView, open_view
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
@@ -74,6 +75,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         raise ConfigError("model_dir", str(config.model_dir), str(error)) from None
     structlog.get_logger("penstock.gateway").info("tool calls", format=model.family.name, reasoning=model.thinks)
     auth = load_auth(config)
+    tls = Certificate(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     terms = read_terms(config.terms)
     metrics = GatewayMetrics()
     failed = metrics.task_failed
@@ -130,11 +132,18 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
                 grace=_LAST_GRACE_S,
+                credentials=tls.for_grpc() if tls else None,
             ) as rpc:
                 app = application(reception)
-                async with serve_http(app, config.http_address, failed=failed) as address:
+                async with serve_http(
+                    app, config.http_address, failed=failed, tls=tls.context if tls else None
+                ) as address:
                     try:
-                        async with _health(view, rpc, failed), auth.followed(failed):
+                        async with AsyncExitStack() as stack:
+                            await stack.enter_async_context(_health(view, rpc, failed))
+                            await stack.enter_async_context(auth.followed(failed))
+                            if tls:
+                                await stack.enter_async_context(tls.followed(failed))
                             yield Gateway(address, config.grpc_address.at(rpc.port), reception)
                     finally:
                         await rpc.set_serving(False)

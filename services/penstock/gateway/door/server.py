@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -41,8 +42,10 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_http(app: ASGIApp, address: HostPort, *, failed: Failed) -> AsyncIterator[HostPort]:
-    """Serves `app` for the length of the block; gives the address with its port.
+async def serve_http(
+    app: ASGIApp, address: HostPort, *, failed: Failed, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[HostPort]:
+    """Serves `app` for the length of the block, with `tls` as HTTPS; gives the address with its port.
 
     Raises ConfigError when the process cannot listen there, and any error that ends uvicorn within the block. Leaving
     the block stops accepting and closes connections; requests that run have a second before they are cancelled.
@@ -59,6 +62,7 @@ async def serve_http(app: ASGIApp, address: HostPort, *, failed: Failed) -> Asyn
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_GRACE_S,
         backlog=_BACKLOG,
+        ssl_context_factory=(lambda _config, _default: tls) if tls else None,
     )
     server = _Server(settings)
 
