@@ -262,3 +262,15 @@ async def test_both_headers_carry_a_key(opened, tmp_path):
             with pytest.raises(anthropic.AuthenticationError) as caught:
                 await whole(client)
             assert caught.value.body["error"]["type"] == "authentication_error"
+
+
+async def test_the_form_of_the_output_is_a_grammar(setup, client):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    setup.says('{"a": 1}')
+    await both(client, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert setup.mesh.decodes[0].requests[-1].sampling.grammar

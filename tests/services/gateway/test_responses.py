@@ -312,3 +312,20 @@ async def test_a_prompt_that_is_too_long(setup):
     with pytest.raises(openai.BadRequestError) as caught:
         await whole(setup.client, input="a b c " * 5000)
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "input"
+
+
+async def test_the_form_of_the_text_is_a_grammar(setup):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    setup.says('{"a": 1}')
+    response = await both(setup, text={"format": form})
+    assert response.text.format.type == "json_schema" and response.output_text == '{"a": 1}'
+    assert setup.mesh.decodes[0].requests[-1].sampling.grammar
+    with pytest.raises(openai.BadRequestError) as caught:
+        await whole(setup.client, text={"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#/x"}}})
+    assert caught.value.param.startswith("text.format.schema")

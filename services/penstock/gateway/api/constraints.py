@@ -105,6 +105,14 @@ def text_format(raw: bytes, at: str = "text.format") -> Part | None:
     return _plain(body.type, at)
 
 
+def output_format(raw: bytes, at: str = "output_config.format") -> Part | None:
+    """The constraint of an `output_config.format` of Anthropic's Messages API."""
+    body = _read(_FLAT, raw, at)
+    if body is None or body.type != "json_schema":
+        return None if body is None else _plain(body.type, at)
+    return schema_part(body.schema, f"{at}.schema")
+
+
 def _plain(kind: str, at: str) -> Part | None:
     if kind not in ("text", "json_object"):
         what = f"{at}.type: must be text, json_object or json_schema, not {kind[:40]!r}"

@@ -28,6 +28,7 @@ from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
 from penstock.gateway.completing.threads import Threads
+from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.mesh.hints import send_hint
@@ -77,6 +78,7 @@ class Completer:
         self._metrics = metrics
         self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
+        self.tokens = Tokens(model, threads, self._volatile)
         self._running: set[Completion] = set()
         self._fingerprint = lru_cache(maxsize=4)(
             partial(system_fingerprint, model=model, settings=(config.volatile_lines, config.volatile_pattern))

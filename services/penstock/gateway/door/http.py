@@ -27,6 +27,7 @@ from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, fold
 from penstock.gateway.door.accounting import Accounting
+from penstock.gateway.door.counting import Counting
 from penstock.gateway.door.entrance import Entrance
 from penstock.gateway.door.origins import Origins
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
@@ -54,6 +55,7 @@ def application(reception: Reception) -> Entrance:
     messages = Generate(reception, uploads, MessagesApi())
     responses = Generate(reception, uploads, ResponsesApi(reception.responses))
     stored = ResponsePages(reception)
+    counting = Counting(reception, uploads)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -62,6 +64,10 @@ def application(reception: Reception) -> Entrance:
             Route("/v1/responses/{id}", stored.one, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/input_items", stored.input_items, methods=["GET"]),
             Route("/v1/messages", messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", counting.count, methods=["POST"]),
+            Route("/v1/embeddings", counting.embeddings, methods=["POST"]),
+            Route("/tokenize", counting.tokenize, methods=["POST"]),
+            Route("/detokenize", counting.detokenize, methods=["POST"]),
             Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
             Route("/v1/models", pages.models, methods=["GET"]),
             Route("/v1/models/{name:path}", pages.model, methods=["GET"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +11,7 @@ from starlette.responses import Response
 from penstock.errors import Internal, InvalidRequest, NotFound, PenstockError
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
+from penstock.gateway.api.anthropic.shapes import message_error, model_json
 from penstock.gateway.api.inquiry import Json, encode
 from penstock.gateway.api.openai.asks import session_hint
 from penstock.gateway.api.openai.shapes import error_json, models_json
@@ -30,13 +33,16 @@ class Pages:
     async def models(self, request: Request) -> Response:
         """GET /v1/models"""
         self._reception.auth.identify(request.headers)
+        if _anthropic(request):
+            model = self._model(request)
+            return _json({"data": [model], "first_id": model["id"], "last_id": model["id"], "has_more": False})
         return _json(self._list())
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}"""
         self._reception.auth.identify(request.headers)
         self._reception.completer.check_model(request.path_params["name"])
-        return _json(self._list()["data"][0])
+        return _json(self._model(request))
 
     async def hint(self, request: Request) -> Response:
         """POST /v1/sessions/hint"""
@@ -73,6 +79,10 @@ class Pages:
     def _ready(self) -> bool:
         return self._reception.view.ready and not self._reception.drain.closing
 
+    def _model(self, request: Request) -> Json:
+        config, started = self._reception.config, self._reception.started
+        return model_json(config.served_name, started) if _anthropic(request) else self._list()["data"][0]
+
     def _list(self) -> Json:
         known = self._reception.view.known
         name, started = self._reception.config.served_name, self._reception.started
@@ -83,10 +93,27 @@ def _json(value: Json, status: int = 200) -> Response:
     return Response(encode(value), status, media_type=JSON)
 
 
-async def penstock_error(_request: Request, error: Exception) -> Response:
+def _error(request: Request, error: PenstockError, status: int) -> Response:
+    """The error in the words of the API that the client speaks."""
+    id = request.state.request_id
+    if not _anthropic(request):
+        return _json(error_json(error), status)
+    response = _json(message_error(error, id), status)
+    response.headers["request-id"] = id
+    return response
+
+
+def _anthropic(request: Request) -> bool:
+    return request.url.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+
+
+async def penstock_error(request: Request, error: Exception) -> Response:
     """Responds with the error's own status and message."""
     assert isinstance(error, PenstockError)
-    return _json(error_json(error), error.http_status)
+    response = _error(request, error, error.http_status)
+    if error.retry_after is not None:
+        response.headers["retry-after"] = str(math.ceil(error.retry_after))
+    return response
 
 
 async def http_error(request: Request, error: Exception) -> Response:
@@ -95,11 +122,11 @@ async def http_error(request: Request, error: Exception) -> Response:
     found: PenstockError = NotFound(f"{request.method} {request.url.path[:100]} does not exist", code="not_found")
     if error.status_code != 404:
         found = InvalidRequest(error.detail)
-    response = _json(error_json(found), error.status_code)
+    response = _error(request, found, error.status_code)
     response.headers.update(error.headers or {})
     return response
 
 
-async def internal_error(_request: Request, _error: Exception) -> Response:
+async def internal_error(request: Request, _defect: Exception) -> Response:
     """Responds to a defect, without its details; starlette has logged them."""
-    return _json(error_json(Internal("internal error")), 500)
+    return _error(request, Internal("internal error"), 500)

@@ -19,8 +19,8 @@ from penstock.gateway.api.anthropic.bodies import (
     read_count,
     read_messages,
 )
+from penstock.gateway.api.constraints import output_format
 from penstock.gateway.api.extension import CacheControl, Extension, keeps_of
-from penstock.gateway.api.fields import ABSENT, small
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Sampling
@@ -51,6 +51,7 @@ def messages_ask(raw: bytes, ignored: list[str] | None = None) -> Ask:
         retain_s=extension.retain_s(),
         outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
         stops_field="stop_sequences",
+        constraint=output_format(bytes(body.output_config.format)) if body.output_config else None,
     )
     ask.check(1)
     return ask
@@ -70,9 +71,6 @@ def _conversation(body: MessagesBody | CountBody) -> Conversation:
     if body.messages[-1].role == "assistant":
         what = "messages: the last one must not be of the assistant; its beginning cannot be prescribed"
         raise InvalidRequest(what, field="messages", code="unsupported_parameter")
-    if small(body.output_config.format if body.output_config else ABSENT) is not None:
-        what = "output_config.format: is not supported"
-        raise InvalidRequest(what, field="output_config.format", code="unsupported_parameter")
     script = Transcript(body.system)
     for at, turn in enumerate(body.messages):
         script.add(turn, f"messages[{at}]")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -33,6 +34,12 @@ def message_error(error: PenstockError, request_id: str) -> Json:
 
 
 STYLE = Style(error=message_error, named=True, ping=b'event: ping\ndata: {"type": "ping"}\n\n', id_header="request-id")
+
+
+def model_json(name: str, created: int) -> Json:
+    """Anthropic's form of a model."""
+    instant = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"id": name, "type": "model", "display_name": name, "created_at": instant}
 
 
 class MessageShape:

@@ -37,7 +37,7 @@ def chat_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> 
     check_count("messages", len(body.messages), bounds.MAX_MESSAGES)
     if not body.messages:
         raise InvalidRequest("messages: must not be empty", field="messages")
-    messages = [_message(item, at, nodes) for at, item in enumerate(body.messages)]
+    messages = [message_of(item, at, nodes) for at, item in enumerate(body.messages)]
     prompt = Conversation(messages, *tools_of(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
     logprobs = _chat_logprobs(body)
     if body.max_completion_tokens is None:
@@ -143,7 +143,8 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     return body.top_logprobs or 0
 
 
-def _message(body: MessageBody, at: int, nodes: Nodes) -> Message:
+def message_of(body: MessageBody, at: int, nodes: Nodes) -> Message:
+    """The message of number `at`. Raises InvalidRequest naming the field."""
     field = f"messages[{at}]"
     if body.role == "tool" and body.tool_call_id is None:
         raise InvalidRequest(f"{field}.tool_call_id: is required for the role tool", field=f"{field}.tool_call_id")

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.chat.messages import Tool
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.openai.bodies import ChatBody
+from penstock.gateway.api.openai.bodies import ChatBody, ToolBody
 from penstock.gateway.request.calling import Calling, calling, check_tools
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
@@ -18,13 +18,19 @@ _CHOICE = msgspec.json.Decoder(str | dict[str, Any] | None)
 
 def tools_of(body: ChatBody) -> tuple[tuple[Tool, ...], Calling | None]:
     """The tools to show, and what may be called. Raises InvalidRequest naming the field."""
-    functions = (item.function for item in body.tools or ())
+    tools = shown_tools(body.tools or ())
+    mode, only = tool_choice(bytes(body.tool_choice))
+    return tools, calling(tools, mode, only, parallel=body.parallel_tool_calls is not False)
+
+
+def shown_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
+    """The tools to show. Raises InvalidRequest naming the field."""
+    functions = (item.function for item in bodies)
     tools = tuple(
         Tool(item.name, item.description or "", item.parameters or {}, bool(item.strict)) for item in functions
     )
     check_tools(tools)
-    mode, only = tool_choice(bytes(body.tool_choice))
-    return tools, calling(tools, mode, only, parallel=body.parallel_tool_calls is not False)
+    return tools
 
 
 def tool_choice(raw: bytes) -> tuple[str, Sequence[str] | None]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from penstock.chat.messages import Tool
 from penstock.errors import InvalidRequest
+from penstock.gateway.api.constraints import text_format
 from penstock.gateway.api.extension import Extension, keeps_of
-from penstock.gateway.api.fields import ABSENT, small
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.tools import tool_choice
 from penstock.gateway.api.responses.bodies import FunctionToolBody, InputItem, ResponseBody, read_body
@@ -75,9 +75,6 @@ def response_ask(order: ResponseOrder, earlier: Sequence[InputItem], items: Sequ
     if not dialogue.messages:
         raise InvalidRequest("input: must not be empty", field="input")
     check_count("input", len(dialogue.messages), bounds.MAX_MESSAGES)
-    if small(body.text.format if body.text else ABSENT) not in (None, {"type": "text"}):
-        what = 'text.format: only {"type": "text"} is supported'
-        raise InvalidRequest(what, field="text.format", code="unsupported_parameter")
     tools = tuple(_tool(tool, at) for at, tool in enumerate(body.tools or ()))
     check_tools(tools, "tools[{at}].name")
     mode, only = tool_choice(bytes(body.tool_choice))
@@ -98,6 +95,7 @@ def response_ask(order: ResponseOrder, earlier: Sequence[InputItem], items: Sequ
         retain_s=extension.retain_s(),
         outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
         max_tokens_field="max_output_tokens",
+        constraint=text_format(bytes(body.text.format)) if body.text else None,
     )
     ask.check(1)
     return ask

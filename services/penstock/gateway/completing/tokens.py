@@ -1,0 +1,63 @@
+"""Prompts as token ids, and ids as text, without an answer to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from penstock.chat.model import ChatModel
+from penstock.chat.prompt import TooManyTokens
+from penstock.errors import InvalidRequest
+from penstock.gateway.completing.prompts import weight
+from penstock.gateway.completing.threads import Threads
+from penstock.gateway.completing.volatile import VolatileLines
+from penstock.gateway.request.ask import Conversation, check_token
+
+MOST_TOKENS = 1 << 21
+"""Tokens that are counted at most, far beyond any context."""
+
+
+class Tokens:
+    """Tokenizes what clients want to know the tokens of."""
+
+    def __init__(self, model: ChatModel, threads: Threads, volatile: VolatileLines) -> None:
+        self._model = model
+        self._threads = threads
+        self._volatile = volatile
+
+    async def of(self, prompt: Conversation | str, *, special: bool = True) -> Sequence[int]:
+        """The ids of a prompt, as a request for an answer would have them. `special`: with what the tokenizer puts
+        around a raw text. Raises InvalidRequest."""
+        bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
+        return await self._threads.run(partial(self._of, prompt, special), weight(prompt), bounded=bounded)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of ids. Raises Unprocessable for an id that the model does not have."""
+        return await self._threads.run(partial(self._text, ids), len(ids))
+
+    def names(self, ids: Sequence[int]) -> list[str | None]:
+        """How the tokenizer writes each token; null where it has no such token."""
+        return [self._model.tokenizer.id_to_token(token) for token in ids]
+
+    def _of(self, prompt: Conversation | str, special: bool) -> Sequence[int]:
+        encoder = self._model.encoder
+        field = "prompt"
+        if isinstance(prompt, Conversation):
+            field = prompt.field
+            prompt = self._volatile.steady(prompt)
+            text = self._model.render(prompt.messages, prompt.tools)
+        else:
+            text = prompt
+        try:
+            if encoder.at_least(text) > MOST_TOKENS:
+                raise TooManyTokens(encoder.at_least(text))
+            if field == "prompt" and special:
+                return encoder.encode_raw(text, most=MOST_TOKENS)
+            return encoder.encode(text, most=MOST_TOKENS).ids
+        except TooManyTokens:
+            raise InvalidRequest(f"{field}: has more than {MOST_TOKENS} tokens", field=field) from None
+
+    def _text(self, ids: Sequence[int]) -> str:
+        for token in ids:
+            check_token(token, self._model.vocab_size, "tokens")
+        return self._model.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,0 +1,87 @@
+"""The HTTP endpoints that answer with tokens instead of a text of the model, or say that they can't."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.errors import InvalidRequest
+from penstock.gateway.accounts.admission import ClientGone
+from penstock.gateway.api.anthropic.asks import count_prompt
+from penstock.gateway.api.inquiry import Json, encode
+from penstock.gateway.api.openai.tokenizing import read_detokenize, read_tokenize
+from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.reply import JSON
+from penstock.gateway.door.uploads import Uploads
+
+_THREAD_BODY = 64 * 1024
+Value = TypeVar("Value")
+
+
+class Counting:
+    """The endpoints. They generate nothing, and still are requests: admitted, and counted for the tenant's limits."""
+
+    def __init__(self, reception: Reception, uploads: Uploads) -> None:
+        self._reception = reception
+        self._uploads = uploads
+        self._completer = reception.completer
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        return await self._answer(request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        return await self._answer(request, self._detokenize)
+
+    async def count(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens"""
+        return await self._answer(request, self._count)
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings"""
+        self._reception.auth.tenant(request.headers)
+        raise InvalidRequest("this model makes no embeddings", field="model", code="unsupported_model")
+
+    async def _answer(self, request: Request, answer: Callable[[Request], Awaitable[Json]]) -> Response:
+        tenant = self._reception.auth.tenant(request.headers)
+        try:
+            async with self._reception.one():
+                with self._reception.limiter.one(tenant):
+                    return Response(encode(await answer(request)), media_type=JSON)
+        except ClientGone:
+            return Response(status_code=400)  # the client has left and reads no response
+
+    async def _tokenize(self, request: Request) -> Json:
+        body, prompt = await self._read(request, read_tokenize)
+        self._completer.check_model(body.model or self._reception.config.served_name)
+        tokens = self._completer.tokens
+        ids = list(await tokens.of(prompt, special=body.add_special_tokens is not False))
+        known = self._reception.view.known
+        return {
+            "count": len(ids),
+            "max_model_len": known.max_model_len if known else None,
+            "tokens": ids,
+            "token_strs": tokens.names(ids) if body.return_token_strs else None,
+        }
+
+    async def _detokenize(self, request: Request) -> Json:
+        body = await self._read(request, read_detokenize)
+        self._completer.check_model(body.model or self._reception.config.served_name)
+        return {"prompt": await self._completer.tokens.text(body.tokens)}
+
+    async def _count(self, request: Request) -> Json:
+        model, prompt = await self._read(request, count_prompt)
+        self._completer.check_model(model)
+        return {"input_tokens": len(await self._completer.tokens.of(prompt))}
+
+    async def _read(self, request: Request, read: Callable[[bytes, list[str] | None], Value]) -> Value:
+        config = self._reception.config
+        ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
+        async with self._uploads.body(request.headers, request.receive, config.max_body_bytes) as body:
+            size = len(body) if len(body) >= _THREAD_BODY else 0
+            return await self._reception.threads.run(partial(read, body, ignored), size)
