@@ -7,11 +7,15 @@ import json
 import time
 from typing import Any
 
+import grpc
 import httpx2
 import pytest
 from llguidance import LLTokenizer
 from pydantic import BaseModel
 from tests.libs.grammar.walking import accepts
+
+from penstock.rpc.errors import from_rpc
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -170,6 +174,49 @@ async def test_what_can_not_be_followed_is_named(setup, post, fields, field, say
         assert (error["param"], error["type"]) == (field, "invalid_request_error")
         assert error["message"].startswith(f"{field}: ") and says in error["message"]
     assert setup.mesh.router.asks == []
+
+
+@pytest.fixture
+async def stub(setup):
+    async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        yield gateway_pb2_grpc.GatewayStub(channel)
+
+
+def by_grpc(**constraint: Any) -> gateway_pb2.ChatCompletionRequest:
+    return gateway_pb2.ChatCompletionRequest(
+        model="tiny",
+        messages=[gateway_pb2.ChatMessage(role="user", content="hi")],
+        constraint=gateway_pb2.AnswerConstraint(**constraint),
+    )
+
+
+@pytest.mark.parametrize(
+    ("constraint", "right", "wrong"),
+    [
+        ({"json_object": True}, ANN, LIST),
+        ({"json_schema": json.dumps(PERSON)}, ANN, "{}"),
+        ({"regex": "[ab]+"}, "ab", "c"),
+        ({"choice": gateway_pb2.ChoiceOfTexts(texts=["yes", "no"])}, "no", "n"),
+        ({"grammar": GBNF}, "a1", "1"),
+        ({}, LIST, None),
+        ({"json_object": False}, LIST, None),
+    ],
+)
+async def test_constraints_by_grpc(setup, stub, read, constraint, right, wrong) -> None:
+    async for _ in stub.ChatCompletion(by_grpc(**constraint)):
+        pass
+    if wrong is None:
+        assert grammars(setup) == {""}
+    else:
+        assert read(right) and not read(wrong)
+
+
+async def test_what_can_not_be_followed_is_named_by_grpc(stub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.ChatCompletion(by_grpc(json_schema='{"items": {"not": {}}}')):
+            pass
+    error = from_rpc(caught.value)
+    assert (error.http_status, error.field) == (400, "constraint.json_schema.items.not")
 
 
 async def test_a_hostile_grammar_stops_nobody_elses_stream(setup, post) -> None:

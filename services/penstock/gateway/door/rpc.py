@@ -25,6 +25,7 @@ from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Keep, Sampling
 from penstock.gateway.request.bounds import check, check_count
 from penstock.gateway.request.calling import Calling, calling, check_tools
+from penstock.grammar.recipe import Kind, Part
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
@@ -120,6 +121,7 @@ def read_request(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -
         model=request.model,
         prompts=[conversation],
         sampling=_sampling(request),
+        constraint=_constraint(request),
         stops=tuple(request.stop),
         n=request.n or 1,
         stream=True,
@@ -164,6 +166,23 @@ def _sampling(request: gateway_pb2.ChatCompletionRequest) -> Sampling:
         ignore_eos=request.ignore_eos,
         **given,
     )
+
+
+def _constraint(request: gateway_pb2.ChatCompletionRequest) -> Part | None:
+    given, at = request.constraint, "constraint"
+    name = given.WhichOneof("kind") if request.HasField("constraint") else None
+    if name is None or (name == "json_object" and not given.json_object):
+        return None
+    if name == "choice":
+        return Part("choice", msgspec.json.encode([*given.choice.texts]).decode(), f"{at}.choice")
+    kinds: dict[str, tuple[Kind, str]] = {
+        "json_object": ("object", ""),
+        "json_schema": ("schema", given.json_schema),
+        "regex": ("regex", given.regex),
+        "grammar": ("grammar", given.grammar),
+    }
+    kind, text = kinds[name]
+    return Part(kind, text, f"{at}.{name}")
 
 
 def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message:
