@@ -500,6 +500,7 @@ class Usage(_message.Message):
     drafted_tokens: _builtins.int
     accepted_tokens: _builtins.int
     computed_tokens: _builtins.int
+    """prefill, handoff, decode, send; and first_token, total"""
     reasoning_tokens: _builtins.int
     retained_tokens: _builtins.int
     """leading tokens of prompt and answer that are kept"""
@@ -510,7 +511,7 @@ class Usage(_message.Message):
     """of choice 0; with it the request gives the same tokens again"""
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """by stage: tokenize, plan, queue, fetch, prefill, first_token, decode, total"""
+        """by part, which follow each other: body, tokenize, plan, call, queue, fetch,"""
 
     @_builtins.property
     def session(self) -> Global___SessionUse: ...

@@ -395,6 +395,7 @@ class PlanResponse(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """1 for the first plan of the stream, then 2, ..."""
     @_builtins.property
@@ -403,22 +404,84 @@ class PlanResponse(_message.Message):
 
     @_builtins.property
     def decode(self) -> Global___Placement: ...
+    @_builtins.property
+    def reasons(self) -> Global___PlanReasons:
+        """for people; nothing depends on it"""
+
     def __init__(
         self,
         *,
         prefill: Global___Placement | None = ...,
         decode: Global___Placement | None = ...,
         epoch: _builtins.int = ...,
+        reasons: Global___PlanReasons | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "prefill", b"prefill"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
     _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill) -> _WhichOneofReturnType__prefill | None: ...
 
 Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
+
+@_typing.final
+class PlanReasons(_message.Message):
+    """What the router expected of a plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    ANSWER_S_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    REMOTE_TOKENS_FIELD_NUMBER: _builtins.int
+    UNCACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    EXPECTED_OUTPUT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    OTHER_S_FIELD_NUMBER: _builtins.int
+    HOME_FIELD_NUMBER: _builtins.int
+    first_token_s: _builtins.float
+    """predicted, the queue included"""
+    answer_s: _builtins.float
+    """predicted, the whole"""
+    queue_s: _builtins.float
+    """for the prompts before this one, at the worker that computes it"""
+    cached_tokens: _builtins.int
+    """those from another host's store among them"""
+    remote_tokens: _builtins.int
+    uncached_tokens: _builtins.int
+    expected_output: _builtins.int
+    choices: _builtins.int
+    """decode workers that could take the request"""
+    other_s: _builtins.float
+    """the whole answer, predicted for the cheapest of the others"""
+    home: _builtins.bool
+    """the session was at that decode worker before"""
+    def __init__(
+        self,
+        *,
+        first_token_s: _builtins.float = ...,
+        answer_s: _builtins.float = ...,
+        queue_s: _builtins.float = ...,
+        cached_tokens: _builtins.int = ...,
+        remote_tokens: _builtins.int = ...,
+        uncached_tokens: _builtins.int = ...,
+        expected_output: _builtins.int = ...,
+        choices: _builtins.int = ...,
+        other_s: _builtins.float | None = ...,
+        home: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "other_s", b"other_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "cached_tokens", b"cached_tokens", "choices", b"choices", "expected_output", b"expected_output", "first_token_s", b"first_token_s", "home", b"home", "other_s", b"other_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__other_s: _TypeAlias = _typing.Literal["other_s"]  # noqa: Y015
+    _WhichOneofArgType__other_s: _TypeAlias = _typing.Literal["_other_s", b"_other_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__other_s) -> _WhichOneofReturnType__other_s | None: ...
+
+Global___PlanReasons: _TypeAlias = PlanReasons  # noqa: Y015
 
 @_typing.final
 class WatchRequest(_message.Message):

@@ -107,6 +107,10 @@ class GatewayConfig:
     """Most stored responses of one tenant."""
     max_tenant_responses_bytes: Size = 64 * 1024 * 1024
     """Most bytes of one tenant's stored responses together."""
+    max_past_requests: int = 1024
+    """Requests that have ended of which GET /v1/requests/ID still tells."""
+    max_past_bytes: Size = 8 * 1024 * 1024
+    """All that it tells of them together."""
     ping_s: float = 15.0
     """Seconds of silence after which a stream gets a comment, so that proxies do not close it."""
     drain_s: float = 5.0
@@ -125,6 +129,7 @@ class GatewayConfig:
         at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")
         more_than(self, 0, "request_timeout_s", "ping_s", "responses_ttl_s")
         at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
+        at_least(self, 0, "max_past_requests", "max_past_bytes")
         one_of(self, LOG_LEVELS, "log_level")
         one_of(self, ("keep", "move", "drop"), "volatile_lines")
         try:

@@ -113,6 +113,7 @@ def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
     response = router_pb2.PlanResponse(
         decode=_placement(planned.decode, planned.decode_sources),
         epoch=epoch,
+        reasons=_reasons(planned),
     )
     if planned.prefill is not None:
         response.prefill.CopyFrom(_placement(planned.prefill, planned.prefill_sources))
@@ -140,6 +141,22 @@ def view(seen: RegistryView) -> router_pb2.MeshView:
 def stores(addresses: Iterable[str]) -> router_pb2.JoinResponse:
     """The message that introduces the stores to each other."""
     return router_pb2.JoinResponse(stores=router_pb2.Stores(addresses=addresses))
+
+
+def _reasons(planned: Planned) -> router_pb2.PlanReasons:
+    decision = planned.decision
+    return router_pb2.PlanReasons(
+        first_token_s=decision.first_token_s,
+        answer_s=decision.total_s,
+        queue_s=decision.queue_s,
+        cached_tokens=decision.cached_tokens,
+        remote_tokens=decision.remote_tokens,
+        uncached_tokens=decision.uncached_tokens,
+        expected_output=planned.expected_output,
+        choices=decision.choices,
+        other_s=decision.other_s,
+        home=planned.home,
+    )
 
 
 def _placement(place: Member, sources: Sequence[str]) -> router_pb2.Placement:

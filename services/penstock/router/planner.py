@@ -48,6 +48,10 @@ class Planned:
     prefill_sources: Sequence[str] = ()
     """Addresses of other hosts' stores that hold what the prefill worker's store lacks, the deepest first."""
     decode_sources: Sequence[str] = ()
+    decision: Decision
+    expected_output: int
+    home: bool
+    """The session was at this decode worker before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,9 @@ class Planner:
             uncached_tokens=decision.uncached_tokens,
             prefill_sources=computing if prefill else (),
             decode_sources=self._handing_over(prefill, decode, holdings) if prefill else computing,
+            decision=decision,
+            expected_output=asked.expected_output,
+            home=asked.home_decode == decode.id,
         )
 
     @staticmethod

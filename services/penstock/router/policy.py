@@ -100,6 +100,12 @@ class Decision:
     uncached_tokens: int
     """To be charged to whoever computes the prompt."""
     first_token_s: float
+    total_s: float
+    queue_s: float
+    choices: int
+    """Decode workers that could take the request."""
+    other_s: float | None
+    """Seconds of the whole answer with the cheapest of the others; None: there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,10 @@ def decide(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs
         remote_tokens=elsewhere,
         uncached_tokens=demand.prompt_tokens - here - elsewhere,
         first_token_s=chosen.first_token_s,
+        total_s=chosen.total_s,
+        queue_s=wait_s,
+        choices=len(options),
+        other_s=min((option.total_s for option in options if option is not chosen), default=None),
     )
 
 

@@ -54,6 +54,21 @@ def make_model(directory: Path) -> Tokenizer:
     return tokenizer
 
 
+REASONS = {
+    "first_token_s": 0.5,
+    "answer_s": 2.0,
+    "queue_s": 0.25,
+    "cached_tokens": 8,
+    "remote_tokens": 4,
+    "uncached_tokens": 16,
+    "expected_output": 32,
+    "choices": 2,
+    "other_s": 3.0,
+    "home": True,
+}
+"""What the router says of every plan."""
+
+
 @dataclass
 class Script:
     """What the fake workers do. `say` gives the tokens of an answer to a request."""
@@ -287,7 +302,7 @@ class FakeMesh:
     def plan(self, ask: router_pb2.PlanAsk, epoch: int) -> router_pb2.PlanResponse:
         if self.script.refuse is not None:
             raise self.script.refuse
-        plan = router_pb2.PlanResponse(epoch=epoch)
+        plan = router_pb2.PlanResponse(epoch=epoch, reasons=router_pb2.PlanReasons(**REASONS))
         plan.decode.CopyFrom(_pick(self.decodes, ask))
         if self.script.prefill:
             plan.prefill.CopyFrom(_pick(self.prefills, ask))

@@ -246,7 +246,9 @@ async def test_a_silent_stream_gets_pings(opened):
         body = {"model": "tiny", "max_tokens": 9, "messages": HELLO, "stream": True}
         async with httpx2.AsyncClient() as plain_client:
             answer = await plain_client.post(f"{setup.url}/v1/messages", json=body)
-        events = [event.split("\n") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+        events = [
+            event.split("\n") for event in answer.text.removesuffix("\n\n").split("\n\n") if not event.startswith(":")
+        ]
         assert events[0][0] == "event: message_start" and events[-1][0] == "event: error"
         assert ["event: ping", 'data: {"type": "ping"}'] in events
         assert all(name == f"event: {json.loads(data.removeprefix('data: '))['type']}" for name, data in events)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 
+import msgspec
 import structlog
 from opentelemetry import trace
 
@@ -21,11 +22,13 @@ from penstock.gateway.accounts.entry import of_request
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.answer import Answer
+from penstock.gateway.completing.chronicle import chronicle
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
 from penstock.gateway.completing.constraining import recipe_of
 from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
+from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.prompts import Naming, Prepared, opening, prepare, weight
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
@@ -77,6 +80,7 @@ class Completer:
         self._compiler = compiler
         self._metrics = metrics
         self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
+        self.past = PastRequests(config.max_past_requests, config.max_past_bytes)
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
         self.tokens = Tokens(model, threads, self._volatile)
         self._running: set[Completion] = set()
@@ -275,4 +279,7 @@ class Completer:
             usage.computed_tokens, usage.cached, usage.completion_tokens, reasoning=usage.reasoning_tokens
         )
         self._ledger.add(completion.caller.tenant, completion.ask.model, counts)
+        caller = completion.caller
+        record = msgspec.json.encode(chronicle(completion, usage))
+        self.past.add(caller.tenant, caller.request_id, completion.id, record)
         self._limiter.spend(completion.caller.tenant, counts.input_tokens + counts.output_tokens)

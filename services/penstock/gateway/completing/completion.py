@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -17,6 +17,7 @@ from penstock.gateway.completing.delta import Outbox
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
 from penstock.gateway.completing.prompts import Prepared
+from penstock.gateway.completing.timing import Marks, times
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import SampledToken
@@ -33,6 +34,8 @@ class Caller:
     request_id: str
     began: float
     """`time.perf_counter` at the first byte."""
+    body_s: float = 0.0
+    """Seconds until its body had arrived and was read."""
     patience_s: float = math.inf
     """How long the caller itself is willing to wait."""
 
@@ -45,6 +48,8 @@ class Speaker:
     flow: Flow
     answer: Answer
     heard: Heard
+    finish: str = ""
+    """How the answer ended; empty: it has not."""
 
 
 class Completion:
@@ -79,8 +84,12 @@ class Completion:
         self._answered = answered
         self._begun = [asyncio.Event() for _ in range(prompts)]
         self._choices: list[Speaker] = []
+        self.first_choice = 0
+        """The choice that had the first token."""
         self._first_token: float | None = None
+        """Seconds from the first byte to it."""
         self._last_token = 0.0
+        """`time.perf_counter` at it."""
 
     def usage(self) -> Usage:
         """The cost of the request so far."""
@@ -94,9 +103,26 @@ class Completion:
         for first in range(0, len(self._choices), self.ask.n):
             promised = [choice.flow.account.promised for choice in self._choices[first : first + self.ask.n]]
             usage.add_promised(promised, self._block_size)
-        now = time.perf_counter() - self.caller.began
-        usage.times |= {"tokenize": self._tokenize_s, "first_token": self._first_token or now, "total": now}
+        usage.times = times(self.marks(), time.perf_counter() - self.caller.began)
         return usage
+
+    @property
+    def choices(self) -> Sequence[Speaker]:
+        """All choices; those of one prompt follow each other."""
+        return self._choices
+
+    def marks(self) -> Marks:
+        """When the stages ended of the choice that had the first token."""
+        account, began = self._choices[self.first_choice].flow.account, self.caller.began
+        return Marks(
+            body=self.caller.body_s,
+            tokenize_s=self._tokenize_s,
+            planned=None if account.planned_at is None else account.planned_at - began,
+            first=self._first_token,
+            decoding=None if account.decoding_at is None else account.decoding_at - began,
+            last=self._last_token - began if self._last_token else None,
+            worker=account.times,
+        )
 
     @property
     def replans(self) -> int:
@@ -135,6 +161,7 @@ class Completion:
             finish = await choice.flow.run()
             last = choice.answer.finish(finish)
             choice.heard.finish(last)
+            choice.finish = last.finish or ""
             self._answered(choice)
             self.outbox.put(last)
             await choice.flow.farewell(self.ask.outlook, waits_for_tool=last.finish == "tool_calls")
@@ -154,7 +181,7 @@ class Completion:
         """Takes one more token of a choice and returns whether it was the last."""
         now = time.perf_counter()
         if self._first_token is None:
-            self._first_token = now - self.caller.began
+            self.first_choice, self._first_token = answer.choice, now - self.caller.began
             self._metrics.ttft.observe(self._first_token)
         elif self.ask.n == 1:
             self._metrics.itl.observe(now - self._last_token)

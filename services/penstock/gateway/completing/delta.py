@@ -114,7 +114,8 @@ class Outbox:
         self._ended = ended
         self._pending: dict[int, Delta] = {}
         self._open = choices
-        self._error: PenstockError | None = None
+        self.error: PenstockError | None = None
+        """What ended the request; None: nothing did."""
         self._changed = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
@@ -132,14 +133,14 @@ class Outbox:
 
     def fail(self, error: PenstockError) -> None:
         """Ends the request; the first error counts."""
-        self._error = self._error or error
+        self.error = self.error or error
         self._changed.set()
 
     async def next(self) -> list[Delta]:
         """Waits for deltas and returns them; an empty list when every choice has ended. Raises the error of `fail`."""
         while not self._pending:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self._open == 0:
                 self._ended()
                 return []

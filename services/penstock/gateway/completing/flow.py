@@ -38,6 +38,8 @@ from penstock.runtime.tasks import merged
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_MOST_NOTED = 16
+"""Attempts of one request whose fate is kept."""
 _MOST_AVOIDED = 32
 """Most members that one request avoids: those that failed it last."""
 
@@ -67,6 +69,21 @@ class ChoiceCalls(Protocol):
 
 
 @dataclass(slots=True)
+class TriedPlan:
+    """One attempt, for those who ask later what became of a request."""
+
+    chosen: Assignment
+    asked_at: float
+    """`time.perf_counter`, like all times here."""
+    planned_at: float
+    start: int
+    """Number of tokens of the answer when it began."""
+    lost: Lost | None = None
+    """How it failed."""
+    lost_at: float = 0.0
+
+
+@dataclass(slots=True)
 class ChoiceAccount:
     """The cost of a choice, as its workers counted it."""
 
@@ -77,6 +94,13 @@ class ChoiceAccount:
     drafted: int = 0
     accepted: int = 0
     times: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage, of the worker whose count of the prompt is `use`."""
+    planned_at: float | None = None
+    """`time.perf_counter` at the last plan before the first token."""
+    decoding_at: float | None = None
+    """The same at the first token that came from a decode worker."""
+    attempts: list[TriedPlan] = field(default_factory=list)
+    """The first of them."""
     replans: int = 0
     promised: Promised = field(default_factory=Promised)
     """The store's promise, as last reported."""
@@ -144,6 +168,7 @@ class Flow:
             if not isinstance(ended, Lost):
                 return ended
             lost = ended
+            self._note_loss(lost)
             self.account.replans += 1
             self._avoid_member(lost.member)
             self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
@@ -174,8 +199,18 @@ class Flow:
                 await self._wait(error)
         if refused is not None and chosen.decode.member in self._avoid:
             raise refused  # like every other worker that there is
-        self.account.times["plan"] = self.account.times.get("plan", 0.0) + time.perf_counter() - begin
+        self._note(TriedPlan(chosen, begin, time.perf_counter(), len(self._tokens)))
         return chosen
+
+    def _note(self, trial: TriedPlan) -> None:
+        if not self._tokens:
+            self.account.planned_at = trial.planned_at
+        if len(self.account.attempts) < _MOST_NOTED:
+            self.account.attempts.append(trial)
+
+    def _note_loss(self, lost: Lost) -> None:
+        if len(self.account.attempts) == self.account.replans + 1:  # else it was one too many to be noted
+            self.account.attempts[-1].lost, self.account.attempts[-1].lost_at = lost, time.perf_counter()
 
     async def _wait(self, error: PenstockError) -> None:
         """Waits until another plan may succeed. Raises `error` when that takes too long."""
@@ -247,8 +282,8 @@ class Flow:
         account = self.account
         if gain.use is not None:
             self._charge(attempt, gain.use, gain)
-        if "decode" in gain.times:
-            account.times["decode"] = account.times.get("decode", 0.0) + gain.times["decode"]
+        if account.decoding_at is None and gain.stage == "decode" and gain.tokens:
+            account.decoding_at = time.perf_counter()
         if gain.drafted is not None and gain.accepted is not None:
             account.drafted = attempt.drafted + gain.drafted
             account.accepted = attempt.accepted + gain.accepted

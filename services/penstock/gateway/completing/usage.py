@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.flow import ChoiceAccount
 from penstock.gateway.completing.prompts import SessionUse
+from penstock.gateway.completing.timing import TIMES
 from penstock.gateway.request.work import TIERS, Promised
-
-TIMES = ("tokenize", "plan", "queue", "fetch", "prefill", "first_token", "decode", "total")
 
 
 @dataclass(slots=True)
@@ -50,6 +49,7 @@ class Usage:
     fingerprint: str = ""
     """See `system_fingerprint`."""
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
+    """See `timing`."""
 
     @property
     def cached_tokens(self) -> int:
@@ -83,5 +83,3 @@ class Usage:
         self.reasoning_tokens += answer.reasoning_tokens
         self.drafted += account.drafted
         self.accepted += account.accepted
-        for stage, seconds in account.times.items():
-            self.times[stage] = max(self.times[stage], seconds)

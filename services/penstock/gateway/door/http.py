@@ -20,12 +20,13 @@ from penstock.errors import Internal, PenstockError, RateLimited
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.api.anthropic.api import MessagesApi
-from penstock.gateway.api.inquiry import Api, Inquiry, Shape, Visit
+from penstock.gateway.api.inquiry import Api, Inquiry, Json, Shape, Visit
 from penstock.gateway.api.openai.api import CompletionApi
 from penstock.gateway.api.openai.asks import chat_ask, completion_ask
 from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.completing.completion import Caller, Completion
 from penstock.gateway.completing.delta import Delta, fold
+from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.counting import Counting
 from penstock.gateway.door.entrance import Entrance
@@ -71,6 +72,7 @@ def application(reception: Reception) -> Entrance:
             Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
             Route("/v1/models", pages.models, methods=["GET"]),
             Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
+            Route("/v1/requests/{id}", pages.past, methods=["GET"]),
             Route("/v1/usage", Accounting(reception).usage, methods=["GET"]),
             Route("/health", pages.health, methods=["GET"]),
             Route("/healthz", pages.healthz, methods=["GET"]),
@@ -126,7 +128,7 @@ class Generate:
                 reply.add_headers(limiter.headers(tenant))
                 inquiry = await self._inquiry(headers, receive, tenant, reply)
                 session = session_digest(tenant, headers, inquiry.ask.cache_key)
-                caller = Caller(tenant, session, request_id, began)
+                caller = Caller(tenant, session, request_id, began, time.perf_counter() - began)
                 await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
         except RateLimited:
             reply.add_headers(limiter.headers(tenant))
@@ -158,7 +160,9 @@ class Generate:
         choices: dict[int, Delta] = {}
         while deltas := await completion.outbox.next():
             fold(choices, deltas)
-        whole = shape.whole([choices[number] for number in sorted(choices)], completion.usage())
+        usage = completion.usage()
+        whole = shape.whole([choices[number] for number in sorted(choices)], usage)
+        reply.timed(server_timing(usage.times, (*PARTS, "total"), usage.cached))
         await inquiry.settle()
         await reply.json(whole)
 
@@ -166,19 +170,25 @@ class Generate:
         begun = False
         try:
             while (deltas := await self._next(completion)) != []:
-                events = [] if begun else shape.begin(completion.usage())
-                begun = True
-                events += [event for delta in deltas or () for event in shape.events(delta)]
+                events: list[Json] = []
+                if not begun:
+                    begun, usage = True, completion.usage()
+                    events = shape.begin(usage)
+                    if deltas is not None:
+                        reply.timed(server_timing(usage.times, (*BEFORE_FIRST, "first_token"), usage.cached))
+                for delta in deltas or ():
+                    events += shape.events(delta)
                 if events:
                     await reply.events(events)
                 if deltas is None:
                     await reply.ping()
-            last = shape.end(completion.usage())
+            usage = completion.usage()
+            last = shape.end(usage)
             await inquiry.settle()
         except PenstockError as error:
             await reply.error(error, shape.fail(error, completion.usage()))
             raise
-        await reply.end_events(last)
+        await reply.end_events(last, server_timing(usage.times, (*PARTS, "total"), usage.cached))
 
     async def _next(self, completion: Completion) -> list[Delta] | None:
         """The next deltas; an empty list at the end, None after a silence."""

@@ -44,6 +44,16 @@ class Pages:
         self._reception.completer.check_model(request.path_params["name"])
         return _json(self._model(request))
 
+    async def past(self, request: Request) -> Response:
+        """GET /v1/requests/{id}: what became of a request that has ended. A tenant sees its own, an operator all."""
+        who = self._reception.auth.identify(request.headers)
+        id = request.path_params["id"]
+        found = self._reception.completer.past.find(id, None if who.operator else who.tenant)
+        if found is None:
+            what = f"the request {id[:100]!r} is not known here; only the last ones that have ended are"
+            raise NotFound(what, field="id", code="request_not_found")
+        return Response(found, media_type=JSON)
+
     async def hint(self, request: Request) -> Response:
         """POST /v1/sessions/hint"""
         tenant = self._reception.auth.tenant(request.headers)

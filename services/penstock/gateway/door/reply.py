@@ -41,6 +41,10 @@ class Reply:
         """Says in a header of the response with which seed it can be had again."""
         self._headers.append((b"x-penstock-seed", str(seed).encode()))
 
+    def timed(self, parts: str) -> None:
+        """Says in a header of the response where its time went."""
+        self._headers.append((b"server-timing", parts.encode()))
+
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Adds headers of the response, which has not begun."""
         self._headers += [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -64,9 +68,10 @@ class Reply:
         """Sends what clients skip."""
         await self._write(self._style.ping)
 
-    async def end_events(self, values: Sequence[Json]) -> None:
-        """Sends the last events and ends the response."""
-        await self._write(self._written(values) + self._style.last, more=False)
+    async def end_events(self, values: Sequence[Json], timing: str) -> None:
+        """Sends the last events and ends the response. Where its time went is a comment, which clients skip."""
+        comment = b": server-timing " + timing.encode() + b"\n\n"
+        await self._write(comment + self._written(values) + self._style.last, more=False)
         self.ended = True
 
     async def error(self, error: PenstockError, failed: Sequence[Json] = ()) -> None:

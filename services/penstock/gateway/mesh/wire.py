@@ -16,6 +16,7 @@ from penstock.gateway.request.work import (
     Placement,
     Promised,
     PromptUse,
+    Reasons,
     SampledToken,
 )
 from penstock.kv.hint import ReturnHint
@@ -65,7 +66,8 @@ def session_hint(session: str, hint: ReturnHint) -> common_pb2.HintRequest:
 def assignment(message: router_pb2.PlanResponse) -> Assignment:
     """The router's answer."""
     prefill = _placement(message.prefill) if message.HasField("prefill") else None
-    return Assignment(_placement(message.decode), prefill, message.epoch)
+    reasons = _reasons(message.reasons) if message.HasField("reasons") else None
+    return Assignment(_placement(message.decode), prefill, message.epoch, reasons)
 
 
 def prefill_request(
@@ -171,6 +173,21 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
 
 def _placement(message: router_pb2.Placement) -> Placement:
     return Placement(message.member_id, message.address, tuple(message.sources))
+
+
+def _reasons(message: router_pb2.PlanReasons) -> Reasons:
+    return Reasons(
+        first_token_s=message.first_token_s,
+        answer_s=message.answer_s,
+        queue_s=message.queue_s,
+        cached_tokens=message.cached_tokens,
+        remote_tokens=message.remote_tokens,
+        uncached_tokens=message.uncached_tokens,
+        expected_output=message.expected_output,
+        choices=message.choices,
+        other_s=message.other_s if message.HasField("other_s") else None,
+        home=message.home,
+    )
 
 
 def _token(message: common_pb2.Token) -> SampledToken:

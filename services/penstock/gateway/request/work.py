@@ -58,6 +58,22 @@ class Placement:
     """Stores of other hosts that hold blocks which the store of this worker's host lacks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasons:
+    """What the router expected of a plan; see PlanReasons in router.proto."""
+
+    first_token_s: float
+    answer_s: float
+    queue_s: float
+    cached_tokens: int
+    remote_tokens: int
+    uncached_tokens: int
+    expected_output: int
+    choices: int
+    other_s: float | None
+    home: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """The workers of one attempt, as the router chose them."""
@@ -66,6 +82,7 @@ class Assignment:
     prefill: Placement | None = None
     """None: the decode worker computes the prompt."""
     epoch: int = 1
+    reasons: Reasons | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from penstock.errors import PenstockError
 from penstock.gateway.api.inquiry import Json, Style
 from penstock.gateway.completing.delta import Delta, TokenLogprob
 from penstock.gateway.completing.prompts import SessionUse
-from penstock.gateway.completing.usage import TIMES, Usage
+from penstock.gateway.completing.timing import TIMES
+from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import TIERS
 
