@@ -39,6 +39,11 @@ class GatewayStub:
                 request_serializer=penstock_dot_v1_dot_gateway__pb2.ChatCompletionRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_gateway__pb2.ChatCompletionChunk.FromString,
                 _registered_method=True)
+        self.Completion = channel.unary_stream(
+                '/penstock.v1.Gateway/Completion',
+                request_serializer=penstock_dot_v1_dot_gateway__pb2.CompletionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_gateway__pb2.CompletionChunk.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/penstock.v1.Gateway/ListModels',
                 request_serializer=penstock_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -56,6 +61,13 @@ class GatewayServicer:
 
     def ChatCompletion(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Completion(self, request, context):
+        """Continues raw prompts, without a chat template.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -80,6 +92,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.ChatCompletion,
                     request_deserializer=penstock_dot_v1_dot_gateway__pb2.ChatCompletionRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_gateway__pb2.ChatCompletionChunk.SerializeToString,
+            ),
+            'Completion': grpc.unary_stream_rpc_method_handler(
+                    servicer.Completion,
+                    request_deserializer=penstock_dot_v1_dot_gateway__pb2.CompletionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_gateway__pb2.CompletionChunk.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -119,6 +136,33 @@ class Gateway:
             '/penstock.v1.Gateway/ChatCompletion',
             penstock_dot_v1_dot_gateway__pb2.ChatCompletionRequest.SerializeToString,
             penstock_dot_v1_dot_gateway__pb2.ChatCompletionChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Completion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Gateway/Completion',
+            penstock_dot_v1_dot_gateway__pb2.CompletionRequest.SerializeToString,
+            penstock_dot_v1_dot_gateway__pb2.CompletionChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,8 @@ class GatewayStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GatewayAsyncStub: ...
     ChatCompletion: _grpc.UnaryStreamMultiCallable[_gateway_pb2.ChatCompletionRequest, _gateway_pb2.ChatCompletionChunk]
+    Completion: _grpc.UnaryStreamMultiCallable[_gateway_pb2.CompletionRequest, _gateway_pb2.CompletionChunk]
+    """Continues raw prompts, without a chat template."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
     HintSession: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.HintSessionRequest, _gateway_pb2.HintSessionResponse]
     """Says what a session does, without a request of it."""
@@ -42,6 +44,8 @@ class GatewayStub:
 class GatewayAsyncStub(GatewayStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ChatCompletion: _aio.UnaryStreamMultiCallable[_gateway_pb2.ChatCompletionRequest, _gateway_pb2.ChatCompletionChunk]  # type: ignore[assignment]
+    Completion: _aio.UnaryStreamMultiCallable[_gateway_pb2.CompletionRequest, _gateway_pb2.CompletionChunk]  # type: ignore[assignment]
+    """Continues raw prompts, without a chat template."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
     HintSession: _aio.UnaryUnaryMultiCallable[_gateway_pb2.HintSessionRequest, _gateway_pb2.HintSessionResponse]  # type: ignore[assignment]
     """Says what a session does, without a request of it."""
@@ -53,6 +57,14 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.ChatCompletionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.ChatCompletionChunk], _abc.AsyncIterator[_gateway_pb2.ChatCompletionChunk]]: ...
+
+    @_abc_1.abstractmethod
+    def Completion(
+        self,
+        request: _gateway_pb2.CompletionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.CompletionChunk], _abc.AsyncIterator[_gateway_pb2.CompletionChunk]]:
+        """Continues raw prompts, without a chat template."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -187,3 +187,48 @@ async def test_session_and_credentials_come_as_metadata(opened, tmp_path):
         assert first.session == second.session != ""
         assert first.tenant == second.tenant == "a"
         assert setup.mesh.prefills[0].requests[0].request_id.startswith("r-1.")
+
+
+async def test_raw_prompts_as_by_http(setup, stub):
+    ask = {"n": 2, "seed": 7, "temperature": 0.5, "top_k": 9, "logprobs": True, "top_logprobs": 1}
+    prompts = ["the quick", "brown"]
+    asked = gateway_pb2.CompletionRequest(model="tiny", prompts=prompts, return_token_ids=True, max_tokens=5, **ask)
+    chunks = [chunk async for chunk in stub.Completion(asked)]
+    by_grpc = {tuple(one.prompt_ids): one.cache_root for one in setup.mesh.decodes[0].requests}
+    setup.mesh.decodes[0].requests.clear()
+    options = {"n": 2, "seed": 7, "temperature": 0.5, "logprobs": 1, "max_tokens": 5}
+    more = {"top_k": 9, "return_token_ids": True}
+    answer = await setup.client.completions.create(model="tiny", prompt=prompts, **options, extra_body=more)
+    by_http = {tuple(one.prompt_ids): one.cache_root for one in setup.mesh.decodes[0].requests}
+    assert {ids: one.cache_root for ids, one in by_grpc.items()} == {
+        ids: one.cache_root for ids, one in by_http.items()
+    }
+    for choice in answer.choices:
+        mine = [chunk for chunk in chunks if chunk.choice == choice.index and not chunk.HasField("usage")]
+        assert "".join(chunk.text for chunk in mine) == choice.text
+        assert "".join(chunk.finish_reason for chunk in mine) == choice.finish_reason
+        assert [token for chunk in mine for token in chunk.token_ids] == choice.token_ids
+        assert [round(one.logprob, 4) for chunk in mine for one in chunk.logprobs] == choice.logprobs.token_logprobs
+    usage = chunks[-1].usage
+    assert usage.prompt_tokens == answer.usage.prompt_tokens
+    assert usage.completion_tokens == answer.usage.completion_tokens == 20
+    ids = gateway_pb2.TokenPrompt(ids=setup.ids("the quick"))
+    again = gateway_pb2.CompletionRequest(model="tiny", token_prompts=[ids])
+    assert "".join([chunk.text async for chunk in stub.Completion(again)]) == "The quick brown fox."
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompts": ["a"], "token_prompts": [gateway_pb2.TokenPrompt(ids=[1])]}])
+async def test_raw_prompts_come_in_one_form(stub, fields):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [chunk async for chunk in stub.Completion(gateway_pb2.CompletionRequest(model="tiny", **fields))]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "prompts" in caught.value.details()
+
+
+async def test_a_client_that_cancels_a_completion_ends_its_work(setup, stub):
+    setup.script.hang = True
+    call = stub.Completion(gateway_pb2.CompletionRequest(model="tiny", prompts=["a"]))
+    async for chunk in call:
+        assert chunk.text
+        break
+    call.cancel()
+    await setup.mesh.until(lambda: setup.mesh.live == 0)

@@ -1,0 +1,165 @@
+"""Asks of gRPC messages: the same requests as those of HTTP, typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.chat.messages import Call, Message, Tool
+from penstock.errors import InvalidRequest
+from penstock.gateway.api.extension import SessionBody, seconds
+from penstock.gateway.api.nodes import Nodes
+from penstock.gateway.request import bounds
+from penstock.gateway.request.ask import Ask, Conversation, Keep, Prompt, Sampling
+from penstock.gateway.request.bounds import check, check_count
+from penstock.gateway.request.calling import Calling, calling, check_tools
+from penstock.grammar.recipe import Kind, Part
+from penstock.kv.hint import ReturnHint
+from penstock.v1 import gateway_pb2
+
+Asked = gateway_pb2.ChatCompletionRequest | gateway_pb2.CompletionRequest
+_PARAMETERS = msgspec.json.Decoder(dict[str, Any])
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def read_chat(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -> Ask:
+    """The ask of a message. Raises InvalidRequest naming the field."""
+    check_count("messages", len(request.messages), bounds.MAX_MESSAGES)
+    if not request.messages:
+        raise InvalidRequest("messages: must not be empty", field="messages")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: requires logprobs to be true", field="top_logprobs")
+    check("top_logprobs", request.top_logprobs)
+    nodes = Nodes()
+    messages = [_message(message, at, nodes) for at, message in enumerate(request.messages)]
+    tools = [_tool(tool, at, nodes) for at, tool in enumerate(request.tools)]
+    check_tools(tools, "tools[{at}].name")
+    conversation = Conversation(messages, tools, _calling(request, tools), _keeps(request, messages))
+    return _ask(request, [conversation], max_choices)
+
+
+def read_completion(request: gateway_pb2.CompletionRequest, max_choices: int) -> Ask:
+    """The ask of a message. Raises InvalidRequest naming the field."""
+    if bool(request.prompts) == bool(request.token_prompts):
+        raise InvalidRequest("prompts: send either prompts or token_prompts", field="prompts")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs: requires logprobs to be true", field="top_logprobs")
+    check("logprobs", request.top_logprobs, "top_logprobs")
+    prompts: list[Prompt] = [*request.prompts, *(prompt.ids for prompt in request.token_prompts)]
+    check_count("prompts", len(prompts), bounds.MAX_PROMPTS)
+    return _ask(request, prompts, max_choices)
+
+
+def _ask(request: Asked, prompts: Sequence[Prompt], max_choices: int) -> Ask:
+    chat = isinstance(request, gateway_pb2.ChatCompletionRequest)
+    most = "max_completion_tokens" if chat else "max_tokens"
+    ask = Ask(
+        model=request.model,
+        prompts=prompts,
+        sampling=_sampling(request, most),
+        constraint=_constraint(request),
+        stops=tuple(request.stop),
+        n=request.n or 1,
+        stream=True,
+        chat=chat,
+        include_usage=True,
+        return_token_ids=isinstance(request, gateway_pb2.CompletionRequest) and request.return_token_ids,
+        cache_key=request.prompt_cache_key or None,
+        retain_s=seconds("penstock.retain", request.retain_s, "retain_s") if request.retain_s else 0.0,
+        outlook=outlook_of(request.session) if request.HasField("session") else ReturnHint(),
+        max_tokens_field=most,
+    )
+    ask.check(max_choices)
+    return ask
+
+
+def _keeps(request: gateway_pb2.ChatCompletionRequest, messages: Sequence[Message]) -> tuple[Keep, ...]:
+    marked = [at for at, message in enumerate(request.messages) if message.retain_s]
+    check_count("messages.retain_s", len(marked), bounds.MAX_MARKS)
+    return tuple(
+        Keep(seconds("penstock.retain", request.messages[at].retain_s, f"messages[{at}].retain_s"), messages[: at + 1])
+        for at in marked
+    )
+
+
+def outlook_of(said: gateway_pb2.SessionOutlook) -> ReturnHint:
+    """What the client knows of its session. Raises InvalidRequest."""
+    returns_in = said.returns_in_s if said.HasField("returns_in_s") else None
+    return SessionBody(said.ended, returns_in).outlook("session")
+
+
+def _sampling(request: Asked, most: str) -> Sampling:
+    given: dict[str, Any] = {
+        name: getattr(request, name)
+        for name in (
+            "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+            "frequency_penalty", "seed",
+        )
+        if request.HasField(name)
+    }  # fmt: skip
+    return Sampling(
+        max_tokens=getattr(request, most) if request.HasField(most) else None,  # type: ignore[arg-type]
+        logit_bias=dict(request.logit_bias),
+        logprobs=request.top_logprobs if request.logprobs else None,
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        **given,
+    )
+
+
+def _constraint(request: Asked) -> Part | None:
+    given, at = request.constraint, "constraint"
+    name = given.WhichOneof("kind") if request.HasField("constraint") else None
+    if name is None or (name == "json_object" and not given.json_object):
+        return None
+    if name == "choice":
+        return Part("choice", msgspec.json.encode([*given.choice.texts]).decode(), f"{at}.choice")
+    kinds: dict[str, tuple[Kind, str]] = {
+        "json_object": ("object", ""),
+        "json_schema": ("schema", given.json_schema),
+        "regex": ("regex", given.regex),
+        "grammar": ("grammar", given.grammar),
+    }
+    kind, text = kinds[name]
+    return Part(kind, text, f"{at}.{name}")
+
+
+def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message:
+    if message.role not in _ROLES:
+        raise InvalidRequest(f"messages[{at}].role: must be one of {', '.join(_ROLES)}", field=f"messages[{at}].role")
+    if message.role == "tool" and not message.tool_call_id:
+        field = f"messages[{at}].tool_call_id"
+        raise InvalidRequest(f"{field}: is required for the role tool", field=field)
+    for number, call in enumerate(message.tool_calls):
+        nodes.add(call.arguments.encode(), f"messages[{at}].tool_calls[{number}].arguments")
+    return Message(
+        role="system" if message.role == "developer" else message.role,
+        content=message.content,
+        calls=tuple(Call(call.id, call.name, call.arguments) for call in message.tool_calls),
+        call_id=message.tool_call_id,
+        reasoning=message.reasoning_content,
+    )
+
+
+def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
+    field = f"tools[{at}].parameters"
+    raw = tool.parameters.encode() or b"{}"
+    nodes.add(raw, field)
+    try:
+        parameters = _PARAMETERS.decode(raw)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{field}: must be a JSON object", field=field) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field) from None
+    return Tool(tool.name, tool.description, parameters, tool.strict)
+
+
+def _calling(request: gateway_pb2.ChatCompletionRequest, tools: Sequence[Tool]) -> Calling | None:
+    mode = request.tool_choice or "auto"
+    if mode not in ("auto", "none", "required"):
+        raise InvalidRequest("tool_choice: must be auto, none or required", field="tool_choice")
+    only = list(request.allowed_tools) or None
+    parallel = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
+    return calling(tools, mode, only, parallel=parallel)
