@@ -11,10 +11,13 @@ _SHORTEST_S = 0.001
 
 
 class Alarm:
-    """Calls `expire` of a table when something in it ends. `ring_at` is the table's `wake`; `cancel` at the end."""
+    """Calls `expire` of a table when something in it ends. `ring_at` is the table's `wake`; `cancel` at the end.
+
+    Made in the loop that it rings in."""
 
     def __init__(self, now: Callable[[], float], table: Callable[[], BlockTable]) -> None:
         """`table` is asked for each time: another one may have taken its place."""
+        self._loop = asyncio.get_running_loop()
         self._now = now
         self._table = table
         self._timer: asyncio.TimerHandle | None = None
@@ -29,7 +32,7 @@ class Alarm:
             self._timer.cancel()
         self._armed = end
         pause = max(_SHORTEST_S, end - self._now())
-        self._timer = asyncio.get_running_loop().call_later(pause, self._ring)
+        self._timer = self._loop.call_later(pause, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
