@@ -10,7 +10,7 @@ EXTRAS := gateway,engine,demo,train,events,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test loops fmt check bench house measured fields proto lock
+.PHONY: setup demo up test test-schemas loops fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -32,6 +32,13 @@ up: setup
 
 test: setup
 	$(BIN)/pytest
+
+# JSON-Schema-Test-Suite comes with the source of the package jsonschema.
+SUITE = runs/schemas
+test-schemas: setup
+	test -d $(SUITE) || $(BIN)/pip download --quiet --no-deps --no-binary :all: --constraint constraints.txt \
+		--dest $(SUITE) jsonschema
+	JSON_SCHEMA_TEST_SUITE=$$(echo $(SUITE)/jsonschema-*.tar.gz) $(BIN)/pytest -s tests/libs/grammar/test_suite.py
 
 # Once more if it fails: what else a shared machine does may hold a loop, but not twice in the same test.
 LOOPS = $(BIN)/pytest -q --blocked-loop 20 tests/services/router tests/services/draft tests/services/prefill \

@@ -9,6 +9,11 @@ from collections.abc import Callable
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """Formats of strings that answers keep to."""
+_LEAP = "(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAY = f"^(?:.{{5}}(?:0[13-9]|1[0-2])|.{{5}}02-(?:[01]|2[0-8])|{_LEAP}-02-29)"
+EXACT = {"date": (_DAY,), "time": ("^.{6}[0-5]",), "date-time": (_DAY, "^.{17}[0-5]")}
+"""What the compiler's own patterns let pass: a 29th of February of every year, and leap seconds at any time. No leap
+second is written at all."""
 HINTS = ("password",)
 """Formats that are hints for a form, not bounds of a value."""
 

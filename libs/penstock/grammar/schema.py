@@ -19,6 +19,7 @@ from penstock.grammar.endless import has_end
 from penstock.grammar.exclusive import exclusive
 from penstock.grammar.keywords import (
     CHECKS,
+    EXACT,
     FORMATS,
     HINTS,
     IN_LIST,
@@ -121,6 +122,8 @@ class _Reader:
         if objects > MAX_OBJECTS_DEEP:
             raise self._bad(at, f"objects are nested more than {MAX_OBJECTS_DEEP} deep")
         found: Json = {}
+        if deep and "$id" in schema:
+            raise self._bad(place(at, "$id"), "is not supported below the root")
         for keyword, value in _modern(schema).items():
             if not asks_for_nothing(keyword, value):
                 self._keyword(found, keyword, value, (place(at, keyword), deep + 1, objects))
@@ -134,7 +137,8 @@ class _Reader:
             if not isinstance(value, list) or not value:
                 raise self._bad(at, "must be a list with at least one schema")
             self._count(at, "options", len(value), MAX_OPTIONS)
-            found[keyword] = [self._schema(item, place(at, n), deep, objects) for n, item in enumerate(value)]
+            read = [self._schema(item, place(at, n), deep, objects) for n, item in enumerate(value)]
+            found[keyword] = [*found.get(keyword, ()), *read]
         elif keyword in IN_VALUE:
             found[keyword] = self._schema(value, at, deep, objects)
         elif keyword in CHECKS:
@@ -172,6 +176,8 @@ class _Reader:
                 return
             if value not in FORMATS:
                 raise self._bad(at, f"{value[:40]!r} is not supported; there are {', '.join(FORMATS)}")
+            if value in EXACT:
+                found["allOf"] = [*found.get("allOf", ()), *({"pattern": pattern} for pattern in EXACT[value])]
         found[keyword] = whole(value)
 
     def _literals(self, values: list[object], at: str) -> None:
@@ -242,9 +248,11 @@ def _anchored(schema: object, anchor: str) -> object:
     while waiting:
         value = waiting.pop()
         if isinstance(value, Mapping):
+            if "$id" in value and value is not schema:
+                continue  # a schema of its own, with anchors of its own
             if value.get("$anchor") == anchor:
                 return value
-            waiting.extend(value.values())
+            waiting.extend(inner for key, inner in value.items() if key not in ("enum", "const"))
         elif isinstance(value, list):
             waiting.extend(value)
     return None
