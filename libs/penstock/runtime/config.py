@@ -30,6 +30,10 @@ _HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9A-Fa-f:.%a-z]+\]):(?P<port
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
+COMMAND = "PENSTOCK_COMMAND"
+"""The environment variable with the name under which a service's command line was called."""
+
+
 class ConfigError(ValueError):
     """A setting that cannot be used."""
 
@@ -107,7 +111,7 @@ def _convert_optional_address(_type: Any, tokens: Sequence[Token]) -> HostPort |
     return HostPort(tokens[0].value) if tokens[0].value else None
 
 
-Size = Annotated[int, Parameter(converter=_convert_size)]
+Size = Annotated[int, Parameter(converter=_convert_size, show_default=format_size)]
 """A number of bytes, written as `512MiB` or `2GiB`."""
 
 Address = Annotated[HostPort, Parameter(converter=_convert_address)]
@@ -203,7 +207,8 @@ def arguments(settings: DataclassInstance, always: Collection[str] = ()) -> Iter
 def service_app(name: str, serve: Callable[[Config], None], config_type: Callable[[], Config]) -> App:
     """The command line of one service; `serve(config)` runs it."""
     table = name.replace("-", "_")
-    app = _ServiceApp(name=f"penstock.{table}", config=sources(table), help=serve.__doc__ or "")
+    command = os.environ.pop(COMMAND, f"penstock.{table}")
+    app = _ServiceApp(name=command, config=sources(table), help=serve.__doc__ or "")
 
     def start(config: Any = None) -> None:
         serve(config if config is not None else config_type())

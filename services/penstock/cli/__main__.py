@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from penstock.cli.mesh import DemoOptions, MeshOptions
-from penstock.runtime.config import ConfigError, sources
+from penstock.runtime.config import COMMAND, ConfigError, sources
 
+_Unnamed = Annotated[str, Parameter(show=False)]
 _SERVICES = {
     "gateway": "The door: OpenAI's HTTP API, and gRPC.",
     "router": "Decides where requests go.",
@@ -48,18 +49,28 @@ def main() -> None:
         sys.exit(2)
 
 
-def _up(options: Annotated[MeshOptions | None, Parameter(name="*")] = None) -> int:
+def _up(*unnamed: _Unnamed, options: Annotated[MeshOptions | None, Parameter(name="*")] = None) -> int:
     """Starts the whole mesh on this host and prints `ready URL` when a request would succeed; Ctrl-C stops it."""
     from penstock.cli.up import up
 
+    _check_named("up", unnamed)
     return up(options or MeshOptions())
 
 
-def _demo(options: Annotated[DemoOptions | None, Parameter(name="*")] = None) -> int:
+def _demo(*unnamed: _Unnamed, options: Annotated[DemoOptions | None, Parameter(name="*")] = None) -> int:
     """Starts the mesh on a free port, plays a session of several turns with tools, and shows what was cached."""
     from penstock.cli.demo import demo
 
+    _check_named("demo", unnamed)
     return demo(options or DemoOptions())
+
+
+def _check_named(command: str, unnamed: Sequence[str]) -> None:
+    if unnamed:
+        print(
+            f"penstock: did you mean `penstock {command} --model {unnamed[0]}`? Settings have names.", file=sys.stderr
+        )
+        sys.exit(2)
 
 
 def _mesh_command(name: str, run: Callable[..., int]) -> App:
@@ -74,6 +85,7 @@ def _service(service: str, what: str) -> App:
     app = App(name=service, help=what, group="Services", help_flags=[], version_flags=[])
 
     def start(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> None:
+        os.environ[COMMAND] = f"penstock {service}"
         os.execv(sys.executable, [sys.executable, "-m", f"penstock.{service}", *arguments])
 
     app.default(start)

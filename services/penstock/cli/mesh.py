@@ -10,14 +10,26 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from penstock.checkpoint import CheckpointError, ModelConfig, inspect
+from penstock.checkpoint import ModelConfig, inspect
 from penstock.cli.child import ChildSpec
+from penstock.cli.hub import model_directory, public_name
 from penstock.cli.ports import Ports
 from penstock.engine.checks import check_model
 from penstock.engine.config import EngineSettings, kv_token_bytes
-from penstock.models import NAMES, embedded
+from penstock.models import NAMES
 from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
-from penstock.runtime.config import LOG_LEVELS, ConfigError, Size, arguments, at_least, format_size, one_of, within
+from penstock.runtime.config import (
+    LOG_LEVELS,
+    ConfigError,
+    HostPort,
+    Size,
+    arguments,
+    at_least,
+    format_size,
+    is_loopback,
+    one_of,
+    within,
+)
 from penstock.runtime.cores import Share, format_cores, host_shares
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
@@ -30,12 +42,24 @@ _SAID = ("dtype", "weights", "device", "itl_target_ms")
 class MeshOptions:
     """The mesh that `penstock up` starts."""
 
+    host: str = "127.0.0.1"
+    """The address on which both APIs listen; others than 127.0.0.1 need api-keys."""
     port: int = 8080
-    """Port of the HTTP API on 127.0.0.1; 0 picks a free port."""
+    """Port of the HTTP API; 0 picks a free port."""
     grpc_port: int = 0
-    """Port of the gRPC API on 127.0.0.1; 0 picks a free port."""
+    """Port of the gRPC API; 0 picks a free port."""
+    api_keys: Path | None = None
+    """The file of `penstock keys add`; without it all clients are one tenant, and only this host is served."""
+    server_key_file: Path | None = None
+    """A file with 32 hex digits or more, which keeps tenants apart in the cache; needed with api-keys."""
+    tls_cert: Path | None = None
+    """The PEM file of a certificate with its chain, for HTTPS and for gRPC over TLS; needs tls-key."""
+    tls_key: Path | None = None
+    """The PEM file of its key."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the gateway, such as https://chat.example; * for all."""
     model: str = NAMES[0]
-    """A Hugging Face model directory, or the name of an embedded model."""
+    """A Hugging Face model directory, its name on the hub as ORG/NAME, or the name of an embedded model."""
     draft: str = ""
     """What drafts: a model directory or name, ngram, or none. Default: the draft of an embedded model, else none."""
     prefill: int = 1
@@ -71,11 +95,16 @@ class MeshOptions:
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         one_of(self, LOG_LEVELS, "log_level")
+        if self.api_keys is None and not is_loopback(self.host):
+            raise ConfigError("host", self.host, "must be 127.0.0.1 unless api-keys is set: nobody else may use it")
+        if self.api_keys is not None and self.server_key_file is None:
+            right = "must be set with api-keys; make one with `openssl rand -hex 32 > FILE`"
+            raise ConfigError("server_key_file", "", right)
 
     @property
     def model_name(self) -> str:
         """The model's public name."""
-        return self.model if self.model in NAMES else Path(self.model).resolve().name
+        return public_name(self.model)
 
     @property
     def draft_model(self) -> str:
@@ -104,15 +133,16 @@ class MeshPlan:
 
 def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
-    model = _model_directory("model", options.model)
+    model = model_directory("model", options.model)
     checkpoint = inspect(model)
     check_model(options.engine, checkpoint.config)
     _check_tiers(options, checkpoint.config)
-    http, grpc = _address("port", options.port, ports), _address("grpc_port", options.grpc_port, ports)
+    http = _address("port", options.host, options.port, ports)
+    grpc = _address("grpc_port", options.host, options.grpc_port, ports)
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
     weights = sum(file.stat().st_size for file in checkpoint.weight_files)
-    doors = ("--http-address", http, "--grpc-address", grpc)
+    doors = ("--http-address", http, "--grpc-address", grpc, *_door(options))
     name = ("--model-name", options.model_name)
     engine = arguments(options.engine, _SAID)
     worker = ("--router", router, "--kvstore", store, "--model", str(model), *name, *engine)
@@ -124,7 +154,8 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
         _child(options, "kvstore", _STORE, "--address", store, "--router", router, *_tiers(options)),
         _child(options, "gateway", _GATEWAY, *doors, "--router", router, "--model-dir", str(model), *name),
     ]
-    return MeshPlan(f"http://{http}", tuple(children), grpc)
+    scheme = "https" if options.tls_cert else "http"
+    return MeshPlan(f"{scheme}://{_reachable(http)}", tuple(children), _reachable(grpc))
 
 
 def _workers(
@@ -162,7 +193,7 @@ def _tiers(options: MeshOptions) -> Iterator[str]:
 
 def _draft(options: MeshOptions, address: str) -> ChildSpec:
     chosen = options.draft_model
-    model = chosen if chosen == "ngram" else str(_model_directory("draft", chosen))
+    model = chosen if chosen == "ngram" else str(model_directory("draft", chosen))
     return _child(options, "draft", _DRAFT, "--address", address, "--model", model, "--threads", "1")
 
 
@@ -181,15 +212,6 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
     )
 
 
-def _model_directory(field: str, chosen: str) -> Path:
-    directory = embedded(chosen) if chosen in NAMES else Path(chosen)
-    try:
-        inspect(directory)
-    except CheckpointError as error:
-        raise ConfigError(field, chosen, str(error)) from error
-    return directory.resolve()
-
-
 def _check_tiers(options: MeshOptions, shape: ModelConfig) -> None:
     """A tier holds a few blocks at least. Raises ConfigError."""
     engine = options.engine
@@ -198,8 +220,22 @@ def _check_tiers(options: MeshOptions, shape: ModelConfig) -> None:
         check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), engine.block_size * token_bytes)
 
 
-def _address(field: str, port: int, ports: Ports) -> str:
+def _door(options: MeshOptions) -> Iterator[str]:
+    """The settings of the gateway that `up` has too."""
+    for name in ("api_keys", "server_key_file", "tls_cert", "tls_key"):
+        if (path := getattr(options, name)) is not None:
+            yield from (f"--{name.replace('_', '-')}", str(path.absolute()))
+    for origin in options.cors_origins:
+        yield from ("--cors-origins", origin)
+
+
+def _reachable(address: HostPort) -> str:
+    """An address at which a client on this host finds what listens at `address`."""
+    return address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+
+
+def _address(field: str, host: str, port: int, ports: Ports) -> HostPort:
     try:
-        return ports.reserve(port)
+        return ports.reserve(port, host)
     except OSError as error:
         raise ConfigError(field, port, f"{error}; choose another, or 0 for a free one") from error

@@ -17,7 +17,7 @@ class PortTaken(OSError):
 
 
 class Ports:
-    """Reserved ports of 127.0.0.1; made by `reserved_ports`.
+    """Reserved ports; made by `reserved_ports`.
 
     On Linux a port stays reserved as long as this object lives: only processes of this user that are told so, by
     `environment`, can listen there, again and again. Elsewhere the port is only likely to stay free.
@@ -29,17 +29,17 @@ class Ports:
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
-    def reserve(self, port: int = 0) -> HostPort:
+    def reserve(self, port: int = 0, host: str = "127.0.0.1") -> HostPort:
         """The address of `port`, or of a free one. Raises PortTaken."""
         try:
             if port:
                 # SO_REUSEPORT alone would share the port with other services of this user; SO_REUSEADDR only passes
                 # over connections that have ended.
-                _bound(port, socket.SO_REUSEADDR).close()
-            holder = _bound(port, socket.SO_REUSEPORT)
+                _bound(host, port, socket.SO_REUSEADDR).close()
+            holder = _bound(host, port, socket.SO_REUSEPORT)
         except OSError as error:
-            raise PortTaken(f"port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
-        address = HostPort(f"127.0.0.1:{holder.getsockname()[1]}")
+            raise PortTaken(f"port {port} of {host} cannot be used: {error.strerror}") from error
+        address = HostPort(f"{f'[{host}]' if ':' in host else host}:{holder.getsockname()[1]}")
         if self.environment:
             self._held.append(holder)
         else:
@@ -62,11 +62,12 @@ def reserved_ports() -> Iterator[Ports]:
         ports.close()
 
 
-def _bound(port: int, option: int) -> socket.socket:
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _bound(host: str, port: int, option: int) -> socket.socket:
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    holder = socket.socket(family, kind)
     try:
         holder.setsockopt(socket.SOL_SOCKET, option, 1)
-        holder.bind(("127.0.0.1", port))
+        holder.bind(target)
     except OSError:
         holder.close()
         raise

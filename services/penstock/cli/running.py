@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from penstock.cli.mesh import MeshOptions, MeshPlan, plan_mesh
 from penstock.cli.ports import reserved_ports
@@ -29,7 +31,7 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPl
         plan = plan_mesh(options, ports)
         patience = Patience(hung_s=options.hung_s, stuck_s=options.stuck_s)
         async with supervised(plan.children, view.change, view.line, patience) as supervisor:
-            with _cancelled_by_signals(view.stopping, supervisor.kill):
+            with _cancelled_by_signals(view.interrupted, supervisor.kill):
                 await supervisor.ready()
                 await serving(plan.url)
                 yield plan
@@ -51,23 +53,27 @@ def run_until_signalled(main: Callable[[], Any]) -> int:
 
 async def serving(url: str) -> None:
     """Returns when the gateway says that a request would succeed."""
-    host, port = url.removeprefix("http://").split(":")
+    parts = urlsplit(url)
+    tls = None
+    if parts.scheme == "https":  # it is our own process: who signed its certificate does not matter
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     while True:
-        if await _says_ready(host, int(port)):
+        if await _says_ready(parts.hostname or "", parts.port or 0, tls):
             return
         await asyncio.sleep(_PROBE_S)
 
 
-async def _says_ready(host: str, port: int) -> bool:
+async def _says_ready(host: str, port: int, tls: ssl.SSLContext | None) -> bool:
     try:
         async with asyncio.timeout(_PROBE_PATIENCE_S):
-            return await _probe(host, port)
+            return await _probe(host, port, tls)
     except OSError:  # a TimeoutError is one
         return False
 
 
-async def _probe(host: str, port: int) -> bool:
-    reader, writer = await asyncio.open_connection(host, port)
+async def _probe(host: str, port: int, tls: ssl.SSLContext | None) -> bool:
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls)
     try:
         writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return b" 200 " in await reader.readline()

@@ -51,7 +51,7 @@ class ChildChange:
 class Patience:
     """How long the supervisor waits, in seconds."""
 
-    stop_s: float = 8.0
+    stop_s: float = 10.0
     """After SIGTERM, until one stage has ended; then SIGKILL."""
     first_backoff_s: float = 0.2
     last_backoff_s: float = 10.0

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
+from penstock.cli.hub import fetch
 from penstock.cli.mesh import MeshOptions
 from penstock.cli.running import run_until_signalled, running_mesh
 from penstock.cli.supervisor import ChildFailed
@@ -22,6 +23,13 @@ def up(options: MeshOptions) -> int:
 
 def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> int:
     """Runs `main(view)`; reports the reason when the mesh cannot start."""
+    try:
+        for name in ("model", "draft"):
+            if (chosen := getattr(options, name)) not in ("", "none", "ngram"):
+                fetch(name, chosen)  # its progress bars come before the view's own line
+    except ConfigError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
     view = View(options.log_level)
     try:
         return run_until_signalled(partial(main, view))
@@ -40,7 +48,8 @@ async def _stay(options: MeshOptions, view: View) -> int:
     async with running_mesh(options, view) as mesh:
         view.quiet()
         print(f"ready {mesh.url}", flush=True)
-        view.ready(f"gRPC {mesh.grpc}; model {options.model_name}; Ctrl-C stops" if sys.stderr.isatty() else "")
+        stop = "; Ctrl-C stops" if sys.stderr.isatty() else ""
+        view.ready(f"gRPC {mesh.grpc}; model {options.model_name}{stop}")
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()  # until a signal cancels this task: its regular end
     return 0

@@ -50,13 +50,17 @@ class View:
             self._console.print(f"[yellow]{change.name} starts again in {change.back_in_s:g} s[/]")
         elif change.state is ChildState.READY and self._serving:
             self._console.print(f"[green]{change.name} is back[/]")
+        elif change.state is ChildState.READY and not self._console.is_terminal:
+            ready = sum(state is ChildState.READY for state in self._states.values())
+            self._console.print(f"[dim]{change.name} is ready ({ready} of {len(self._states)})[/]")
         if self._status is not None:
             marks = "  ".join(f"{_MARKS[state]} {name}" for name, state in self._states.items())
             self._status.update(f"{'stopping' if self._stopping else 'starting'}  {marks}")
 
     def line(self, name: str, line: str) -> None:
         """A child has written a line."""
-        shown = None if self._stopping and self._level != "debug" else readable(line, self._level)
+        hidden = self._stopping and name != "gateway" and self._level != "debug"  # its lines say what it waits for
+        shown = None if hidden else readable(line, self._level)
         if shown is not None:
             self._console.print(f"[dim]{name}[/] {escape(shown)}", soft_wrap=True)
 
@@ -71,6 +75,11 @@ class View:
         self.quiet()
         took = time.monotonic() - self._began
         self._console.print(f"[dim]{len(self._states)} services in {took:.1f} s{hint and '; ' + hint}[/]")
+
+    def interrupted(self) -> None:
+        """A signal has asked for the end."""
+        self._console.print("[dim]stopping, running requests may finish; Ctrl-C again ends everything at once[/]")
+        self.stopping()
 
     def stopping(self) -> None:
         """The end has begun."""

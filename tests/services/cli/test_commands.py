@@ -47,6 +47,50 @@ def test_a_service_command_is_the_service() -> None:
     assert "max_live_plans = 0: must be more than 0" in done.stderr
 
 
+def test_help_has_the_name_of_the_command_and_sizes() -> None:
+    assert "Usage: penstock gateway " in penstock("gateway", "--help", COLUMNS="200").stdout
+    assert "[default: 1GiB]" in penstock("up", "--help", COLUMNS="300").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("penstock-mini",), "did you mean `penstock up --model penstock-mini`?"),
+        (("--model", "nowhere"), "ORG/NAME"),
+        (("--host", "0.0.0.0"), "must be 127.0.0.1 unless api-keys is set"),
+        (("--api-keys", "keys.json"), "server_key_file"),
+        (("--hots", "x"), "Did you mean --host?"),
+    ],
+)
+def test_what_newcomers_try_is_answered(arguments: tuple[str, ...], says: str) -> None:
+    done = penstock("up", *arguments, COLUMNS="200")
+    assert done.returncode != 0 and done.stdout == ""
+    assert says in done.stderr
+
+
+def test_the_gateway_gets_the_settings_of_its_doors(tmp_path: Path) -> None:
+    options = MeshOptions(
+        host="0.0.0.0",
+        port=0,
+        api_keys=tmp_path / "keys",
+        server_key_file=tmp_path / "key",
+        tls_cert=tmp_path / "cert",
+        tls_key=tmp_path / "its-key",
+        cors_origins=("https://a.example", "https://b.example"),
+    )
+    with reserved_ports() as ports:
+        plan = plan_mesh(options, ports)
+    command = next(child.command for child in plan.children if child.name == "gateway")
+    given = " ".join(command)
+    assert plan.url.startswith("https://127.0.0.1:") and plan.grpc.startswith("127.0.0.1:")
+    assert "--http-address 0.0.0.0:" in given and "--grpc-address 0.0.0.0:" in given
+    assert f"--api-keys {tmp_path}/keys --server-key-file {tmp_path}/key" in given
+    assert f"--tls-cert {tmp_path}/cert --tls-key {tmp_path}/its-key" in given
+    assert "--cors-origins https://a.example --cors-origins https://b.example" in given
+    others = [child.command for child in plan.children if child.name != "gateway"]
+    assert not any("0.0.0.0" in argument for command in others for argument in command)
+
+
 def test_a_taken_port_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -53,6 +53,8 @@ async def test_one_line_when_a_request_would_succeed_and_nothing_left_behind(num
         code, out, err = await end(process)
         assert (code, out) == (0, "")
         assert "child-1 warning: mind the gap" in err
+        assert "child-0 is ready (" in err and "gRPC" in err, "off a terminal too"
+        assert "Ctrl-C again ends everything at once" in err
         _, left = await asyncio.to_thread(psutil.wait_procs, children, 5)
         assert left == []
 
