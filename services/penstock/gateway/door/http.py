@@ -48,6 +48,14 @@ Value = TypeVar("Value")
 
 def application(reception: Reception) -> Entrance:
     """The ASGI application."""
+    handlers = {HTTPException: http_error, PenstockError: penstock_error, Exception: internal_error}
+    app = Starlette(routes=routes(reception), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Entrance(app, Origins(reception.config.cors_origins, keyless=reception.config.api_keys is None))
+
+
+def routes(reception: Reception) -> list[Route]:
+    """Every endpoint; the OpenAPI document names them too."""
     uploads = Uploads(reception.config.max_upload_bytes)
     pages = Pages(reception, uploads)
     max_n = reception.config.max_n
@@ -57,32 +65,28 @@ def application(reception: Reception) -> Entrance:
     responses = Generate(reception, uploads, ResponsesApi(reception.responses))
     stored = ResponsePages(reception)
     counting = Counting(reception, uploads)
-    app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", text, methods=["POST"]),
-            Route("/v1/responses", responses, methods=["POST"]),
-            Route("/v1/responses/{id}", stored.one, methods=["GET", "DELETE"]),
-            Route("/v1/responses/{id}/input_items", stored.input_items, methods=["GET"]),
-            Route("/v1/messages", messages, methods=["POST"]),
-            Route("/v1/messages/count_tokens", counting.count, methods=["POST"]),
-            Route("/v1/embeddings", counting.embeddings, methods=["POST"]),
-            Route("/tokenize", counting.tokenize, methods=["POST"]),
-            Route("/detokenize", counting.detokenize, methods=["POST"]),
-            Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
-            Route("/v1/models", pages.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
-            Route("/v1/requests/{id}", pages.past, methods=["GET"]),
-            Route("/v1/usage", Accounting(reception).usage, methods=["GET"]),
-            Route("/health", pages.health, methods=["GET"]),
-            Route("/healthz", pages.healthz, methods=["GET"]),
-            Route("/readyz", pages.readyz, methods=["GET"]),
-            Route("/metrics", pages.metrics, methods=["GET"]),
-        ],
-        exception_handlers={HTTPException: http_error, PenstockError: penstock_error, Exception: internal_error},
-    )
-    app.router.redirect_slashes = False
-    return Entrance(app, Origins(reception.config.cors_origins, keyless=reception.config.api_keys is None))
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", text, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/responses/{id}", stored.one, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/input_items", stored.input_items, methods=["GET"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", counting.count, methods=["POST"]),
+        Route("/v1/embeddings", counting.embeddings, methods=["POST"]),
+        Route("/tokenize", counting.tokenize, methods=["POST"]),
+        Route("/detokenize", counting.detokenize, methods=["POST"]),
+        Route("/v1/sessions/hint", pages.hint, methods=["POST"]),
+        Route("/v1/models", pages.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
+        Route("/v1/requests/{id}", pages.past, methods=["GET"]),
+        Route("/v1/usage", Accounting(reception).usage, methods=["GET"]),
+        Route("/openapi.json", pages.openapi, methods=["GET"]),
+        Route("/health", pages.health, methods=["GET"]),
+        Route("/healthz", pages.healthz, methods=["GET"]),
+        Route("/readyz", pages.readyz, methods=["GET"]),
+        Route("/metrics", pages.metrics, methods=["GET"]),
+    ]
 
 
 class Generate:

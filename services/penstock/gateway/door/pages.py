@@ -15,6 +15,8 @@ from penstock.gateway.api.anthropic.shapes import message_error, model_json
 from penstock.gateway.api.inquiry import Json, encode
 from penstock.gateway.api.openai.asks import session_hint
 from penstock.gateway.api.openai.shapes import error_json, models_json
+from penstock.gateway.api.openapi.document import document
+from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.door.uploads import Uploads
@@ -67,6 +69,10 @@ class Pages:
             raise InvalidRequest("x-session-affinity: this header must name the session", field="x-session-affinity")
         await self._reception.completer.hint(session, hint.outlook(""))
         return _json({"object": "session.hint", "accepted": True})
+
+    async def openapi(self, _request: Request) -> Response:
+        """The OpenAPI document of all endpoints."""
+        return Response(await self._reception.threads.run(document, THREAD_FROM), media_type=JSON)
 
     async def healthz(self, _request: Request) -> Response:
         """Answers while the process runs."""
