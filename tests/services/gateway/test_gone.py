@@ -67,7 +67,7 @@ async def door(work: Work) -> AsyncIterator[tuple[Seen, asyncio.StreamReader, as
     address = HostPort("127.0.0.1:0")
     async with (
         asyncio.timeout(30),
-        serve_http(application, address, drain_s=1.0, failed=lambda name: None) as at,  # type: ignore[arg-type]
+        serve_http(application, address, failed=lambda name: None) as at,  # type: ignore[arg-type]
     ):
         reader, writer = await asyncio.open_connection(at.host, at.port)
         try:
