@@ -129,3 +129,14 @@ async def test_a_raw_completion(client) -> None:
     )
     assert answer.choices[0].finish_reason == "stop"
     judge(answer.choices[0].text)
+
+
+async def test_allowed_tokens(client) -> None:
+    fields = {"allowed_token_ids": [70, 71, 80, 300], "return_token_ids": True}
+    for temperature in (0.0, 3.0):
+        answer = await create(client, extra_body=fields, temperature=temperature, seed=1, max_tokens=24)
+        [choice] = answer.choices
+        assert (choice.finish_reason, answer.usage.completion_tokens) == ("length", 24)
+        assert {*choice.token_ids} <= {70, 71, 80, 300}
+    ending = await create(client, extra_body={"allowed_token_ids": [70, 2]}, temperature=5.0, seed=1, max_tokens=200)
+    assert ending.choices[0].finish_reason == "stop"

@@ -18,9 +18,9 @@ from penstock.grammar.gbnf import gbnf_to_lark, is_gbnf
 from penstock.grammar.lark import check_lark
 from penstock.grammar.schema import check_literal, check_pattern, read_schema
 
-Kind = Literal["schema", "object", "regex", "choice", "grammar"]
+Kind = Literal["schema", "object", "regex", "choice", "grammar", "tokens"]
 """What `Part.text` is: a JSON Schema; nothing, for any JSON object; a regular expression; a JSON list of texts, one of
-which it must be; a grammar in llguidance's Lark or in llama.cpp's GBNF."""
+which it must be; a grammar in llguidance's Lark or in llama.cpp's GBNF; a JSON list of tokens, the only ones it has."""
 
 MAX_TEXT = 1 << 20
 """Characters of one schema or grammar."""
@@ -28,6 +28,7 @@ MAX_CHOICES = 1_000
 MAX_CHOICE_CHARACTERS = 120_000
 _SCHEMA: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _CHOICES = msgspec.json.Decoder(list[str])
+_TOKENS = msgspec.json.Decoder(list[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ def _part(part: Part, control: Collection[str]) -> text.Json | str:
         return read_schema(_decoded(part, _SCHEMA), part.at, control)
     if part.kind == "choice":
         return _choice(part, control)
+    if part.kind == "tokens":
+        return f"start: {text.tokens(_tokens(part))}*\n"
     if not part.text:
         raise _bad(part, "must not be empty")
     if part.kind == "regex":
@@ -98,6 +101,13 @@ def _choice(part: Part, control: Collection[str]) -> str:
             raise _bad(part, "a text must not be empty")
         check_literal(choice, f"{part.at}[{at}]", control)
     return text.one_of(choices)
+
+
+def _tokens(part: Part) -> list[int]:
+    tokens: list[int] = _decoded(part, _TOKENS)
+    if not tokens:
+        raise _bad(part, "must have at least one token")
+    return tokens
 
 
 def _decoded(part: Part, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -55,6 +55,17 @@ def token(id: int) -> str:
     return f"<[{id}]>"
 
 
+def tokens(ids: Iterable[int]) -> str:
+    """Any of these tokens, at least one, as a part of a Lark rule."""
+    runs: list[list[int]] = []
+    for id in sorted(set(ids)):
+        if runs and runs[-1][1] == id - 1:
+            runs[-1][1] = id
+        else:
+            runs.append([id, id])
+    return f"<[{','.join(f'{first}-{last}' if last > first else str(first) for first, last in runs)}]>"
+
+
 def joined(frame: str, parts: Mapping[str, Json | str]) -> str:
     """Grammars in one text: a Lark grammar `frame` that refers to the parts as `@name`; a part is a schema or Lark."""
     named = [

@@ -176,6 +176,49 @@ async def test_what_can_not_be_followed_is_named(setup, post, fields, field, say
     assert setup.mesh.router.asks == []
 
 
+async def test_allowed_tokens_are_the_only_ones(setup, post, read) -> None:
+    """Without an end token among them, the answer is as long as it may be."""
+    letters = [setup.ids(letter)[0] for letter in "abc"]
+    for tokens, least in ((letters, 4), ([*letters, setup.script.eos], 0)):
+        assert (await post(CHAT, allowed_token_ids=tokens, max_tokens=4)).status_code == 200
+        assert read("cab") and read("") and not read("cabd")
+        [sampling] = [request.sampling for request in setup.mesh.decodes[0].requests]
+        assert sampling.min_tokens == least
+        await setup.mesh.reset(setup.script)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "field"),
+    [
+        ({"allowed_token_ids": []}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, 422, "allowed_token_ids"),
+        ({"allowed_token_ids": [70], "stop_token_ids": [70]}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": [70], "regex": "a"}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": ["a"]}, 400, "allowed_token_ids[0]"),
+        (
+            {"allowed_token_ids": [70], "tools": [{"type": "function", "function": {"name": "f"}}]},
+            400,
+            "allowed_token_ids",
+        ),
+    ],
+)
+async def test_allowed_tokens_that_can_not_be(post, fields, status, field) -> None:
+    answer = await post(CHAT, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, field)
+
+
+@pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_the_stop_string_is_shown_to_who_wants_it(setup, post, path, name) -> None:
+    setup.says("one two three four")
+    for shown in (True, False, None):
+        choice = (await post(path, stop=["three", "wo t"], **{name: shown})).json()["choices"][0]
+        text = choice["text"] if path == TEXT else choice["message"]["content"]
+        assert (text, choice["finish_reason"]) == ("one two t" if shown else "one t", "stop")
+    unstopped = (await post(path, stop=["five"], **{name: True})).json()["choices"][0]
+    assert (unstopped["text"] if path == TEXT else unstopped["message"]["content"]) == "one two three four"
+
+
 @pytest.fixture
 async def stub(setup):
     async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:

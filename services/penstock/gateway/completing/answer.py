@@ -29,9 +29,11 @@ class Answer:
         stops: StopAutomaton | None,
         ends: Collection[int],
         min_tokens: int,
+        show_stop: bool = False,
         keep_ids: bool = False,
     ) -> None:
-        """`ends` are tokens whose text is not shown when they end the choice. `keep_ids`: deltas hold token ids."""
+        """`ends` are tokens whose text is not shown when they end the choice. `show_stop`: the stop string is shown.
+        `keep_ids`: deltas hold token ids."""
         self.choice = choice
         self.tokens = 0
         """Number of generated tokens that count."""
@@ -47,6 +49,7 @@ class Answer:
         """What the text is that may still become a stop string."""
         self._ends = ends
         self._min_tokens = min_tokens
+        self._show_stop = show_stop
         self._keep_ids = keep_ids
         self._decoded = 0
 
@@ -110,6 +113,8 @@ class Answer:
             self._kind = type(event)
         _put(self._kind, self._stops.feed(event.text), delta)
         self.ended = self._stops.found
+        if self.ended and self._show_stop:
+            _put(self._kind, self._stops.stop, delta)
 
     def _release(self, delta: Delta) -> None:
         """Gives up waiting for the rest of a stop string: what follows is of another kind, or nothing follows."""

@@ -24,7 +24,7 @@ from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.chronicle import chronicle
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
-from penstock.gateway.completing.constraining import recipe_of
+from penstock.gateway.completing.constraining import recipe_of, without_end
 from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
@@ -99,6 +99,7 @@ class Completer:
         """Runs `ask`; leaving the block early ends everything that runs for it. Raises PenstockError."""
         self.check_model(ask.model)
         ask.sampling.check_vocabulary(self._model.vocab_size)
+        ask = without_end(self._model, ask)
         served = await self._view.model(min(self._config.failover_s, self._left(caller)))
         begin = time.perf_counter()
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
@@ -223,6 +224,7 @@ class Completer:
             stops=stops,
             ends=frozenset(ask.sampling.stop_token_ids) | eos,
             min_tokens=ask.sampling.min_tokens,
+            show_stop=ask.show_stop,
             keep_ids=ask.return_token_ids,
         )
 

@@ -99,6 +99,8 @@ class Ask:
     constraint: Part | None = None
     """What each answer must be; None: any text."""
     stops: Sequence[str] = ()
+    show_stop: bool = False
+    """Whether the stop string that ends an answer is shown."""
     n: int = 1
     stream: bool = False
     include_usage: bool = False

@@ -106,6 +106,7 @@ def _ask(
         sampling=sampling,
         constraint=constraint_of(body),
         stops=stops,
+        show_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
         n=_or(body.n, 1),
         stream=bool(body.stream),
         chat=isinstance(body, ChatBody),

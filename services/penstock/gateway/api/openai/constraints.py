@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.constraints import NOTHING, response_format, schema_part, structured_outputs
 from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody
+from penstock.gateway.request import bounds
+from penstock.gateway.request.bounds import check_count
 from penstock.grammar.recipe import Kind, Part
 
 
@@ -36,6 +40,9 @@ def _parts(body: ChatBody | CompletionBody) -> Iterator[Part]:
             yield schema_part(raw, name)
     if bytes(body.guided_choice) not in NOTHING:
         yield Part("choice", bytes(body.guided_choice).decode(), "guided_choice")
+    if body.allowed_token_ids is not None:
+        check_count("allowed_token_ids", len(body.allowed_token_ids), bounds.MAX_ALLOWED_TOKENS)
+        yield Part("tokens", msgspec.json.encode(body.allowed_token_ids).decode(), "allowed_token_ids")
     if bytes(body.format) not in NOTHING:
         named = bytes(body.format) == b'"json"'
         yield Part("object", "", "format") if named else schema_part(body.format, "format")
