@@ -1,0 +1,69 @@
+"""litellm, in front of an OpenAI-like server."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+
+import litellm
+from case import KEY, MODEL, URL, WEATHER, case, report
+from pydantic import BaseModel
+
+litellm.drop_params = False
+litellm.suppress_debug_info = True
+ASK = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY, "max_tokens": 200, "num_retries": 0}
+HELLO = [{"role": "user", "content": "Hello!"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+class Place(BaseModel):
+    city: str
+
+
+@case
+async def chat():
+    assert (await litellm.acompletion(messages=HELLO, **ASK)).choices[0].message.content
+
+
+@case
+async def stream():
+    chunks = [chunk async for chunk in await litellm.acompletion(messages=HELLO, stream=True, **ASK)]
+    assert litellm.stream_chunk_builder(chunks).choices[0].message.content
+
+
+@case
+async def tools():
+    asked = {**ASK, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    answer = await litellm.acompletion(messages=[{"role": "user", "content": WEATHER}], **asked)
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+
+
+@case
+async def structured():
+    answer = await litellm.acompletion(messages=HELLO, response_format=Place, **ASK)
+    Place.model_validate_json(answer.choices[0].message.content)
+
+
+@case
+async def errors():
+    long = [{"role": "user", "content": "word " * 50_000}]
+    try:
+        await litellm.acompletion(messages=long, **ASK)
+    except litellm.ContextWindowExceededError:
+        return
+    raise AssertionError("a prompt beyond the context was not recognised")
+
+
+@case
+async def eight_at_once():
+    assert all(each.choices for each in await asyncio.gather(*(litellm.acompletion(messages=HELLO, **ASK) for _ in range(8))))
+
+
+report(litellm=version("litellm"), openai=version("openai"))

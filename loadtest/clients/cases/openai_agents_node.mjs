@@ -1,0 +1,44 @@
+// @openai/agents with its defaults: the Responses API, strict tools, an output type.
+import { Agent, run, setDefaultOpenAIClient, setTracingDisabled, tool } from "@openai/agents";
+import OpenAI from "openai";
+import { createRequire } from "node:module";
+import { z } from "zod";
+import { KEY, MODEL, URL_, WEATHER, check, report } from "./case.mjs";
+
+const { version } = createRequire(import.meta.url)("@openai/agents/package.json");
+setDefaultOpenAIClient(new OpenAI({ baseURL: `${URL_}/v1`, apiKey: KEY, maxRetries: 0 }));
+setTracingDisabled(true);
+const short = { maxTokens: 300 };
+
+await report({ "@openai/agents": version }, {
+  async chat() {
+    const agent = new Agent({ name: "a", instructions: "Be brief.", model: MODEL, modelSettings: short });
+    check((await run(agent, "Hello!")).finalOutput, "no text");
+  },
+  async stream() {
+    const agent = new Agent({ name: "a", instructions: "Be brief.", model: MODEL, modelSettings: short });
+    const result = await run(agent, "Hello!", { stream: true });
+    let count = 0;
+    for await (const _ of result) count++;
+    check(count > 2, "no events");
+  },
+  async tools() {
+    let called = 0;
+    const weather = tool({
+      name: "get_weather", description: "The weather in a city", parameters: z.object({ city: z.string() }),
+      execute: async () => (called++, "7 degrees, rain"),
+    });
+    const agent = new Agent({
+      name: "a", instructions: "Use tools.", model: MODEL, tools: [weather],
+      modelSettings: { ...short, toolChoice: "required" },
+    });
+    await run(agent, WEATHER, { maxTurns: 4 });
+    check(called > 0, "the tool was not called");
+  },
+  async structured() {
+    const agent = new Agent({
+      name: "a", instructions: "Be brief.", model: MODEL, outputType: z.object({ city: z.string() }), modelSettings: short,
+    });
+    check(typeof (await run(agent, "Which city? Oslo")).finalOutput.city === "string", "no city");
+  },
+});
