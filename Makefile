@@ -10,7 +10,7 @@ EXTRAS := gateway,engine,demo,train,events,redis,dev
 REDIS = { test "$$(id -u)" = 0 && command -v apt-get && { apt-get install -y redis-server || { apt-get update && \
   apt-get install -y redis-server; }; }; } > /dev/null 2>&1
 
-.PHONY: setup demo up test test-schemas loops fmt check bench house measured fields proto lock
+.PHONY: setup demo up test test-schemas test-clients loops fmt check bench house measured fields proto lock
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -45,6 +45,11 @@ LOOPS = $(BIN)/pytest -q --blocked-loop 20 tests/services/router tests/services/
 	tests/services/decode tests/mesh/test_usage.py
 loops: setup
 	$(LOOPS) || $(LOOPS)
+
+# Installs the clients under runs/clients once.
+test-clients: setup
+	$(BIN)/python -m loadtest.clients.install
+	$(BIN)/python -m loadtest.clients.run --write
 
 fmt: setup
 	$(BIN)/ruff check --fix .

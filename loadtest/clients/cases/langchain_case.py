@@ -54,7 +54,9 @@ async def tools():
         [call] = answer.tool_calls
         assert call["name"] == "get_weather"
         result = ToolMessage("7 degrees, rain", tool_call_id=call["id"])
-        assert isinstance(await model().bind_tools([get_weather]).ainvoke([HumanMessage(WEATHER), answer, result]), AIMessage)
+        assert isinstance(
+            await model().bind_tools([get_weather]).ainvoke([HumanMessage(WEATHER), answer, result]), AIMessage
+        )
 
 
 @case
@@ -77,7 +79,10 @@ async def langgraph():
 
 @case
 async def eight_at_once():
-    assert all(each.content is not None for each in await asyncio.gather(*(model(max_tokens=20).ainvoke("Hi") for _ in range(8))))
+    assert all(
+        each.content is not None
+        for each in await asyncio.gather(*(model(max_tokens=20).ainvoke("Hi") for _ in range(8)))
+    )
 
 
 report(langchain_openai=version("langchain-openai"), langgraph=version("langgraph"), openai=version("openai"))

@@ -63,7 +63,9 @@ async def errors():
 
 @case
 async def eight_at_once():
-    assert all(each.choices for each in await asyncio.gather(*(litellm.acompletion(messages=HELLO, **ASK) for _ in range(8))))
+    assert all(
+        each.choices for each in await asyncio.gather(*(litellm.acompletion(messages=HELLO, **ASK) for _ in range(8)))
+    )
 
 
 report(litellm=version("litellm"), openai=version("openai"))

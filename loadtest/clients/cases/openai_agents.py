@@ -71,7 +71,9 @@ async def structured():
 @case
 async def eight_at_once():
     agent = Agent(name="a", instructions="Be brief.", model=MODEL, model_settings=ModelSettings(max_tokens=20))
-    assert all(each.final_output is not None for each in await asyncio.gather(*(Runner.run(agent, "Hi") for _ in range(8))))
+    assert all(
+        each.final_output is not None for each in await asyncio.gather(*(Runner.run(agent, "Hi") for _ in range(8)))
+    )
 
 
 report(openai_agents=version("openai-agents"), openai=version("openai"))

@@ -33,7 +33,7 @@ class City(BaseModel):
     people: int
 
 
-class get_weather(BaseModel):  # noqa: N801  # the tool's name
+class get_weather(BaseModel):  # the tool's name
     city: str
 
 

@@ -23,7 +23,7 @@ class Place(BaseModel):
 async def chat():
     agent = Agent(MODEL_OF_OURS, model_settings=SHORT)
     first = await agent.run("Hello!")
-    assert first.output and first.usage().total_tokens
+    assert first.output and first.usage.total_tokens
     assert (await agent.run("And again?", message_history=first.all_messages())).output
 
 
@@ -32,7 +32,7 @@ async def stream():
     agent = Agent(MODEL_OF_OURS, model_settings=SHORT)
     async with agent.run_stream("Hello!") as run:
         assert [text async for text in run.stream_text()]
-        assert run.usage().output_tokens
+        assert run.usage.output_tokens
 
 
 @case
