@@ -6,13 +6,13 @@ import asyncio
 
 import anthropic
 from anthropic import AsyncAnthropic
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, case, report
 
 CLIENT = AsyncAnthropic(base_url=URL, api_key=KEY, max_retries=0)
 TOOL = {
     "name": "get_weather",
     "description": "The weather in a city",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen"]}}, "required": ["city"]},
 }
 
 
@@ -57,6 +57,19 @@ async def errors():
         assert error.body["error"]["type"] == "not_found_error"
     else:
         raise AssertionError("a model that does not exist was served")
+
+
+@case
+async def second_turn_is_cached():
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": HISTORY, "cache_control": {"type": "ephemeral"}}]}
+    ]
+    cached = []
+    for _ in range(2):
+        answer = await CLIENT.messages.create(model=MODEL, messages=messages, max_tokens=20, extra_headers=SESSION)
+        cached.append(answer.usage.cache_read_input_tokens)
+        messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "And then?"}]
+    assert cached[1] > 100 > cached[0], cached
 
 
 @case

@@ -1,9 +1,19 @@
 // What the case files of Node share: each case is an async function that throws when the client does not work.
+import { randomUUID } from "node:crypto";
+import { readFileSync } from "node:fs";
+
 export const URL_ = process.env.PENSTOCK_URL;
 export const MODEL = process.env.PENSTOCK_MODEL;
 export const KEY = "none";
+export const CITIES = ["Oslo", "Bergen"]; // a list, since a small model fills an open string to the limit
 export const WEATHER = "What is the weather in Oslo?";
+export const HISTORY = `Conversation ${randomUUID()}. ` + "It rained in Oslo, and the harbour was quiet. ".repeat(20);
+export const SESSION = { "x-session-affinity": randomUUID() };
 const LIMIT_MS = 120_000;
+
+export function version(name) {
+  return JSON.parse(readFileSync(new URL(`../node_modules/${name}/package.json`, import.meta.url))).version;
+}
 
 export function check(holds, what) {
   if (!holds) throw new Error(what);

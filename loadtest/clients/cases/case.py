@@ -7,15 +7,21 @@ import inspect
 import json
 import os
 import traceback
+import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 URL = os.environ["PENSTOCK_URL"]
 """Of the gateway, without /v1."""
 MODEL = os.environ["PENSTOCK_MODEL"]
 KEY = "none"
+City = Literal["Oslo", "Bergen"]
+"""A list, since a small model fills an open string to the limit."""
 LIMIT_S = 120.0
 WEATHER = "What is the weather in Oslo?"
+HISTORY = f"Conversation {uuid.uuid4()}. " + "It rained in Oslo, and the harbour was quiet. " * 20
+"""What a first turn says, so that the second finds something cached."""
+SESSION = {"x-session-affinity": str(uuid.uuid4())}
 
 _CASES: list[tuple[str, Callable[[], Any]]] = []
 

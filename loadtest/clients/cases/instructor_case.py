@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib.metadata import version
 
 import instructor
-from case import KEY, MODEL, URL, case, report
+from case import KEY, MODEL, URL, City, case, report
 from openai import OpenAI
 from pydantic import BaseModel
 
 
 class Place(BaseModel):
-    city: str
+    city: City
 
 
 def extract(mode: instructor.Mode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -15,17 +15,19 @@ CALLED: list[str] = []
 
 
 def model(**more: object) -> ChatOpenAI:
-    return ChatOpenAI(model=MODEL, base_url=f"{URL}/v1", api_key=KEY, max_retries=0, **{"max_tokens": 300, **more})
+    return ChatOpenAI(
+        model=MODEL, base_url=f"{URL}/v1", api_key=KEY, max_retries=0, **{"max_tokens": 300, "temperature": 0, **more}
+    )
 
 
 class Place(BaseModel):
     """A place."""
 
-    city: str
+    city: City
 
 
 @tool
-def get_weather(city: str) -> str:
+def get_weather(city: City) -> str:
     """The weather in a city."""
     CALLED.append(city)
     return "7 degrees, rain"
@@ -75,6 +77,15 @@ async def langgraph():
     agent = create_react_agent(model(), [get_weather])
     result = await agent.ainvoke({"messages": [HumanMessage(WEATHER)]}, {"recursion_limit": 8})
     assert CALLED and result["messages"][-1].content is not None
+
+
+@case
+async def second_turn_is_cached():
+    asked = model(max_tokens=20, default_headers=SESSION)
+    first = await asked.ainvoke(HISTORY)
+    second = await asked.ainvoke([HumanMessage(HISTORY), first, HumanMessage("And then?")])
+    cached = [each.usage_metadata["input_token_details"]["cache_read"] for each in (first, second)]
+    assert cached[1] > 100 > cached[0], cached
 
 
 @case

@@ -6,7 +6,7 @@ import asyncio
 from importlib.metadata import version
 
 import litellm
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
 from pydantic import BaseModel
 
 litellm.drop_params = False
@@ -17,13 +17,13 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Bergen"]}}, "required": ["city"]},
     },
 }
 
 
 class Place(BaseModel):
-    city: str
+    city: City
 
 
 @case
@@ -59,6 +59,17 @@ async def errors():
     except litellm.ContextWindowExceededError:
         return
     raise AssertionError("a prompt beyond the context was not recognised")
+
+
+@case
+async def second_turn_is_cached():
+    messages = [{"role": "user", "content": HISTORY}]
+    cached = []
+    for _ in range(2):
+        answer = await litellm.acompletion(messages=messages, extra_headers=SESSION, **{**ASK, "max_tokens": 20})
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "And then?"}]
+    assert cached[1] > 100 > cached[0], cached
 
 
 @case

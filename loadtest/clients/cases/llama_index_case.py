@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import KEY, MODEL, URL, WEATHER, City, case, report
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -18,6 +18,7 @@ LLM = OpenAILike(
     is_chat_model=True,
     is_function_calling_model=True,
     max_tokens=300,
+    temperature=0,
     max_retries=0,
     context_window=8192,
 )
@@ -27,10 +28,10 @@ CALLED: list[str] = []
 class Place(BaseModel):
     """A place."""
 
-    city: str
+    city: City
 
 
-def get_weather(city: str) -> str:
+def get_weather(city: City) -> str:
     """The weather in a city."""
     CALLED.append(city)
     return "7 degrees, rain"

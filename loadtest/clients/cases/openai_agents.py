@@ -6,7 +6,7 @@ import asyncio
 from importlib.metadata import version
 
 from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client, set_tracing_disabled
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -17,11 +17,11 @@ CALLED: list[str] = []
 
 
 class Place(BaseModel):
-    city: str
+    city: City
 
 
 @function_tool
-def get_weather(city: str) -> str:
+def get_weather(city: City) -> str:
     """The weather in a city."""
     CALLED.append(city)
     return "7 degrees, rain"
@@ -66,6 +66,16 @@ async def handoff():
 async def structured():
     agent = Agent(name="a", instructions="Be brief.", model=MODEL, output_type=Place, model_settings=ModelSettings())
     assert isinstance((await Runner.run(agent, "Oslo")).final_output, Place)
+
+
+@case
+async def second_turn_is_cached():
+    settings = ModelSettings(max_tokens=20, extra_headers=SESSION)
+    agent = Agent(name="a", instructions="Be brief.", model=MODEL, model_settings=settings)
+    first = await Runner.run(agent, HISTORY)
+    second = await Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": "And then?"}])
+    cached = [each.context_wrapper.usage.input_tokens_details.cached_tokens for each in (first, second)]
+    assert cached[1] > 100 > cached[0], cached
 
 
 @case

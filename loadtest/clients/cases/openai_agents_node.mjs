@@ -1,16 +1,14 @@
 // @openai/agents with its defaults: the Responses API, strict tools, an output type.
 import { Agent, run, setDefaultOpenAIClient, setTracingDisabled, tool } from "@openai/agents";
 import OpenAI from "openai";
-import { createRequire } from "node:module";
 import { z } from "zod";
-import { KEY, MODEL, URL_, WEATHER, check, report } from "./case.mjs";
+import { CITIES, KEY, MODEL, URL_, WEATHER, check, report, version } from "./case.mjs";
 
-const { version } = createRequire(import.meta.url)("@openai/agents/package.json");
 setDefaultOpenAIClient(new OpenAI({ baseURL: `${URL_}/v1`, apiKey: KEY, maxRetries: 0 }));
 setTracingDisabled(true);
 const short = { maxTokens: 300 };
 
-await report({ "@openai/agents": version }, {
+await report({ "@openai/agents": version("@openai/agents") }, {
   async chat() {
     const agent = new Agent({ name: "a", instructions: "Be brief.", model: MODEL, modelSettings: short });
     check((await run(agent, "Hello!")).finalOutput, "no text");
@@ -25,7 +23,7 @@ await report({ "@openai/agents": version }, {
   async tools() {
     let called = 0;
     const weather = tool({
-      name: "get_weather", description: "The weather in a city", parameters: z.object({ city: z.string() }),
+      name: "get_weather", description: "The weather in a city", parameters: z.object({ city: z.enum(CITIES) }),
       execute: async () => (called++, "7 degrees, rain"),
     });
     const agent = new Agent({
@@ -37,7 +35,7 @@ await report({ "@openai/agents": version }, {
   },
   async structured() {
     const agent = new Agent({
-      name: "a", instructions: "Be brief.", model: MODEL, outputType: z.object({ city: z.string() }), modelSettings: short,
+      name: "a", instructions: "Be brief.", model: MODEL, outputType: z.object({ city: z.enum(CITIES) }), modelSettings: short,
     });
     check(typeof (await run(agent, "Which city? Oslo")).finalOutput.city === "string", "no city");
   },

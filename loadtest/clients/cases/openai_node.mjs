@@ -3,11 +3,11 @@ import OpenAI from "openai";
 import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { VERSION } from "openai/version";
 import { z } from "zod";
-import { KEY, MODEL, URL_, WEATHER, check, report } from "./case.mjs";
+import { CITIES, HISTORY, KEY, MODEL, SESSION, URL_, WEATHER, check, report } from "./case.mjs";
 
 const client = new OpenAI({ baseURL: `${URL_}/v1`, apiKey: KEY, maxRetries: 0 });
 const messages = [{ role: "user", content: "Hello!" }];
-const Place = z.object({ city: z.string() });
+const Place = z.object({ city: z.enum(CITIES) });
 
 await report({ openai: VERSION }, {
   async chat() {
@@ -52,6 +52,18 @@ await report({ openai: VERSION }, {
     let last;
     for await (const event of events) last = event.type;
     check(["response.completed", "response.incomplete"].includes(last), last);
+  },
+  async second_turn_is_cached() {
+    const turns = [{ role: "user", content: HISTORY }];
+    const cached = [];
+    for (let turn = 0; turn < 2; turn++) {
+      const answer = await client.chat.completions.create(
+        { model: MODEL, messages: turns, max_tokens: 20 }, { headers: SESSION },
+      );
+      cached.push(answer.usage.prompt_tokens_details.cached_tokens);
+      turns.push(answer.choices[0].message, { role: "user", content: "And then?" });
+    }
+    check(cached[0] < 100 && cached[1] > 100, `cached: ${cached}`);
   },
   async cancel() {
     const stream = await client.chat.completions.create({ model: MODEL, messages, stream: true });

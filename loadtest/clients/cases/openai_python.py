@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import openai
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
 from openai import AsyncOpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
@@ -20,7 +20,7 @@ TOOL = {
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string"}},
+            "properties": {"city": {"enum": ["Oslo", "Bergen"]}},
             "required": ["city"],
             "additionalProperties": False,
         },
@@ -28,13 +28,13 @@ TOOL = {
 }
 
 
-class City(BaseModel):
-    name: str
-    people: int
+class Place(BaseModel):
+    city: City
+    capital: bool
 
 
 class get_weather(BaseModel):  # the tool's name
-    city: str
+    city: City
 
 
 @case
@@ -79,9 +79,9 @@ async def tools():
 @case
 async def structured():
     answer = await CLIENT.chat.completions.parse(
-        model=MODEL, messages=[{"role": "user", "content": "Oslo"}], response_format=City, max_tokens=400
+        model=MODEL, messages=[{"role": "user", "content": "Oslo"}], response_format=Place, max_tokens=400
     )
-    assert isinstance(answer.choices[0].message.parsed, City)
+    assert isinstance(answer.choices[0].message.parsed, Place)
     answer = await CLIENT.chat.completions.parse(
         model=MODEL,
         messages=[{"role": "user", "content": WEATHER}],
@@ -109,9 +109,22 @@ async def responses():
         kinds = [event.type async for event in events]
         assert (await events.get_final_response()).output_text
     assert kinds[0] == "response.created" and "response.output_text.delta" in kinds
-    parsed = await CLIENT.responses.parse(model=MODEL, input="Oslo", text_format=City, max_output_tokens=400)
-    assert isinstance(parsed.output_parsed, City)
+    parsed = await CLIENT.responses.parse(model=MODEL, input="Oslo", text_format=Place, max_output_tokens=400)
+    assert isinstance(parsed.output_parsed, Place)
     await CLIENT.responses.delete(first.id)
+
+
+@case
+async def second_turn_is_cached():
+    messages = [{"role": "user", "content": HISTORY}]
+    cached = []
+    for _ in range(2):
+        answer = await CLIENT.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=20, extra_headers=SESSION
+        )
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        messages += [answer.choices[0].message, {"role": "user", "content": "And then?"}]
+    assert cached[1] > 100 > cached[0], cached
 
 
 @case

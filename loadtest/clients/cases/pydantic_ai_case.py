@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 MODEL_OF_OURS = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY))
-SHORT = {"max_tokens": 300}
+SHORT = {"max_tokens": 300, "temperature": 0}
 
 
 class Place(BaseModel):
-    city: str
+    city: City
 
 
 @case
@@ -41,7 +41,7 @@ async def tools():
     agent = Agent(MODEL_OF_OURS, model_settings=SHORT)
 
     @agent.tool_plain
-    def get_weather(city: str) -> str:
+    def get_weather(city: City) -> str:
         """The weather in a city."""
         called.append(city)
         return "7 degrees, rain"
@@ -55,6 +55,15 @@ async def structured():
     for output in (Place, NativeOutput(Place), PromptedOutput(Place)):
         agent = Agent(MODEL_OF_OURS, output_type=output, model_settings=SHORT, retries=3)
         assert isinstance((await agent.run("Which city? Oslo")).output, Place)
+
+
+@case
+async def second_turn_is_cached():
+    agent = Agent(MODEL_OF_OURS, model_settings={"max_tokens": 20, "extra_headers": SESSION})
+    first = await agent.run(HISTORY)
+    second = await agent.run("And then?", message_history=first.all_messages())
+    cached = [each.usage.cache_read_tokens for each in (first, second)]
+    assert cached[1] > 100 > cached[0], cached
 
 
 @case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from case import KEY, MODEL, URL, WEATHER, case, report
+from case import KEY, MODEL, URL, WEATHER, City, case, report
 from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
 CALLED: list[str] = []
@@ -15,7 +15,7 @@ def model() -> OpenAIServerModel:
 
 
 @tool
-def get_weather(city: str) -> str:
+def get_weather(city: City) -> str:
     """The weather in a city.
 
     Args:
