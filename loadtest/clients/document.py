@@ -18,7 +18,7 @@ protocol alone: calls that are required, schemas, limits.
 """
 
 
-def document(tried: Sequence[Tried], conforms: str) -> str:
+def document(tried: Sequence[Tried]) -> str:
     """The whole file."""
     works = sum(each.unchanged for each in tried)
     rows = [
@@ -26,7 +26,7 @@ def document(tried: Sequence[Tried], conforms: str) -> str:
         "|---|---|---|---|",
         *(_row(each) for each in tried),
     ]
-    return f"{_HEAD}{works} of {len(tried)} clients work unchanged.\n\n" + "\n".join(rows) + f"\n\n{conforms}\n"
+    return f"{_HEAD}{works} of {len(tried)} clients work unchanged.\n\n" + "\n".join(rows) + "\n"
 
 
 def _row(tried: Tried) -> str:

@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 
-from loadtest.clients import conformance
 from loadtest.clients.clients import CLIENTS, OK, Tried, run
 from loadtest.clients.document import DOCUMENT, document
 from loadtest.clients.served import served
@@ -25,31 +24,25 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [each for each in CLIENTS if not options.names or any(part in each.name for part in options.names)]
     tried = []
-    found = conformance.Found(cases=0, problems=("not run",))
     with served(options.url) as url:
         for client in chosen:
             tried.append(run(client, url))
             if not options.json:
                 _show(tried[-1])
-        if not options.names:
-            found = conformance.run(url)
-            if not options.json:
-                print(found.sentence)
     if options.json:
-        print(json.dumps(_figures(tried, found), indent=2))
+        print(json.dumps(_figures(tried), indent=2))
     if options.write and not options.names:
-        DOCUMENT.write_text(document(tried, found.sentence))
-    return 0 if all(each.unchanged for each in tried) and (options.names or not found.problems) else 1
+        DOCUMENT.write_text(document(tried))
+    return 0 if all(each.unchanged for each in tried) else 1
 
 
-def _figures(tried: list[Tried], found: conformance.Found) -> dict[str, object]:
+def _figures(tried: list[Tried]) -> dict[str, object]:
     return {
         "clients_unchanged": sum(each.unchanged for each in tried),
         "clients": [
             {"name": each.client, "versions": each.versions, "seconds": round(each.seconds, 1), "cases": each.cases}
             for each in tried
         ],
-        "schemathesis": {"cases": found.cases, "problems": found.problems},
     }
 
 

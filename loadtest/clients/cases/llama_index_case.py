@@ -1,6 +1,4 @@
-"""llama-index through its OpenAI-like model."""
-
-from __future__ import annotations
+"""llama-index through its OpenAI-like model. It reads a tool's annotations, so they are no strings here."""
 
 from importlib.metadata import version
 

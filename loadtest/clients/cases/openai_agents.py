@@ -70,8 +70,9 @@ async def structured():
 
 @case
 async def second_turn_is_cached():
-    settings = ModelSettings(max_tokens=20, extra_headers=SESSION)
-    agent = Agent(name="a", instructions="Be brief.", model=MODEL, model_settings=settings)
+    """With an output type: this client takes an answer that the limit ended for an error."""
+    settings = ModelSettings(max_tokens=200, extra_headers=SESSION)
+    agent = Agent(name="a", instructions="Be brief.", model=MODEL, output_type=Place, model_settings=settings)
     first = await Runner.run(agent, HISTORY)
     second = await Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": "And then?"}])
     cached = [each.context_wrapper.usage.input_tokens_details.cached_tokens for each in (first, second)]
