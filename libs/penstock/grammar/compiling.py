@@ -11,7 +11,7 @@ import asyncio
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sized
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,6 +74,7 @@ class GrammarCompiler:
 
     async def grammar(self, recipe: Recipe, tenant: str) -> str:
         """The grammar's text. Raises InvalidRequest naming what is wrong, Overloaded and Unavailable."""
+        recipe.check_size()
         digest = tenant.encode() + recipe.digest()  # what others sent must not show in how long it takes
         verdict: str | PenstockError | None = self._known.get(digest)
         if verdict is None:
@@ -89,6 +90,11 @@ class GrammarCompiler:
                 verdict.message, field=verdict.field, code=verdict.code, retry_after=verdict.retry_after
             )
         return verdict
+
+    @property
+    def remembered(self) -> Sized:
+        """The verdicts that are known."""
+        return self._known.texts
 
     def _learn(self, digest: bytes, ended: asyncio.Future[str | PenstockError]) -> None:
         del self._pending[digest]

@@ -50,6 +50,13 @@ class Recipe:
     frame: str = ""
     """Lark, made by us, that refers to the parts as `@name`."""
 
+    def check_size(self) -> None:
+        """Raises InvalidRequest for a part that is too long to be looked at."""
+        for _, part in self.parts:
+            if len(part.text) > MAX_TEXT:
+                what = f"must have at most {MAX_TEXT} characters, not {len(part.text)}"
+                raise _bad(part, what, "schema_too_large")
+
     def digest(self) -> bytes:
         """Names the recipe."""
         return hashlib.sha256(msgspec.json.encode(self)).digest()
@@ -65,13 +72,12 @@ def build(recipe: Recipe, control: Collection[str]) -> str:
 
     `control` are the texts of the tokenizer's added tokens. Takes as long as it is big: not for an event loop.
     """
+    recipe.check_size()
     parts = {name: _part(part, control) for name, part in recipe.parts}
     return text.joined(recipe.frame, parts) if recipe.frame else text.alone(*parts.values())
 
 
 def _part(part: Part, control: Collection[str]) -> text.Json | str:
-    if len(part.text) > MAX_TEXT:
-        raise _bad(part, f"must have at most {MAX_TEXT} characters, not {len(part.text)}", "schema_too_large")
     if part.kind == "object":
         return {"type": "object"}
     if part.kind == "schema":

@@ -18,6 +18,7 @@ from penstock.errors import InvalidRequest
 from penstock.grammar.endless import has_end
 from penstock.grammar.exclusive import exclusive
 from penstock.grammar.keywords import (
+    ANNOTATIONS,
     CHECKS,
     EXACT,
     FORMATS,
@@ -234,12 +235,26 @@ def _modern(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         if "additionalItems" in found:
             found["items"] = found.pop("additionalItems")
     found.pop("additionalItems", None)  # without a list of items it means nothing
+    if (names := _name_pattern(found.get("propertyNames"))) and not found.keys() & {"properties", "patternProperties"}:
+        del found["propertyNames"]
+        found["patternProperties"] = {names: found.pop("additionalProperties", True)}
+        found["additionalProperties"] = False
     for limit, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if found.get(limit) is True and bound in found:
             found[limit] = found.pop(bound)
         elif found.get(limit) is False:
             del found[limit]
     return found
+
+
+def _name_pattern(names: object) -> str | None:
+    """A rule for the names of an object's members as a pattern; None where it is more than that."""
+    if not isinstance(names, Mapping) or names.keys() - {"type", "pattern", "enum"} - ANNOTATIONS:
+        return None
+    texts, pattern = names.get("enum"), names.get("pattern")
+    if isinstance(texts, list) and texts and pattern is None and all(isinstance(text, str) for text in texts):
+        return f"^(?:{'|'.join(map(re.escape, texts))})$"
+    return pattern if isinstance(pattern, str) and texts is None else None
 
 
 def _anchored(schema: object, anchor: str) -> object:

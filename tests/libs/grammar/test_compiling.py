@@ -135,6 +135,21 @@ async def test_a_hostile_schema_is_refused_in_time_while_others_are_served() -> 
         assert accepts(await found.grammar(recipe({"type": "null"}), "bad"), "null")
 
 
+async def test_of_many_grammars_the_last_ones_are_remembered() -> None:
+    async with compiler() as found:
+        for first in range(0, 1_200, 30):
+            await asyncio.gather(*(found.grammar(recipe({"const": first + more}), "many") for more in range(30)))
+        assert len(found.remembered) == 1_024
+        assert found.started == 1
+
+
+async def test_texts_that_are_too_long_reach_no_helper() -> None:
+    async with compiler() as found:
+        with pytest.raises(InvalidRequest, match="here: must have at most 1048576"):
+            await found.grammar(answer(Part("schema", " " * (1 << 21), "here")), "a")
+        assert found.started == 0
+
+
 async def test_memory_is_bounded() -> None:
     async with compiler(cpu_s=30.0, memory_bytes=64 << 20) as found:
         with pytest.raises(InvalidRequest, match="is too complex"):

@@ -106,6 +106,13 @@ ATTACKS = {
     ),
     "numbers in a prompt": (b'{"model": "tiny", "prompt": [' + b"1," * MANY + b"1]}", 400),
     "lists that are refused": (chat(response_format="LISTS").replace(b'"LISTS"', LISTS.encode()), 400),
+    "a schema of two megabytes": (chat(json_schema={"type": "object", "description": "word " * 400_000}), 400),
+    "a schema of many properties": (
+        chat(json_schema={"type": "object", "properties": {f"{n:0100}": {"title": "x" * 60} for n in range(5_000)}}),
+        400,
+    ),
+    "a schema in a string": (chat(json_schema=LISTS[:900_000]), 400),
+    "a grammar of a megabyte": (chat(grammar="root ::= " + '"a" | ' * 160_000 + '"a"'), 400),
     "lists in arguments": (
         chat(
             messages=[
