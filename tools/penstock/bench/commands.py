@@ -78,6 +78,17 @@ def kv(options: Options = None) -> None:
 
 
 @app.command
+def gateway(options: Options = None) -> None:
+    """The gateway before a mesh that emits at will: events/s of a core beside a bare SSE application, a token's way,
+    three times the load that it can take, and the next turn of long conversations."""
+    import uvloop  # what the gateway runs on
+
+    from penstock.bench.gateway.measure import measure
+
+    _run(measure, options, uvloop.new_event_loop)
+
+
+@app.command
 def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
     """Eviction policies on recorded requests, beside LRU and the offline optimum.
 
@@ -100,7 +111,7 @@ def paired(other: Path, name: str, *, rounds: int = 3, quick: bool = False, json
     other:
         The other checkout, with a .venv of its own.
     name:
-        Of the bench: overhead, engine, kv or evict.
+        Of the bench: overhead, engine, kv, gateway or evict.
     rounds:
         Runs in each checkout; the two of a round take turns, sample by sample.
     quick:
@@ -148,3 +159,4 @@ def everything(options: Options = None) -> None:
     engine(options)
     overhead(options)
     kv(options)
+    gateway(options)

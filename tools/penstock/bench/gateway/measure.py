@@ -1,0 +1,129 @@
+"""`penstock bench gateway`: the gateway before a mesh that emits at will, beside a bare SSE application.
+
+Rates are per second of the processor that a process used, so that clients and mesh, which share the machine, don't
+count. The gateway answers one request per stream, with one plan and one call to a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from penstock.bench.gateway.client import Client
+from penstock.bench.gateway.dialog import Dialog, next_turn_s
+from penstock.bench.gateway.mesh import MODEL
+from penstock.bench.gateway.overload import LIVE, Flood, flood
+from penstock.bench.gateway.rates import Subject, events_per_core_s, on_the_way
+from penstock.bench.harness import BenchReport, Figure, Measure, figure, interleave
+from penstock.bench.kv.processes import started
+from penstock.models import embedded
+
+_DIRECTORY = embedded("penstock-mini")
+_STREAMS = (64, 1000)
+_TURNS = (1_000, 10_000, 100_000)
+_BARE = "a bare SSE application of starlette under uvicorn"
+
+
+async def measure(quick: bool) -> BenchReport:
+    """Runs the bench."""
+    rounds = 3 if quick else 7
+    figures: list[Figure] = []
+    async with started("penstock.bench.gateway.mesh", str(_DIRECTORY)) as (_, mesh):
+        router = str(mesh["address"])
+        async with gateway(router, 2048) as ours, bare() as theirs:
+            figures += await _rates(ours, theirs, rounds, quick)
+            figures += await _turns(ours.client, rounds)
+        async with gateway(router, LIVE) as ours:
+            figures += await _overload(ours, rounds, 2.0 if quick else 6.0)
+    return BenchReport("gateway", figures)
+
+
+@asynccontextmanager
+async def gateway(router: str, live: int) -> AsyncIterator[Subject]:
+    """A gateway that takes so many requests at one time."""
+    settings = {
+        "router": router,
+        "model-dir": str(_DIRECTORY),
+        "model-name": MODEL,
+        "http-address": "127.0.0.1:0",
+        "max-live-requests": str(live),
+        "log-level": "error",
+    }
+    arguments = [text for name, value in settings.items() for text in (f"--{name}", value)]
+    async with started("penstock.gateway", *arguments) as (pid, values):
+        yield Subject(Client(str(values["address"])), pid)
+
+
+@asynccontextmanager
+async def bare() -> AsyncIterator[Subject]:
+    """The application that the gateway is measured beside."""
+    async with started("penstock.bench.gateway.bare") as (pid, values):
+        yield Subject(Client(str(values["address"])), pid)
+
+
+async def _rates(ours: Subject, theirs: Subject, rounds: int, quick: bool) -> list[Figure]:
+    found: list[Figure] = []
+    scale: list[Figure] = []
+    half = 0.0
+    for streams in _STREAMS:
+        tokens = (12_000 if quick else 40_000) // streams
+
+        async def gateway_rate(_round: int, streams: int = streams, tokens: int = tokens) -> float:
+            return await events_per_core_s(ours, streams, tokens)
+
+        async def bare_rate(_round: int, streams: int = streams, tokens: int = tokens) -> float:
+            return await events_per_core_s(theirs, streams, 4 * tokens)
+
+        got = await interleave({"gateway": gateway_rate, "bare": bare_rate}, rounds)
+        ratios = [one / other for one, other in zip(got["gateway"], got["bare"], strict=True)]
+        found.append(figure(f"events_vs_bare_{streams}", ratios, "ratio", _BARE, 0.5))
+        scale += [figure(f"{name}_events_{streams}", got[name], "1/s", "for scale, per core") for name in got]
+        half = half or sorted(got["gateway"])[rounds // 2] / 2
+
+    async def token(_round: int) -> float:
+        return await on_the_way(ours.client, _STREAMS[0], half, 2.0 if quick else 5.0)
+
+    ages = (await interleave({"token": token}, rounds))["token"]
+    against = f"{_STREAMS[0]} streams at half of the events/s above"
+    found.append(_milliseconds("token_in_gateway_ms_p99", ages, against, 5.0))
+    return found + scale
+
+
+async def _turns(client: Client, rounds: int) -> list[Figure]:
+    dialogs = {tokens: Dialog(client, _DIRECTORY, tokens) for tokens in _TURNS}
+
+    def turns(dialog: Dialog) -> Measure[float]:
+        async def measured(_round: int) -> float:
+            return await next_turn_s(dialog, 5)
+
+        return measured
+
+    got = await interleave({str(tokens): turns(dialog) for tokens, dialog in dialogs.items()}, rounds)
+    few, many = got[str(_TURNS[0])], got[str(_TURNS[-1])]
+    ratios = [one / other for one, other in zip(many, few, strict=True)]
+    against = "the same after 1,000 tokens"
+    return [
+        figure("next_turn_us_100k_over_1k", ratios, "ratio", against),
+        *(
+            figure(f"next_turn_us_{tokens // 1000}k", [s * 1e6 for s in got[str(tokens)]], "us", "for scale")
+            for tokens in _TURNS
+        ),
+    ]
+
+
+async def _overload(ours: Subject, rounds: int, seconds: float) -> list[Figure]:
+    async def flooded(_round: int) -> Flood:
+        return await flood(ours.client, ours.pid, seconds)
+
+    got = (await interleave({"overload": flooded}, rounds))["overload"]
+    against = "the same gateway without overload"
+    return [
+        figure("overload_goodput", [one.goodput for one in got], "ratio", against, 0.9),
+        _milliseconds("refusal_ms_p99", [one.refusal_p99_s for one in got], "open loop, 3 x its capacity", 10.0),
+        figure("overload_grown_mb", [one.grown_bytes / 1e6 for one in got], "MB", "its memory before", 1.0,
+               lower_is_better=True),
+    ]  # fmt: skip
+
+
+def _milliseconds(id: str, seconds: Sequence[float], against: str, goal: float) -> Figure:
+    return figure(id, [one * 1e3 for one in seconds], "ms", against, goal, lower_is_better=True)
