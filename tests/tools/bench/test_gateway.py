@@ -7,7 +7,7 @@ import time
 import pytest
 
 from penstock.bench.gateway import overload
-from penstock.bench.gateway.client import Exchange
+from penstock.bench.gateway.client import CountedAnswer
 from penstock.bench.gateway.dialog import Dialog, next_turn_s
 from penstock.bench.gateway.measure import bare, gateway
 from penstock.bench.gateway.overload import capacity, flood
@@ -45,7 +45,7 @@ async def test_events_that_come_in_pieces_are_counted_once():
     answer = b'HTTP/1.1 200 OK\r\n\r\n5\r\ndata: {"logprob":-1.25,"n":1}\n\ndata: {"logprob":-2.5}\n\n\r\n0\r\n\r\n'
     for size in (1, 3, 7, 20, len(answer)):
         counts: list[int] = []
-        exchange = Exchange(b"", counts.append, lambda _stamp, _now: None)
+        exchange = CountedAnswer(b"", counts.append, lambda _stamp, _now: None)
         exchange.data_received(answer[:13])
         for begin in range(13, len(answer), size):
             assert not exchange.ended.done()

@@ -1,5 +1,5 @@
-"""What the gateway is measured beside: an SSE endpoint of starlette under uvicorn that writes one chunk after the other,
-in a process of its own. It has nobody behind it, no choices, and nothing to count."""
+"""What the gateway is measured beside: an SSE endpoint of starlette under uvicorn that writes one chunk after
+the other, in a process of its own. It has nobody behind it, no choices, and nothing to count."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _EVENT = b"data: {"
 _STAMP = re.compile(rb'"logprob":(-[\d.e-]+)[,}]')
 
 
-class Exchange(asyncio.Protocol):
+class CountedAnswer(asyncio.Protocol):
     """One request on a connection of its own, and its answer."""
 
     def __init__(self, request: bytes, counted: Callable[[int], None], stamped: Callable[[float, float], None]) -> None:
@@ -82,10 +82,10 @@ class Client:
         request: bytes,
         counted: Callable[[int], None] = lambda _events: None,
         stamped: Callable[[float, float], None] = lambda _stamp, _now: None,
-    ) -> Exchange:
+    ) -> CountedAnswer:
         """Sends the request and waits for the end of its answer."""
         transport, exchange = await asyncio.get_running_loop().create_connection(
-            lambda: Exchange(request, counted, stamped), self._host, self._port
+            lambda: CountedAnswer(request, counted, stamped), self._host, self._port
         )
         try:
             await exchange.ended

@@ -14,27 +14,7 @@ from penstock.bench.gateway.mesh import MODEL
 from penstock.testing.emitter import age
 
 _MESSAGE_TOKENS = 200
-_WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "lazy",
-    "dogs",
-    "while",
-    "seven",
-    "wizards",
-    "mix",
-    "jugs",
-    "of",
-    "liquor",
-    "and",
-    "vex",
-    "bold",
-    "knights",
-]
+_WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "seven", "wizards", "mix", "jugs")
 
 
 class Dialog:

@@ -13,7 +13,7 @@ from penstock.bench.gateway.client import Client
 from penstock.bench.gateway.dialog import Dialog, next_turn_s
 from penstock.bench.gateway.mesh import MODEL
 from penstock.bench.gateway.overload import LIVE, Flood, flood
-from penstock.bench.gateway.rates import Subject, events_per_core_s, on_the_way
+from penstock.bench.gateway.rates import Streamer, events_per_core_s, on_the_way
 from penstock.bench.harness import BenchReport, Figure, Measure, figure, interleave
 from penstock.bench.kv.processes import started
 from penstock.models import embedded
@@ -39,7 +39,7 @@ async def measure(quick: bool) -> BenchReport:
 
 
 @asynccontextmanager
-async def gateway(router: str, live: int) -> AsyncIterator[Subject]:
+async def gateway(router: str, live: int) -> AsyncIterator[Streamer]:
     """A gateway that takes so many requests at one time."""
     settings = {
         "router": router,
@@ -51,17 +51,17 @@ async def gateway(router: str, live: int) -> AsyncIterator[Subject]:
     }
     arguments = [text for name, value in settings.items() for text in (f"--{name}", value)]
     async with started("penstock.gateway", *arguments) as (pid, values):
-        yield Subject(Client(str(values["address"])), pid)
+        yield Streamer(Client(str(values["address"])), pid)
 
 
 @asynccontextmanager
-async def bare() -> AsyncIterator[Subject]:
+async def bare() -> AsyncIterator[Streamer]:
     """The application that the gateway is measured beside."""
     async with started("penstock.bench.gateway.bare") as (pid, values):
-        yield Subject(Client(str(values["address"])), pid)
+        yield Streamer(Client(str(values["address"])), pid)
 
 
-async def _rates(ours: Subject, theirs: Subject, rounds: int, quick: bool) -> list[Figure]:
+async def _rates(ours: Streamer, theirs: Streamer, rounds: int, quick: bool) -> list[Figure]:
     found: list[Figure] = []
     scale: list[Figure] = []
     half = 0.0
@@ -111,7 +111,7 @@ async def _turns(client: Client, rounds: int) -> list[Figure]:
     ]
 
 
-async def _overload(ours: Subject, rounds: int, seconds: float) -> list[Figure]:
+async def _overload(ours: Streamer, rounds: int, seconds: float) -> list[Figure]:
     async def flooded(_round: int) -> Flood:
         return await flood(ours.client, ours.pid, seconds)
 

@@ -19,7 +19,7 @@ _PROBES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Streamer:
     """A process that streams."""
 
     client: Client
@@ -35,7 +35,7 @@ class Subject:
 class _Meter:
     """Counts the events of all streams; takes the clock between the first of each stream and most of them."""
 
-    def __init__(self, subject: Subject, streams: int, tokens: int) -> None:
+    def __init__(self, subject: Streamer, streams: int, tokens: int) -> None:
         self._subject = subject
         self._events = 0
         self._first, self._last = streams, int(streams * tokens * _UNTIL)
@@ -57,7 +57,7 @@ class _Meter:
             self.rate = (self._events - events) / (self._subject.cpu_s() - cpu_s)
 
 
-async def events_per_core_s(subject: Subject, streams: int, tokens: int) -> float:
+async def events_per_core_s(subject: Streamer, streams: int, tokens: int) -> float:
     """Events that `subject` streams per second of a processor, over concurrent streams of `tokens` tokens, emitted as
     fast as they are taken once all streams stand."""
     meter = _Meter(subject, streams, tokens)
