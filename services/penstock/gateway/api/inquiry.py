@@ -20,8 +20,8 @@ Value = TypeVar("Value")
 class Apart(Protocol):
     """Runs work where it holds nobody up."""
 
-    def __call__(self, work: Callable[[], Value]) -> Awaitable[Value]:
-        """The value of `work`."""
+    def __call__(self, work: Callable[[], Value], more: int = 0) -> Awaitable[Value]:
+        """The value of `work`, which reads as much as the body has, and `more` bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,10 +142,11 @@ class Generate:
         config = self._reception.config
         ignored: list[str] | None = [] if config.unknown_fields == "warn" else None
         async with self._uploads.body(headers, receive, config.max_body_bytes) as body:
-            size = len(body) if len(body) >= _THREAD_BODY else 0
+            length = len(body)
 
-            def apart(work: Callable[[], Value]) -> Awaitable[Value]:
-                return self._reception.threads.run(work, size)
+            def apart(work: Callable[[], Value], more: int = 0) -> Awaitable[Value]:
+                size = length + more
+                return self._reception.threads.run(work, size if size >= _THREAD_BODY else 0)
 
             inquiry = await self._api.read(body, Visit(tenant, apart, ignored))
         reply.ignored(ignored or ())

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.inquiry import encode
-from penstock.gateway.api.responses.api import StoredResponses
+from penstock.gateway.api.responses.api import StoredResponses, page_of
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 
@@ -17,6 +17,7 @@ class ResponsePages:
 
     def __init__(self, reception: Reception) -> None:
         self._auth = reception.auth
+        self._threads = reception.threads
         self._stored = StoredResponses(reception.responses)
 
     async def one(self, request: Request) -> Response:
@@ -26,10 +27,10 @@ class ResponsePages:
             return Response(encode(await self._stored.delete(tenant, id)), media_type=JSON)
         if request.query_params.get("stream") == "true":
             raise InvalidRequest("stream: a stored response is given whole", field="stream")
-        return Response(await self._stored.get(tenant, id), media_type=JSON)
+        return Response((await self._stored.find(tenant, id)).response, media_type=JSON)
 
     async def input_items(self, request: Request) -> Response:
         """GET /v1/responses/{id}/input_items"""
-        tenant = self._auth.tenant(request.headers)
-        page = await self._stored.items(tenant, request.path_params["id"], request.query_params)
-        return Response(encode(page), media_type=JSON)
+        kept = await self._stored.find(self._auth.tenant(request.headers), request.path_params["id"])
+        page = await self._threads.run(lambda: encode(page_of(kept, request.query_params)), len(kept.items))
+        return Response(page, media_type=JSON)

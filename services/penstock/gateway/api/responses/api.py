@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.gateway.api.inquiry import Json, Style, Visit, encode
+from penstock.gateway.api.inquiry import Apart, Json, Style, Visit, encode
 from penstock.gateway.api.openai.shapes import error_json
 from penstock.gateway.api.responses.asks import ResponseOrder, is_reference, read_order, response_ask
 from penstock.gateway.api.responses.bodies import InputItem, InputPart
@@ -38,14 +38,22 @@ class ResponseInquiry:
     """One request for a response."""
 
     def __init__(
-        self, order: ResponseOrder, ask: Ask, *, items: Sequence[InputItem], ancestors: tuple[str, ...], keep: Keeper
+        self,
+        order: ResponseOrder,
+        ask: Ask,
+        *,
+        items: Sequence[InputItem],
+        ancestors: tuple[str, ...],
+        keep: Keeper,
+        apart: Apart,
     ) -> None:
-        """`items` are those of the input, `ancestors` the responses that come before it."""
+        """`items` are those of the input, `ancestors` the responses that come before it; `apart` packs what is kept."""
         self.ask = ask
         self._order = order
         self._items = items
         self._ancestors = ancestors
         self._keep = keep
+        self._apart = apart
         self._shape: ResponseShape | None = None
 
     def shape(self, id: str, created: int) -> ResponseShape:
@@ -57,13 +65,14 @@ class ResponseInquiry:
         """Keeps the response."""
         if self._shape is None or not self._order.stored:
             return
-        response = self._shape.response
-        items = encode([_listed(item, response["id"], at) for at, item in enumerate(self._items)])
-        stored = StoredResponse(response["id"], self._ancestors, items, encode(response))
         try:
-            await self._keep(stored)
+            await self._keep(await self._apart(partial(self._packed, self._shape.response)))
         except Unavailable as error:  # the answer is there: it is not held back for that
             structlog.get_logger("penstock.gateway").warning("a response was not stored", error=error.message)
+
+    def _packed(self, response: Json) -> StoredResponse:
+        items = [_listed(item, response["id"], at) for at, item in enumerate(self._items)]
+        return StoredResponse(response["id"], self._ancestors, encode(items), encode(response))
 
 
 class ResponsesApi:
@@ -79,10 +88,15 @@ class ResponsesApi:
         order = await visit.apart(lambda: read_order(body, visit.ignored))
         chain = await self._chain(visit.tenant, order.body.previous_response_id)
         items = await self._items(visit.tenant, order.items)
-        ask = await visit.apart(lambda: response_ask(order, _earlier(chain), items))
-        ancestors = tuple(kept.id for kept in chain)
+        size = sum(kept.size for kept in chain)
+        ask = await visit.apart(lambda: response_ask(order, _earlier(chain), items), size)
         return ResponseInquiry(
-            order, ask, items=items, ancestors=ancestors, keep=partial(self._store.put, visit.tenant)
+            order,
+            ask,
+            items=items,
+            ancestors=tuple(kept.id for kept in chain),
+            keep=partial(self._store.put, visit.tenant),
+            apart=visit.apart,
         )
 
     async def _chain(self, tenant: str, id: str | None) -> Sequence[StoredResponse]:
@@ -125,9 +139,12 @@ class StoredResponses:
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    async def get(self, tenant: str, id: str) -> bytes:
-        """The response, as JSON. Raises NotFound."""
-        return (await self._find(tenant, id)).response
+    async def find(self, tenant: str, id: str) -> StoredResponse:
+        """A response. Raises NotFound."""
+        found = await self._store.get(tenant, id) if _ID.fullmatch(id) else None
+        if found is None:
+            raise _unknown(id)
+        return found
 
     async def delete(self, tenant: str, id: str) -> Json:
         """Forgets the response. Raises NotFound."""
@@ -135,29 +152,24 @@ class StoredResponses:
             raise _unknown(id)
         return {"id": id, "object": "response", "deleted": True}
 
-    async def items(self, tenant: str, id: str, query: Mapping[str, str]) -> Json:
-        """A page of the response's own input items. Raises NotFound, and InvalidRequest for a wrong query."""
-        items = msgspec.json.decode((await self._find(tenant, id)).items)
-        order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("order: must be asc or desc", field="order")
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= 100:
-            raise InvalidRequest("limit: must be between 1 and 100", field="limit")
-        ordered = items if order == "asc" else items[::-1]
-        if after is not None:
-            places = [at for at, item in enumerate(ordered) if item["id"] == after]
-            if not places:
-                raise InvalidRequest("after: is not the id of an input item", field="after")
-            ordered = ordered[places[0] + 1 :]
-        page = ordered[: int(limit)]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
-        return {"object": "list", "data": page, **ends, "has_more": len(ordered) > len(page)}
 
-    async def _find(self, tenant: str, id: str) -> StoredResponse:
-        found = await self._store.get(tenant, id) if _ID.fullmatch(id) else None
-        if found is None:
-            raise _unknown(id)
-        return found
+def page_of(kept: StoredResponse, query: Mapping[str, str]) -> Json:
+    """A page of a response's own input items. Raises InvalidRequest for a wrong query."""
+    items = msgspec.json.decode(kept.items)
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order: must be asc or desc", field="order")
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:4]) <= 100:
+        raise InvalidRequest("limit: must be between 1 and 100", field="limit")
+    ordered = items if order == "asc" else items[::-1]
+    if after is not None:
+        places = [at for at, item in enumerate(ordered) if item["id"] == after]
+        if not places:
+            raise InvalidRequest("after: is not the id of an input item", field="after")
+        ordered = ordered[places[0] + 1 :]
+    page = ordered[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+    return {"object": "list", "data": page, **ends, "has_more": len(ordered) > len(page)}
 
 
 def _unknown(id: str) -> NotFound:
