@@ -185,6 +185,8 @@ async def test_cache_control_keeps_the_prompt(setup, client):
     assert [keep.ttl_s for keep in setup.mesh.decodes[0].requests[-1].retain] == [3600]
 
 
+CONTROL = {"type": "ephemeral"}
+USE = {"type": "tool_use", "id": "c", "name": "f"}
 REFUSED = [
     ({"temperature": 1.5}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -199,6 +201,11 @@ REFUSED = [
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"made_up": 1}, "made_up"),
+    ({"messages": [{"role": "user", "content": []}], "tools": [{**TOOLS[0], "cache_control": CONTROL}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": [{**USE, "input": []}]}, *HELLO]}, "input: must be an object"),
+    ({"messages": [{"role": "assistant", "content": [{**USE, "id": ""}]}, *HELLO]}, "messages[0].content[0].id"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
+    ({"cache_control": {"type": "forever"}}, "cache_control.type"),
 ]
 
 
@@ -276,3 +283,15 @@ async def test_the_form_of_the_output_is_a_grammar(setup, client):
     setup.says('{"a": 1}')
     await both(client, output_config={"format": {"type": "json_schema", "schema": schema}})
     assert setup.mesh.decodes[0].requests[-1].sampling.grammar
+
+
+@pytest.mark.parametrize("depth", [100, 800, 900, 950, 980, 1000, 2000, 50_000])
+async def test_inputs_of_any_depth_are_read_or_refused(setup, depth):
+    use = {**USE, "input": {"a": "DEEP"}}
+    turns = [*HELLO, {"role": "assistant", "content": [use]}, *HELLO]
+    body = json.dumps({"model": "tiny", "max_tokens": 5, "messages": turns}).replace(
+        '"DEEP"', "[" * depth + "]" * depth
+    )
+    async with httpx2.AsyncClient() as plain_client:
+        answer = await plain_client.post(f"{setup.url}/v1/messages", content=body)
+    assert answer.status_code in (200, 400), answer.text

@@ -296,6 +296,10 @@ REFUSED = [
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"temprature": 1}, "temprature"),
     ({"tool_choice": "maybe"}, "tool_choice"),
+    ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}]}, "input[0].encrypted_content"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    ({"input": [{"content": "a"}]}, "input[0].role"),
 ]
 
 
@@ -329,3 +333,14 @@ async def test_the_form_of_the_text_is_a_grammar(setup):
     with pytest.raises(openai.BadRequestError) as caught:
         await whole(setup.client, text={"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#/x"}}})
     assert caught.value.param.startswith("text.format.schema")
+
+
+async def test_marks_keep_the_prompt_up_to_them(setup):
+    parts = [{"type": "input_text", "text": "You are brief. " * 4, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    items = [
+        {"role": "user", "content": parts},
+        {"role": "user", "content": "hi", "cache_control": {"type": "ephemeral"}},
+    ]
+    await whole(setup.client, input=items)
+    keeps = setup.mesh.decodes[0].requests[-1].retain
+    assert [keep.ttl_s for keep in keeps] == [3600, 300] and 0 < keeps[0].blocks < keeps[1].blocks

@@ -74,6 +74,8 @@ def _conversation(body: MessagesBody | CountBody) -> Conversation:
     script = Transcript(body.system)
     for at, turn in enumerate(body.messages):
         script.add(turn, f"messages[{at}]")
+    if not script.messages:
+        raise InvalidRequest("messages: must have content", field="messages")
     for at, tool in enumerate(body.tools or ()):
         if tool.cache_control is not None:  # a template shows tools with the first message
             script.mark_tools(f"tools[{at}].cache_control", tool.cache_control)
@@ -202,8 +204,12 @@ def _call(block: ContentBlock, field: str) -> Call:
     for name in ("id", "name"):
         if not getattr(block, name):
             raise InvalidRequest(f"{field}.{name}: is required", field=f"{field}.{name}")
-    value = msgspec.json.decode(bytes(block.input) or b"null")
+    try:
+        value = msgspec.json.decode(bytes(block.input) or b"null")
+        # White space as in the calls that models write, so that what was generated is found in the cache.
+        written = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{field}.input: is nested too deeply", field=f"{field}.input") from None
     if not isinstance(value, dict):
         raise InvalidRequest(f"{field}.input: must be an object", field=f"{field}.input")
-    # White space as in the calls that models write, so that what was generated is found in the cache.
-    return Call(block.id or "", block.name or "", json.dumps(value, ensure_ascii=False))
+    return Call(block.id or "", block.name or "", written)

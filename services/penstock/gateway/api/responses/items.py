@@ -63,7 +63,7 @@ class Dialogue:
             self._said(Message(role, content), field)
         else:
             self._other(Message("system" if role == "developer" else role, content))
-        text = ""
+        text = self.messages[-1].content.removesuffix(content)
         for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
             text += part.text or ""
             if part.cache_control is not None:
