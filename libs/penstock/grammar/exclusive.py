@@ -6,7 +6,7 @@ The compiler sees that too, but not through references, which is how unions with
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Json = dict[str, Any]
@@ -37,7 +37,8 @@ def _either(schema: Json, definitions: Json) -> Json:
     if not isinstance(options, list) or "anyOf" in schema or len(options) > _MOST:
         return schema
     seen = [_resolved(option, definitions) for option in options]
-    if not all(_apart(one, other, definitions) for at, one in enumerate(seen) for other in seen[:at]):
+    tags = schema.get("required", [])
+    if not all(_apart(one, other, definitions, tags) for at, one in enumerate(seen) for other in seen[:at]):
         return schema
     return {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
 
@@ -50,8 +51,8 @@ def _resolved(schema: Any, definitions: Json) -> Any:
     return schema
 
 
-def _apart(one: Any, other: Any, definitions: Json) -> bool:
-    """Whether it is certain that no value matches both."""
+def _apart(one: Any, other: Any, definitions: Json, required: Sequence[str]) -> bool:
+    """Whether it is certain that no value matches both, given members that every value has."""
     if one is False or other is False:
         return True
     if one is True or other is True:
@@ -64,7 +65,7 @@ def _apart(one: Any, other: Any, definitions: Json) -> bool:
         return not values & others
     if mine & theirs != {"object"}:
         return False
-    names = {*one.get("required", ()), *other.get("required", ())}
+    names = {*required, *one.get("required", ()), *other.get("required", ())}
     return any(_tags_differ(one, other, name, definitions) for name in names)
 
 

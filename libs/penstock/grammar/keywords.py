@@ -14,8 +14,8 @@ _DAY = f"^(?:.{{5}}(?:0[13-9]|1[0-2])|.{{5}}02-(?:[01]|2[0-8])|{_LEAP}-02-29)"
 EXACT = {"date": (_DAY,), "time": ("^.{6}[0-5]",), "date-time": (_DAY, "^.{17}[0-5]")}
 """What the compiler's own patterns let pass: a 29th of February of every year, and leap seconds at any time. No leap
 second is written at all."""
-HINTS = ("password",)
-"""Formats that are hints for a form, not bounds of a value."""
+HINTS = ("password", "binary", "path")
+"""Formats of which every string is one."""
 
 IN_OBJECT = ("properties", "patternProperties")
 """Keywords that hold schemas by name."""

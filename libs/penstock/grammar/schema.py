@@ -125,10 +125,25 @@ class _Reader:
         found: Json = {}
         if deep and "$id" in schema:
             raise self._bad(place(at, "$id"), "is not supported below the root")
-        for keyword, value in _modern(schema).items():
+        for keyword, value in self._by_pattern(_modern(schema), at).items():
             if not asks_for_nothing(keyword, value):
                 self._keyword(found, keyword, value, (place(at, keyword), deep + 1, objects))
+        tag = schema["discriminator"].get("propertyName") if isinstance(schema.get("discriminator"), Mapping) else None
+        if isinstance(tag, str) and "oneOf" in found and tag not in found.get("required", ()):
+            found["required"] = [*found.get("required", ()), tag]  # else there would be values that match several
         return found
+
+    def _by_pattern(self, schema: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+        """A rule for the names of members as patternProperties, where nothing else is said of the members."""
+        names = schema.get("propertyNames")
+        if isinstance(names, Mapping) and isinstance(names.get("$ref"), str) and names["$ref"].startswith("#"):
+            names, _ = self._target(unquote(names["$ref"][1:]), place(at, "propertyNames"))
+        pattern = _name_pattern(names)
+        if pattern is None or schema.keys() & {"properties", "patternProperties"}:
+            return schema
+        rest = {key: value for key, value in schema.items() if key not in ("propertyNames", "additionalProperties")}
+        members = {pattern: schema.get("additionalProperties", True)}
+        return rest | {"patternProperties": members, "additionalProperties": False}
 
     def _keyword(self, found: Json, keyword: str, value: Any, where: tuple[str, int, int]) -> None:
         at, deep, objects = where
@@ -235,10 +250,6 @@ def _modern(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         if "additionalItems" in found:
             found["items"] = found.pop("additionalItems")
     found.pop("additionalItems", None)  # without a list of items it means nothing
-    if (names := _name_pattern(found.get("propertyNames"))) and not found.keys() & {"properties", "patternProperties"}:
-        del found["propertyNames"]
-        found["patternProperties"] = {names: found.pop("additionalProperties", True)}
-        found["additionalProperties"] = False
     for limit, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if found.get(limit) is True and bound in found:
             found[limit] = found.pop(bound)

@@ -41,6 +41,11 @@ def refusal(schema: Any) -> InvalidRequest:
         ({"format": "date-time"}, 3, "1996-02-29T23:59:60Z"),
         ({"type": ["string", "null"], "format": "time"}, "12:00:00+02:00", "12:59:60Z"),
         ({"type": ["integer", "null"]}, None, "x"),
+        (
+            {"$defs": {"n": {"enum": ["a"]}}, "type": "object", "propertyNames": {"$ref": "#/$defs/n"}},
+            {"a": 1},
+            {"b": 1},
+        ),
         ({"type": "object", "propertyNames": {"pattern": "^x"}}, {"x": 1, "xy": None}, {"y": 1}),
         (
             {"type": "object", "propertyNames": {"enum": ["a.b", "c"]}, "additionalProperties": {"type": "integer"}},
@@ -94,6 +99,12 @@ def test_a_union_with_a_tag_through_references() -> None:
     union = {"$defs": definitions, "oneOf": options, "discriminator": {"propertyName": "kind"}}
     assert allows(union, {"kind": "dog", "bones": 3})
     assert not allows(union, {"kind": "dog", "lives": 3})
+
+
+def test_a_discriminator_demands_its_tag() -> None:
+    options = [{"type": "object", "properties": {"kind": {"const": kind, "default": kind}}} for kind in "ab"]
+    union = {"oneOf": options, "discriminator": {"propertyName": "kind"}}
+    assert allows(union, {"kind": "b"}) and not allows(union, {}) and not allows(union, {"kind": "c"})
 
 
 @pytest.mark.parametrize(
