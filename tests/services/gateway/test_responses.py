@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import httpx2
 import openai
+import pydantic
 import pytest
 
 from penstock.errors import Unavailable
@@ -344,3 +345,19 @@ async def test_marks_keep_the_prompt_up_to_them(setup):
     await whole(setup.client, input=items)
     keeps = setup.mesh.decodes[0].requests[-1].retain
     assert [keep.ttl_s for keep in keeps] == [3600, 300] and 0 < keeps[0].blocks < keeps[1].blocks
+
+
+class Fox(pydantic.BaseModel):
+    """What the client wants to read."""
+
+    legs: int
+
+
+async def test_the_clients_own_parser_reads_the_form(setup):
+    setup.says('{"legs": 4}')
+    parsed = await setup.client.responses.parse(model="tiny", input="A fox.", text_format=Fox)
+    assert parsed.output_parsed == Fox(legs=4)
+    async with setup.client.responses.stream(model="tiny", input="A fox.", text_format=Fox) as stream:
+        async for _ in stream:
+            pass
+        assert (await stream.get_final_response()).output_parsed == Fox(legs=4)
