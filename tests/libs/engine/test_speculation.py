@@ -119,7 +119,9 @@ async def test_drafts_under_page_shortage_and_small_budget(config, kit):
         assert engine.stats().preemptions > 0 and engine.stats().accepted > 0
 
 
-async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain):
+async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain, caplog):
+    caplog.set_level(logging.INFO)
+
     class Dying:
         asked = 0
 
@@ -149,6 +151,11 @@ async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain):
                 kit.assert_same(one, other)
             assert engine.stats().draft_failures == drafter.asked
             assert 2 <= drafter.asked <= 6, "the pauses double"
+        said = [
+            record.levelname for record in caplog.records if "drafter" in record.message and "asked" in record.message
+        ]
+        assert said == (["INFO"] if isinstance(drafter, Sleeping) else ["WARNING"])
+        caplog.clear()
 
 
 async def test_a_busy_drafter_is_logged_once_per_change_of_state(config, caplog, kit):

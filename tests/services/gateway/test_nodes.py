@@ -39,9 +39,27 @@ def test_it_counts_what_there_is(value, size, ascii_only):
     assert (counter._nodes, counter._items) == count(value)
 
 
+def depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max(map(depth, inner), default=0) + isinstance(value, list | dict)
+
+
+@given(VALUES, st.integers(1, 9), st.integers(0, 6))
+def test_it_knows_how_deep_it_is(value, size, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodes, "_SLICE", size)
+        patch.setattr(nodes, "MAX_DEPTH", most)
+        raw = json.dumps(value).encode()
+        if depth(value) <= most:
+            Nodes().add(raw)
+        else:
+            with pytest.raises(InvalidRequest, match="inside each other"):
+                Nodes().add(raw)
+
+
 def test_it_adds_up_and_names_the_place():
     counter = Nodes()
-    counter.add(b"[" * MAX_NODES)
+    counter.add(b"[]," * MAX_NODES)
     with pytest.raises(InvalidRequest, match=r"tools\[1\]: more than") as raised:
         counter.add(b"[", "tools[1]")
     assert (raised.value.field, raised.value.code) == ("tools[1]", "request_too_complex")

@@ -42,6 +42,7 @@ class Speculation:
         self._answers = 0
         """Answers in a row."""
         self._reliable = True
+        self._failed = False
 
     @property
     def active(self) -> bool:
@@ -150,7 +151,7 @@ class Speculation:
         self._misses = 0
         self._answers += 1
         if not self._reliable and self._answers >= _RELIABLE:
-            self._reliable = True
+            self._reliable, self._failed = True, False
             _log.info("the drafter answers in time again")
 
     def _missed(self, error: BaseException) -> None:
@@ -158,9 +159,14 @@ class Speculation:
         self._misses += 1
         self._answers = 0
         self._pause = min(2**self._misses, _LONGEST_PAUSE)
-        if self._reliable:  # once, not at every miss: a busy drafter misses all the time
-            self._reliable = False
-            _log.warning("the drafter is late or failed, and is asked less often: %r", error)
+        # Each is said once: a drafter on a busy host is late all the time, and nothing is wrong then.
+        if isinstance(error, TimeoutError):
+            if self._reliable:
+                _log.info("the drafter is late, and is asked less often")
+        elif not self._failed:
+            self._failed = True
+            _log.warning("the drafter failed, and is asked less often: %r", error)
+        self._reliable = False
 
 
 def _forced(live: Live) -> tuple[int, ...]:

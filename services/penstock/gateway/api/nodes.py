@@ -7,9 +7,14 @@ slice by slice, which costs a few milliseconds and lets go of the lock in betwee
 
 from __future__ import annotations
 
-from penstock.errors import InvalidRequest
-from penstock.gateway.request.bounds import MAX_ESCAPES, MAX_ITEMS, MAX_NODES
+from itertools import accumulate
 
+from penstock.errors import InvalidRequest
+from penstock.gateway.request.bounds import MAX_DEPTH, MAX_ESCAPES, MAX_ITEMS, MAX_NODES
+
+_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""A step in or, as a signed byte, out."""
 _SLICE = 1 << 16
 """Bytes that are looked at in one go."""
 
@@ -29,6 +34,7 @@ class Nodes:
         """
         quoted = escaped = False
         self._escapes += raw.count(b"\\")
+        depth = 0
         for at in range(0, len(raw), _SLICE):
             piece = raw[at + escaped : at + _SLICE].replace(rb"\\", b"")
             escaped = piece.endswith(b"\\")
@@ -38,6 +44,11 @@ class Nodes:
             self._nodes += bare.count(b"{") + bare.count(b"[") + bare.count(b":")
             self._items += bare.count(b",")
             self._check(field)
+            steps = memoryview(bare.translate(_STEPS, _NO_BRACKETS)).cast("b")
+            deepest, depth = max(accumulate(steps, initial=depth)), depth + sum(steps)
+            if deepest > MAX_DEPTH:
+                what = f"{field or 'the body'}: more than {MAX_DEPTH} JSON objects and arrays inside each other"
+                raise InvalidRequest(what, field=field, code="request_too_complex")
 
     def _check(self, field: str | None) -> None:
         where = f"{field}: " if field else "the body: "

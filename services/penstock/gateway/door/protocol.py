@@ -8,6 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.gateway.request.bounds import MAX_HEADERS
+
 MAX_OUTSIDE_BYTES = 64 * 1024
 """Consecutive bytes outside of bodies: a request line with its headers, the sizes of chunks, or trailers."""
 HEAD_S = 10.0
@@ -29,6 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._outside = 0
         self._advanced = False
+        self._headers_seen = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,7 +55,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Starts the clock for a head."""
         super().on_message_begin()
+        self._headers_seen = 0
         self._await(HEAD_S)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Counts headers and trailers: each costs more memory than its bytes."""
+        self._headers_seen += 1
+        if self._headers_seen > MAX_HEADERS:
+            self._refuse(_TOO_LARGE)
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Starts the clock for the rest of the message."""

@@ -50,6 +50,10 @@ MAX_ITEMS = 1 << 19
 """JSON values in one request; a prompt of token ids has one for each token."""
 MAX_ESCAPES = 3 << 19
 """Backslashes in one request, since a decoder takes many times longer for an escape than for a letter."""
+MAX_DEPTH = 100
+"""Objects and arrays inside each other."""
+MAX_HEADERS = 100
+"""Headers of one request, trailers included."""
 MAX_MARKS = 4
 """Messages and parts with cache_control."""
 
