@@ -39,6 +39,8 @@ class Tool:
     """JSON Schema."""
     strict: bool = False
     """Whether a schema that cannot be followed is an error."""
+    at: str = "tools"
+    """Where the schema stands in the request, for errors."""
 
     def as_json(self) -> dict[str, Any]:
         """OpenAI's form, which templates expect."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,10 @@ class ChatModel:
     """How tool calls and reasoning look in an answer."""
     thinks: bool
     """Whether answers may begin with reasoning."""
+    added: Mapping[str, int]
+    """The ids of added tokens by their texts."""
+    call_tokens: frozenset[int]
+    """Tokens with which calls begin; none where calls begin with text."""
     continuations: Continuations
     """Finds what a session's next prompt may take over."""
     _foreign: Marker
@@ -70,8 +74,12 @@ class ChatModel:
 
     def parser(self, prompt: str, *, offered: Collection[str] | None) -> AssistantParser:
         """A parser for one answer to the rendered `prompt`; `offered`: the functions that may be called."""
-        thinking = self.thinks and prompt.rstrip().endswith(self.family.reasoning.open.rstrip())
+        thinking = self.thinks and self.opened(prompt)
         return AssistantParser(self.family, offered=offered, think=self.thinks, thinking=thinking)
+
+    def opened(self, prompt: str) -> bool:
+        """Whether the rendered `prompt` ends where reasoning begins."""
+        return prompt.rstrip().endswith(self.family.reasoning.open.rstrip())
 
     def _template_message(self, message: Message) -> dict[str, Any]:
         # An assistant's text may hold a marker that the parser took for content; it must come back as it was.
@@ -129,6 +137,8 @@ def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:
         silent=frozenset(id for id, what in added.items() if what.special and not family.shows(what.content)),
         family=family,
         thinks=family.thinks(source, control),
+        added={what.content: id for id, what in added.items()},
+        call_tokens=frozenset(id for id, what in added.items() if what.content in family.opens),
         continuations=Continuations(
             [text for token, text in encoder.cut_texts.items() if token in eos_ids],
             lambda ids: tokenizer.decode(ids, skip_special_tokens=False),

@@ -39,6 +39,14 @@ class GeneratedObject(dict[str, Any]):
         super().__init__(value)
         self._text = text
 
+    def __add__(self, text: str) -> str:
+        """Some templates join the arguments with other text, as if they were text themselves."""
+        return self._text + text
+
+    def __radd__(self, text: str) -> str:
+        """See `__add__`."""
+        return text + self._text
+
 
 class GeneratedText(str):
     """Arguments of a call that are not a JSON object; `tojson` writes them back unquoted, as generated."""

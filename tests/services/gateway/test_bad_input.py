@@ -17,6 +17,10 @@ from penstock.gateway.request.bounds import BOUNDS
 from .fakes import CONTEXT
 
 HELLO = [{"role": "user", "content": "hi"}]
+STRICT = {
+    "type": "function",
+    "function": {"name": "s", "strict": True, "parameters": {"properties": {"a": {"not": {"type": "string"}}}}},
+}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -101,17 +105,14 @@ def message(**fields) -> dict:
         (chat(logprobs=3), "logprobs"),
         (chat(response_format={"type": "xml"}), "response_format.type"),
         (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format.json_schema.name"),
-        (chat(tools=[TOOL], tool_choice="required"), "tool_choice"),
-        (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
         (chat(tool_choice="required"), "tool_choice"),
         (chat(tools=[TOOL], tool_choice="sometimes"), "tool_choice"),
         (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
         (chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}), "tool_choice"),
         (chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),
-        (chat(tools=[TOOL], parallel_tool_calls=False), "parallel_tool_calls"),
         (chat(tools=[{"type": "retrieval", "function": {"name": "f"}}]), "tools[0].type"),
         (chat(tools=[{"type": "function", "function": {"name": ""}}]), "tools[0].function.name"),
-        (chat(tools=[{"type": "function", "function": {"name": "f", "strict": True}}]), "tools[0].function.strict"),
+        (chat(tools=[TOOL, STRICT]), "tools[1].function.parameters.properties.a.not"),
         (chat(tools=[TOOL] * 513), "tools"),
         (chat(functions=[{}]), "functions"),
         (chat(function_call="auto"), "function_call"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, TIMES
 
@@ -341,6 +341,33 @@ async def test_stop_tokens_have_no_text(setup):
     assert choice["content"] == setup.tokenizer.decode(ids[:-1])
 
 
+async def test_where_no_call_may_come_its_token_is_banned(setup):
+    """Otherwise a grammar says what may come."""
+    marker = setup.tokenizer.token_to_id("<tool_call>")
+    for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        await whole(setup.client, **options)
+        sampling = setup.mesh.prefills[0].requests[-1].sampling
+        assert (dict(sampling.logit_bias), sampling.grammar) == ({marker: -100}, "")
+    await whole(setup.client, tools=TOOLS)
+    sampling = setup.mesh.prefills[0].requests[-1].sampling
+    assert not sampling.logit_bias
+    assert "get_weather" in sampling.grammar and f"<[{marker}]>" in sampling.grammar
+
+
+async def test_a_schema_that_cannot_be_followed(setup):
+    """It is an error for a strict tool; another tool's arguments are any object then."""
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}, "b": {"enum": ["Tromsø"]}}}
+    odd = {"name": "odd", "parameters": schema}
+    tools = [*TOOLS, {"type": "function", "function": odd}]
+    await whole(setup.client, tools=tools)
+    grammar = setup.mesh.prefills[0].requests[-1].sampling.grammar
+    assert "odd" in grammar and "enum" not in grammar
+    tools[1] = {"type": "function", "function": {**odd, "strict": True}}
+    with pytest.raises(BadRequestError) as error:
+        await whole(setup.client, tools=tools)
+    assert error.value.param == "tools[1].function.parameters.properties.a.not"
+
+
 async def test_every_sampling_field_arrives(setup):
     body = {"top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5, "min_tokens": 2, "ignore_eos": True}
     await whole(
@@ -361,7 +388,8 @@ async def test_every_sampling_field_arrives(setup):
     assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_k) == (9, 2, 0.5, 7)
     assert (sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (0.75, 0.125, 1.5)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.25, -0.5, 3)
-    assert dict(sampling.logit_bias) == {5: -100, 6: 2.5}
+    assert dict(sampling.logit_bias) == {5: -100, 6: 2.5, setup.tokenizer.token_to_id("<tool_call>"): -100}
+
     assert (sampling.logprobs, list(sampling.stop_token_ids), sampling.ignore_eos) == (4, [11], True)
     await whole(setup.client)
     sampling = setup.mesh.decodes[0].requests[-1].sampling

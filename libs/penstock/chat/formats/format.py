@@ -85,6 +85,11 @@ class ToolFormat:
         """The texts that mean more than they say: of calls and of reasoning."""
         return {*self.markers, self.reasoning.open, self.reasoning.close}
 
+    @property
+    def opens(self) -> Collection[str]:
+        """The texts with which heads begin, as far as they are markers."""
+        return {str(head[0]) for head in self.heads} & set(self.markers)
+
     @cached_property
     def openings(self) -> re.Pattern[str]:
         """Finds a character with which a head may begin."""

@@ -95,10 +95,9 @@ class _Frame:
             answer = f"answer: {_row([f'({first})', self._more(), self.text(self._written.end)])} | TEXT"
             return [answer, f"TEXT: /{_ANY}/ & ~/{self._first()}/", *leads]
         opening = self._opening()
+        before = _without(opening)
         if opening in self._tokens:
-            return [f"answer: TEXT calls?\nTEXT: /{_ANY}/"]
-        # Both end where the opening begins; a text in which it stands is one that goes on with calls.
-        before = f"/{_ANY}/ & ~/{_ANY}{_spelled(opening)}{_ANY}/"
+            return [f"answer: TEXT calls?\nTEXT: {before}"]
         return [
             "answer: TEXT | OPENED opened", f"opened: {self._several(opening)}", f"TEXT: {before}",
             f"OPENED: ({before}) {literal(opening)}",
@@ -163,13 +162,17 @@ class _Frame:
     def _reasoning(self) -> list[str]:
         closing = self._family.reasoning.close
         if closing in self._tokens:
-            return [f"thought: THOUGHT {token(self._tokens[closing])}\nTHOUGHT: /{_ANY}/"]
-        inside = f"/{_ANY}/ & ~/{_ANY}{_spelled(closing)}{_ANY}/"
-        return [f"thought: THOUGHT\nTHOUGHT: ({inside}) {literal(closing)}"]
+            return [f"thought: THOUGHT {token(self._tokens[closing])}\nTHOUGHT: {_without(closing)}"]
+        return [f"thought: THOUGHT\nTHOUGHT: ({_without(closing)}) {literal(closing)}"]
 
 
 def _row(pieces: Iterable[str]) -> str:
     return " ".join(piece for piece in pieces if piece)
+
+
+def _without(marker: str) -> str:
+    """A terminal of any text without a marker: a parser takes it for one, whichever tokens spell it."""
+    return f"/{_ANY}/ & ~/{_ANY}{_spelled(marker)}{_ANY}/"
 
 
 def _spelled(text: str) -> str:

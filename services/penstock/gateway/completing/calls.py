@@ -1,25 +1,69 @@
-"""What a request may call, given the model: what can be asked of it."""
+"""What a request may call, given the model: what can be asked of it, and the grammar that keeps its answers to it."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from penstock.chat.formats.grammar import CallRules, call_recipe
 from penstock.chat.model import ChatModel
 from penstock.errors import InvalidRequest
-from penstock.gateway.request.ask import Conversation
+from penstock.gateway.completing.prompts import Prepared
+from penstock.gateway.request.ask import Ask, Sampling
+from penstock.gateway.request.bounds import MAX_LOGIT_BIAS
+from penstock.gateway.request.calling import Calling
+from penstock.grammar.recipe import Part, Recipe
+
+_BAN = -100.0
+"""The bias of a token that must not come."""
 
 
-def check_calls(model: ChatModel, prompt: Conversation) -> None:
-    """Raises InvalidRequest for calls that cannot be promised."""
-    calling = prompt.calling
-    if calling is None:
-        return
-    if calling.required and not model.family.heads:
-        raise InvalidRequest("tool_choice: this model's chat template has no tool calls", field="tool_choice")
-    if calling.required:
-        raise InvalidRequest("tool_choice: is not supported", field="tool_choice", code="unsupported_parameter")
-    if not calling.parallel:
-        what = "parallel_tool_calls: false is not supported"
-        raise InvalidRequest(what, field="parallel_tool_calls", code="unsupported_parameter")
-    for at, tool in enumerate(prompt.tools):
-        if tool.strict:
-            field = f"tools[{at}].function.strict"
-            raise InvalidRequest(f"{field}: is not supported", field=field, code="unsupported_parameter")
+async def call_grammar(
+    model: ChatModel,
+    calling: Calling,
+    rendered: str,
+    content: Part | None,
+    compiled: Callable[[Recipe], Awaitable[str]],
+) -> str:
+    """The grammar of the answers to a `rendered` prompt; `content`: what an answer without calls must be.
+
+    A tool that is not strict, and whose schema cannot be followed, may have any object for its arguments. Raises
+    InvalidRequest for a strict one, naming the place in its schema, and what `compiled` raises.
+    """
+    rules = CallRules(
+        tools=[(tool.at, tool) for tool in calling.tools],
+        required=calling.required,
+        parallel=calling.parallel,
+        thinks=model.thinks,
+        thinking=model.thinks and model.opened(rendered),
+        content=content,
+    )
+    lenient = {tool.at for tool in calling.tools if not tool.strict}
+    loose: set[str] = set()
+    while True:
+        try:
+            return await compiled(call_recipe(model.family, rules, model.added, loose))
+        except InvalidRequest as error:
+            odd = _concerned(error, lenient - loose)
+            if not odd:
+                raise
+            loose |= odd
+
+
+def sampling_of(model: ChatModel, ask: Ask, prompt: Prepared, grammar: str) -> Sampling:
+    """How to sample the answers to a prompt. Where no calls may come, the tokens that begin them are banned: their text
+    would be shown as content."""
+    if grammar:
+        return replace(ask.sampling, grammar=grammar)
+    if prompt.rendered is None or prompt.calling is not None or not model.call_tokens:
+        return ask.sampling
+    bias = {**ask.sampling.logit_bias, **dict.fromkeys(model.call_tokens, _BAN)}
+    return ask.sampling if len(bias) > MAX_LOGIT_BIAS else replace(ask.sampling, logit_bias=bias)
+
+
+def _concerned(error: InvalidRequest, places: set[str]) -> set[str]:
+    """The schemas that an error is about; all of them when it is about their sum."""
+    if error.code in ("schema_too_large", "schema_too_complex"):
+        return places
+    field = error.field or ""
+    return {place for place in places if field == place or field.startswith((f"{place}.", f"{place}["))}

@@ -22,6 +22,7 @@ from penstock.gateway.accounts.entry import of_request
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.completing.answer import Answer
+from penstock.gateway.completing.calls import call_grammar, sampling_of
 from penstock.gateway.completing.chronicle import chronicle
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
 from penstock.gateway.completing.constraining import recipe_of, without_end
@@ -166,8 +167,11 @@ class Completer:
 
     async def _grammar(self, ask: Ask, prompt: Prepared, caller: Caller) -> str:
         """The grammar of the answers to a prompt; empty: any text."""
+        compiled = partial(self._compiler.grammar, tenant=caller.tenant)
+        if prompt.calling is not None and prompt.rendered is not None and self._model.family.written is not None:
+            return await call_grammar(self._model, prompt.calling, prompt.rendered, ask.constraint, compiled)
         recipe = recipe_of(self._model, ask, prompt)
-        return "" if recipe is None else await self._compiler.grammar(recipe, caller.tenant)
+        return "" if recipe is None else await compiled(recipe)
 
     def _answered(self, caller: Caller, speaker: Speaker) -> None:
         """Keeps an answer for its session's next turn; one that a stop string cut does not end between two tokens."""
@@ -185,8 +189,8 @@ class Completer:
         for number in range(len(prompts) * ask.n):
             prepared, copy = prompts[number // ask.n], number % ask.n
             request = self._request(completion, number, prepared, naming, (completion.seed + copy) % 2**64)
-            if grammar := grammars[number // ask.n]:
-                request = replace(request, sampling=replace(ask.sampling, grammar=grammar))
+            sampling = sampling_of(self._model, ask, prepared, grammars[number // ask.n])
+            request = replace(request, sampling=sampling)
             answer = self._answer(number, ask, prepared, stops)
             heard = Heard(self._model.eos_ids | frozenset(ask.sampling.stop_token_ids))
             flow = self._flow(completion.caller, request, partial(completion.accept, answer, heard))

@@ -16,18 +16,14 @@ from penstock.grammar.thinking import after_thinking
 
 
 def recipe_of(model: ChatModel, ask: Ask, prompt: Prepared) -> Recipe | None:
-    """What the answer to a prompt must be; None: any text. Raises InvalidRequest."""
+    """What an answer without calls must be; None: any text."""
     if ask.constraint is None:
         return None
-    if prompt.calling is not None:
-        field = ask.constraint.at
-        raise InvalidRequest(f"{field}: is not supported together with tools", field=field)
     if prompt.rendered is None or not model.thinks or ask.constraint.kind == "tokens":
         return answer(ask.constraint)
-    added = {token.content: id for id, token in model.tokenizer.get_added_tokens_decoder().items()}
-    opened = prompt.rendered.rstrip().endswith(model.family.reasoning.open.rstrip())
+    opened = model.opened(prompt.rendered)
     markers = (model.family.reasoning.open, model.family.reasoning.close)
-    return after_thinking(ask.constraint, markers, added, opened=opened)
+    return after_thinking(ask.constraint, markers, model.added, opened=opened)
 
 
 def without_end(model: ChatModel, ask: Ask) -> Ask:

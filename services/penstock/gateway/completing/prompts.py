@@ -12,7 +12,6 @@ from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded, TooManyTokens, common_prefix
 from penstock.chat.sessions import Branch, Continuation, Divergence, branch_of
 from penstock.errors import InvalidRequest
-from penstock.gateway.completing.calls import check_calls
 from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
 from penstock.gateway.request.calling import Calling
@@ -160,7 +159,8 @@ def _bounded(context: int, field: str) -> Iterator[None]:
 
 
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
-    check_calls(model, prompt)
+    if prompt.calling is not None and prompt.calling.required and not model.family.heads:
+        raise InvalidRequest("tool_choice: this model's chat template has no tool calls", field="tool_choice")
     text = model.render(prompt.messages, prompt.tools)
     check_length(model.encoder.at_least(text), naming.context, prompt.field)
     found = model.continuations.best(text, prompt.messages, branches)

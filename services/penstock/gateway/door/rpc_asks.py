@@ -153,7 +153,7 @@ def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
         raise InvalidRequest(f"{field}: must be a JSON object", field=field) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field) from None
-    return Tool(tool.name, tool.description, parameters, tool.strict)
+    return Tool(tool.name, tool.description, parameters, tool.strict, field)
 
 
 def _calling(request: gateway_pb2.ChatCompletionRequest, tools: Sequence[Tool]) -> Calling | None:

@@ -18,12 +18,17 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 class Calling:
     """The calls that an answer may hold."""
 
-    names: frozenset[str]
-    """Functions that may be called."""
+    tools: tuple[Tool, ...]
+    """Functions that may be called, at least one."""
     required: bool = False
     """Whether the answer must be a call."""
     parallel: bool = True
     """Whether the answer may hold more than one call."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the functions that may be called."""
+        return frozenset(tool.name for tool in self.tools)
 
 
 def check_tools(tools: Sequence[Tool], field: str = "tools[{at}].function.name") -> None:
@@ -57,4 +62,5 @@ def calling(
         raise InvalidRequest("tool_choice: requires tools", field="tool_choice")
     if not names:
         return None
-    return Calling(names, mode in ("required", "named"), parallel and mode != "named")
+    offered = tuple(tool for tool in tools if tool.name in names)
+    return Calling(offered, mode in ("required", "named"), parallel and mode != "named")

@@ -102,7 +102,8 @@ def _tool(body: CustomToolBody, at: int) -> Tool:
         raise InvalidRequest(what, field=f"tools[{at}].type", code="unsupported_parameter")
     if body.input_schema is None:
         raise InvalidRequest(f"tools[{at}].input_schema: is required", field=f"tools[{at}].input_schema")
-    return Tool(body.name, body.description or "", body.input_schema, bool(body.strict))
+    schema = f"tools[{at}].input_schema"
+    return Tool(body.name, body.description or "", body.input_schema, bool(body.strict), schema)
 
 
 class Transcript:

@@ -108,7 +108,7 @@ class FunctionBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, honoured("JSON Schema")] = None
-    strict: Annotated[bool | None, refused("", False)] = None
+    strict: Annotated[bool | None, honoured("true: a schema that can't be followed is an error")] = None
 
 
 class ToolBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -139,8 +139,8 @@ class ChatBody(_Rendered, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[MessageBody]
     tools: list[ToolBody] | None = None
-    tool_choice: Annotated[Raw, honoured('"auto" and "none"')] = ABSENT
-    parallel_tool_calls: Annotated[bool | None, honoured("true")] = None
+    tool_choice: Annotated[Raw, honoured("auto, none, required, a function, or allowed_tools")] = ABSENT
+    parallel_tool_calls: Annotated[bool | None, honoured("false: one call at most")] = None
     max_completion_tokens: Annotated[int | None, honoured("another name of max_tokens")] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, honoured("requires logprobs")] = None

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.chat.messages import Tool
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.openai.bodies import ChatBody, ToolBody
+from penstock.gateway.api.openai.bodies import ChatBody, FunctionBody, ToolBody
 from penstock.gateway.request.calling import Calling, calling, check_tools
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
@@ -25,12 +25,15 @@ def tools_of(body: ChatBody) -> tuple[tuple[Tool, ...], Calling | None]:
 
 def shown_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
     """The tools to show. Raises InvalidRequest naming the field."""
-    functions = (item.function for item in bodies)
-    tools = tuple(
-        Tool(item.name, item.description or "", item.parameters or {}, bool(item.strict)) for item in functions
-    )
+    tools = tuple(_tool(item.function, at) for at, item in enumerate(bodies))
     check_tools(tools)
     return tools
+
+
+def _tool(function: FunctionBody, at: int) -> Tool:
+    described = function.description or ""
+    where = f"tools[{at}].function.parameters"
+    return Tool(function.name, described, function.parameters or {}, bool(function.strict), where)
 
 
 def tool_choice(raw: bytes) -> tuple[str, Sequence[str] | None]:

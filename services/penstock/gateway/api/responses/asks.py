@@ -119,7 +119,8 @@ def _tool(body: FunctionToolBody, at: int) -> Tool:
     if body.type != "function":
         what = f"tools[{at}].type: {body.type[:40]!r} is not supported; only function is"
         raise InvalidRequest(what, field=f"tools[{at}].type", code="unsupported_parameter")
-    return Tool(body.name, body.description or "", body.parameters or {}, bool(body.strict))
+    schema = f"tools[{at}].parameters"
+    return Tool(body.name, body.description or "", body.parameters or {}, bool(body.strict), schema)
 
 
 def _check_metadata(pairs: Mapping[str, str]) -> None:
