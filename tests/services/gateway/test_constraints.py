@@ -262,6 +262,17 @@ async def test_what_can_not_be_followed_is_named_by_grpc(stub) -> None:
     assert (error.http_status, error.field) == (400, "constraint.json_schema.items.not")
 
 
+async def test_a_deadline_holds_while_a_grammar_is_made(setup, stub) -> None:
+    terms = " & ".join(f"/(?s:.*)a{{{number}}}b(?s:.*)/" for number in range(1, 40))
+    begin = time.perf_counter()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.ChatCompletion(by_grpc(grammar=f"start: WORD // late\nWORD: {terms}"), timeout=0.5):
+            pass
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.perf_counter() - begin < 1.5
+    await setup.mesh.until(lambda: setup.gateway.reception.admission.live == 0)
+
+
 async def test_a_hostile_grammar_stops_nobody_elses_stream(setup, post) -> None:
     """One that a compiler works on for minutes is refused within seconds; a stream beside it keeps its pace."""
     setup.script.say = lambda request: setup.ids("word ") * (300 if request.prompt_ids else 1)

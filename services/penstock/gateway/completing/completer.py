@@ -107,7 +107,11 @@ class Completer:
         naming = Naming(root, served.spec.block_size, served.max_model_len)
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
-        grammars = [await self._grammar(ask, prompt, caller) for prompt in prompts]
+        try:
+            async with asyncio.timeout(self._left(caller)):
+                grammars = [await self._grammar(ask, prompt, caller) for prompt in prompts]
+        except TimeoutError:
+            raise DeadlineExceeded("the request took too long", code="timeout") from None
         took = time.perf_counter() - begin
         completion = Completion(
             ask,
