@@ -80,7 +80,7 @@ class Engine:
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
         self._speculation = Speculation(config, vocab_size, drafter, self._counters)
-        self._grammars = RequestGrammars(checkpoint)
+        self._grammars = RequestGrammars(checkpoint, config.draft_tokens > 0)
         self._lender = Lender(self._scheduler, runner.memory, self._wake.set)
         self._loads = Loads(
             self._scheduler,

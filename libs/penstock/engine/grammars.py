@@ -20,7 +20,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> GrammarTokenizer:
 class RequestGrammars:
     """Compiles requests' grammars for one model. Belongs to one event loop, which it never holds."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, drafting: bool) -> None:
+        """`drafting`: whether forced tokens are wanted, as drafts."""
+        self._drafting = drafting
         self._eos = checkpoint.eos_token_ids
         self._grammars = Grammars(partial(tokenizer_of, checkpoint))
 
@@ -30,8 +32,10 @@ class RequestGrammars:
         sampling = request.sampling
         endings = Endings(sampling.stop_token_ids | self._eos, not sampling.ignore_eos, sampling.min_tokens)
         try:
-            return await self._grammars.guide(sampling.grammar, endings, len(request.prompt))
+            guide = await self._grammars.guide(sampling.grammar, endings, len(request.prompt))
         except GrammarsBusy as error:
             raise EngineBusy(str(error)) from error
         except (ValueError, OSError) as error:  # a broken grammar, or a tokenizer that llguidance can't read
             raise GrammarFailed(error) from error
+        guide.leads = self._drafting
+        return guide

@@ -45,6 +45,8 @@ class Guide:
         """Rows with the ends, and with the model's end tokens; None when a mask of llguidance needs no change."""
         self.matcher = start.copy()
         """The state behind the tokens taken so far."""
+        self.leads = True
+        """Whether `forced` is wanted: it has to be known before the next step is planned."""
         self.forced: tuple[int, ...] = ()
         """Tokens that follow those taken so far, most probably; never more than MOST_FORCED."""
 
@@ -85,7 +87,7 @@ class Guide:
                 break
         self.matcher.accept(text)
         self._until += len(tokens)
-        self.forced = () if self._over else self._legal(self.matcher.forced())
+        self.forced = self._legal(self.matcher.forced()) if self.leads and not self._over else ()
 
     def legal(self, drafts: Sequence[int]) -> tuple[int, ...]:
         """Leading ones of `drafts` that the output may go on with. Ends are left to the target, which finds them in the

@@ -8,10 +8,9 @@ import logging
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.config import EngineConfig
@@ -19,7 +18,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.kernels.cpu import build
 from penstock.engine.kernels.cpu import machine as machines
 from penstock.engine.kernels.cpu.lossless import compressed, naive_restore, verbatim_share
-from penstock.engine.kernels.cpu.machine import Legality, Machine
+from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.pack import pack, unpack
 from penstock.engine.kernels.cpu.packed import LANES
@@ -147,30 +146,6 @@ def test_columns_of_a_matrix_are_those_columns_of_the_product(machine, kind):
         part = packed.columns(first, last)
         assert torch.equal(part.product(x), packed.product(x)[:, first:last])
         assert torch.equal(part.columns(1, last - first).product(x), packed.product(x)[:, first + 1 : last])
-
-
-@given(
-    vocab=st.integers(1, 200),
-    samples=st.integers(1, 5),
-    density=st.sampled_from([0.02, 0.5, 1.0]),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_most_probable_legal_token(machine, vocab, samples, density, seed):
-    """The first of several; -1 where none is finite or none is legal. Bits behind the vocabulary mean nothing."""
-    source = np.random.default_rng(seed)
-    logits = source.normal(size=(samples, vocab)).astype(np.float32)
-    if seed % 2:
-        logits = logits.round()
-    logits[source.random((samples, vocab)) < 0.1] = -np.inf
-    words = -(-vocab // 32) + seed % 2
-    legal = source.random((samples, words * 32)) < density
-    bits = np.packbits(legal, axis=1, bitorder="little").view(np.int32)
-    row = [number if source.random() < 0.8 else -1 for number in source.permutation(samples).tolist()]
-    allowed = np.array([legal[at, :vocab] if at >= 0 else np.ones(vocab, dtype=bool) for at in row])
-    masked = np.where(allowed, logits, -np.inf)
-    expected = [int(one.argmax()) if np.isfinite(one.max()) else -1 for one in masked]
-    assert machine.choose(logits, Legality(bits, row)) == expected
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "lossless"])

@@ -30,7 +30,9 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
     assert "bench" in said and said.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("name", ["all", "engine", "evict", "gateway", "house", "kv", "measured", "overhead", "paired"])
+@pytest.mark.parametrize(
+    "name", ["all", "engine", "evict", "gateway", "house", "kv", "masked", "measured", "overhead", "paired"]
+)
 def test_every_bench_has_help(name: str) -> None:
     assert f"bench {name}" in run("-m", "penstock.cli", "bench", name, "--help")
 

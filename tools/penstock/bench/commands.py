@@ -89,6 +89,16 @@ def gateway(options: Options = None) -> None:
 
 
 @app.command
+def masked(options: Options = None) -> None:
+    """Text that keeps to a grammar beside text that does not: seconds per token, 1 and 16 streams."""
+    import uvloop  # what the workers run on
+
+    from penstock.bench.gateway.masked import measure
+
+    _run(measure, options, uvloop.new_event_loop)
+
+
+@app.command
 def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
     """Eviction policies on recorded requests, beside LRU and the offline optimum.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from threading import Lock, Thread
+from weakref import finalize
 
 from penstock.engine.errors import EngineError, GrammarFailed
-from penstock.engine.kernels.cpu.machine import Legality
+from penstock.engine.kernels.cpu.legality import Legality
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.step.run import Run
 from penstock.grammar.masks import MaskAsk, MaskMaker, StepMasks
@@ -15,38 +18,54 @@ from penstock.grammar.tokenizer import MaskWords
 from penstock.runtime.cores import available_cores
 
 _MOST_THREADS = 4
-"""Of the masks of one step: more would take cores from the model."""
+"""For the masks of one step: more would take cores from the model."""
 
 
 class RunMasks:
     """The masks of some runs, which may still be in the making."""
 
-    def __init__(self, runs: Sequence[Run], making: Future[StepMasks]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         self._number = {id(run): number for number, run in enumerate(runs)}
-        self._making = making
+        asks = [MaskAsk(guide, run.choice.tokens, run.choice.drafts) for run in runs if (guide := run.choice.guide)]
+        self._masks = StepMasks(asks)
+        self._defect: BaseException | None = None
+        self._ready = array("i", [0])
+        """What C++ waits for."""
+        self._making = Lock()  # quicker than an Event, and there is one for each step
+        self._making.acquire()
 
-    @property
-    def rows(self) -> MaskWords:
-        """[rows, words] of all runs; waits until they are made."""
-        return self._making.result().rows
+    def make(self, maker: MaskMaker) -> None:
+        """Makes them, in a thread; whatever happens, they are ready then."""
+        try:
+            maker.fill(self._masks)
+        except BaseException as error:  # a panic of llguidance's is no Exception
+            self._defect = error
+            self._masks.rows[:] = -1
+        finally:
+            self._ready[0] = 1
+            self._making.release()
+
+    def wait(self) -> None:
+        """Returns when they are made."""
+        with self._making:
+            pass
 
     def legality(self, order: Sequence[Run]) -> Legality:
-        """What is legal in the samples of `order`; waits until the masks are made."""
+        """What is legal in the samples of `order`; need not be made yet."""
         row: list[int] = []
         for run in order:
-            first = self.first(run)
+            first = self._first(run)
             row += [-1] * run.samples if first is None else range(first, first + run.samples)
-        return Legality(self.rows, row)
-
-    def first(self, run: Run) -> int | None:
-        """The number of the row for the run's first sample, others follow; None for a run without a grammar."""
-        number = self._number.get(id(run))
-        return None if number is None else self._making.result().first[number]
+        return Legality(self._masks.rows, row, self._ready)
 
     def choices(self, run: Run) -> list[Choice]:
-        """One choice for each sampled row: after the known tokens, after the first draft, after the second..."""
-        own, first = run.choice, self.first(run)
-        legal = [None] * run.samples if first is None else list(self.rows[first : first + run.samples])
+        """One choice for each sampled row: after the known tokens, after the first draft, after the second... Waits
+        until the masks are made."""
+        self.wait()
+        own, first = run.choice, self._first(run)
+        legal: list[MaskWords | None] = [None] * run.samples
+        if first is not None:
+            legal = list(self._masks.rows[first : first + run.samples])
         given = (own.params, own.stops, own.tokens, own.prompt_length)
         return [
             Choice(*given, own.drafts[:count], own.state, guide=own.guide, legal=words)
@@ -55,43 +74,53 @@ class RunMasks:
 
     def answer(self, run: Run, answer: list[Chosen]) -> list[Chosen] | EngineError:
         """Tells the run's guide of the tokens it gains; an error when they, or those before, leave the grammar."""
-        guide, number = run.choice.guide, self._number.get(id(run))
-        if guide is None or number is None:
+        number = self._number.get(id(run))
+        if number is None:
             return answer
-        failed = self._making.result().failed.get(number)
-        if failed is None:
+        self.wait()
+        if self._defect is not None:
+            return EngineError(f"the masks of a step failed: {self._defect}")
+        failed, guide = self._masks.failed.get(number), run.choice.guide
+        # without leading, it takes them in the next step, while the model computes
+        if failed is None and guide is not None and guide.leads:
             try:
                 guide.take([chosen.token for chosen in answer])
-                return answer
             except GrammarLeft as error:
                 failed = error
-        return GrammarFailed(failed)
+        return answer if failed is None else GrammarFailed(failed)
+
+    def _first(self, run: Run) -> int | None:
+        """The number of the row for the run's first sample, others follow; None for a run without a grammar."""
+        number = self._number.get(id(run))
+        return None if number is None else self._masks.first[number]
 
 
 class Masking:
-    """The thread that makes masks, started when the first is wanted."""
+    """The thread that makes masks. It begins when the first are wanted, and ends with the object."""
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._making: Future[StepMasks] | None = None
-        self._maker: MaskMaker | None = None
+        self._wanted: SimpleQueue[RunMasks | None] = SimpleQueue()
+        self._working = False
+        self._last: RunMasks | None = None
 
     def begin(self, runs: Sequence[Run]) -> RunMasks | None:
         """Begins with the masks of those of the runs that have a grammar and are sampled; None when none is."""
         guided = [run for run in runs if run.choice.guide is not None and run.samples]
         if not guided:
             return None
-        if self._thread is None or self._maker is None:
-            self._thread, self._maker = ThreadPoolExecutor(1, "masks"), MaskMaker(min(available_cores(), _MOST_THREADS))
-        if self._making is not None:
-            wait([self._making])  # of a step that failed, whose guides it may still be using
-        asks = [MaskAsk(guide, run.choice.tokens, run.choice.drafts) for run in guided if (guide := run.choice.guide)]
-        self._making = self._thread.submit(_masks, self._maker, asks)
-        return RunMasks(guided, self._making)
+        if not self._working:
+            self._working = True
+            Thread(target=_work, args=(self._wanted,), name="masks", daemon=True).start()
+            finalize(self, self._wanted.put, None)
+        if self._last is not None:
+            self._last.wait()  # of a step that failed, whose guides the thread may still be using
+        self._last = RunMasks(guided)
+        self._wanted.put(self._last)
+        return self._last
 
 
-def _masks(maker: MaskMaker, asks: Sequence[MaskAsk]) -> StepMasks:
-    try:
-        return maker.masks(asks)
-    except BaseException as error:  # a panic of llguidance's is no Exception
-        raise EngineError(f"the masks of a step failed: {error}") from error
+def _work(wanted: SimpleQueue[RunMasks | None]) -> None:
+    maker = MaskMaker(min(available_cores(), _MOST_THREADS))
+    while (masks := wanted.get()) is not None:
+        masks.make(maker)
+        del masks  # the waiting thread keeps no object alive

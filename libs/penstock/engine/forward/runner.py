@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -128,7 +127,7 @@ class Runner:
         order = runs if takes else arrange(runs)
         masks = self._masking.begin(order)
         if self._compiled is not None and takes and all(run.choice.plain for run in runs):
-            legality = None if masks is None else partial(masks.legality, order)
+            legality = None if masks is None else masks.legality(order)
             sampled = [Chosen(token) for token in self._compiled.best(order, legality)]
         else:
             logits = self.logits(order)

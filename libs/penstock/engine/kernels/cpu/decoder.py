@@ -9,7 +9,7 @@ does not depend on how the prompt is cut into chunks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import addressof
 from typing import Any
 
@@ -21,7 +21,8 @@ from torch import Tensor
 from penstock.checkpoint import ModelConfig
 from penstock.engine.errors import NotFinite
 from penstock.engine.kernels.cpu.layout import Kind, LayerArgs, LinearArgs, ModelArgs, StepArgs
-from penstock.engine.kernels.cpu.machine import Legality, Machine
+from penstock.engine.kernels.cpu.legality import Legality
+from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.packed import LANES
 from penstock.engine.layers.feedforward import Dense
@@ -109,19 +110,15 @@ class CompiledDecoder:
         self._step(runs, sampled, logits)
         return torch.from_numpy(logits)
 
-    def best(self, runs: Sequence[Run], legality: Callable[[], Legality] | None = None) -> list[int]:
-        """Computes a step as `forward` does, but returns only the most probable legal token of each sample, the first
-        of several; `legality` is asked when all is computed. Raises NotFinite."""
+    def best(self, runs: Sequence[Run], legality: Legality | None = None) -> list[int]:
+        """As `forward`, but only the most probable token of each sample, the first of several, that is legal. Raises
+        NotFinite."""
         sampled = sampled_rows(runs)
         if len(self._room) < len(sampled):
             self._room = np.empty((len(sampled), self._vocab), dtype=np.float32)
-        if legality is None:
-            best = np.empty(len(sampled), dtype=np.int32)
-            self._step(runs, sampled, self._room, best)
-            found: list[int] = best.tolist()
-        else:
-            self._step(runs, sampled, self._room)
-            found = self._machine.choose(self._room[: len(sampled)], legality())
+        best = np.empty(len(sampled), dtype=np.int32)
+        self._step(runs, sampled, self._room, best, legality=legality)
+        found: list[int] = best.tolist()
         if -1 in found:
             raise NotFinite
         return found
@@ -132,6 +129,8 @@ class CompiledDecoder:
         sampled: list[int],
         logits: npt.NDArray[np.float32],
         best: npt.NDArray[np.int32] | None = None,
+        *,
+        legality: Legality | None = None,
     ) -> None:
         ids: list[int] = []
         positions: list[int] = []
@@ -158,6 +157,7 @@ class CompiledDecoder:
             x=x.ctypes.data,
             logits=logits.ctypes.data,
             best=None if best is None else best.ctypes.data,
+            legal=None if legality is None else addressof(legality.args),
         )
         self._machine.forward(self._model, step)
 

@@ -12,9 +12,6 @@ Team *penstock_open(int threads) { return team_new(threads); }
 int penstock_rounds(int kind) { return rounds(kind); }
 void penstock_close(Team *team) { team_free(team); }
 void penstock_forward(Team *team, const Model *model, const Step *step) { forward(team, *model, *step); }
-void penstock_choose(const float *logits, int vocab, int samples, const Legal *legal, int32_t *to) {
-  choose(logits, vocab, samples, *legal, to);
-}
 void penstock_attend(Team *team, const Model *model, const Step *step, const float *qkv, float *mixed) {
   attend(team, *model, *step, qkv, mixed);
 }

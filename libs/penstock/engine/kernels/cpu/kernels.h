@@ -17,9 +17,6 @@ using Work = void (*)(void *context, int phase, int chunk, int member);
 void team_run(Team *team, int phases, const int *chunks, Work work, void *context);  // returns when all is done
 
 void forward(Team *team, const Model &model, const Step &step);
-
-// The most probable legal token of each row of logits [samples, vocab]: the first of several, -1 if none is finite.
-void choose(const float *logits, int vocab, int samples, const Legal &legal, int32_t *to);
 void linear(Team *team, const Linear &matrix, const float *x, int rows, float *out);
 
 // Brings bfloat16 panels [panels, pairs, 32] into the lossless format, in three calls: count the exponents; find how

@@ -100,6 +100,17 @@ class ModelArgs(Structure):
     )
 
 
+class LegalArgs(Structure):
+    """`Legal` in C++: what grammars allow in a step. Another thread may still be writing the bits when it begins."""
+
+    _fields_ = (
+        ("bits", pointer("const uint32_t")),  # [rows, words], one for each token, the lowest of the first word first
+        ("words", c_int32),
+        ("row", INTS),  # [samples] the row of each; -1: everything is legal
+        ("ready", INTS),  # not 0: the bits are written
+    )
+
+
 class StepArgs(Structure):
     """`Step` in C++: a few rows of some sequences. The rows of one sequence are neighbours and stand at consecutive
     positions."""
@@ -120,20 +131,11 @@ class StepArgs(Structure):
             "best",
             pointer("int32_t"),
         ),  # [samples] the most probable tokens, the first of several, -1 if none is finite; or null
+        ("legal", pointer("const Legal")),  # where `best` looks for them; null: everywhere
     )
 
 
-class LegalArgs(Structure):
-    """`Legal` in C++: what grammars allow."""
-
-    _fields_ = (
-        ("bits", pointer("const uint32_t")),  # [rows, words], one for each token, the lowest of the first word first
-        ("words", c_int32),
-        ("row", INTS),  # [samples] the row of each; -1: everything is legal
-    )
-
-
-STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, StepArgs, LegalArgs)
+STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, LegalArgs, StepArgs)
 
 _TEAM = pointer("Team")
 _LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointer("const Step")
@@ -146,7 +148,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "close": (None, _TEAM),
     "rounds": (c_int32, c_int32),
     "forward": (None, _TEAM, _MODEL, _STEP),
-    "choose": (None, FLOATS, c_int32, c_int32, pointer("const Legal"), pointer("int32_t")),
     "attend": (None, _TEAM, _MODEL, _STEP, FLOATS, FLOAT_ROOM),
     "linear": (None, _TEAM, _LINEAR, FLOATS, c_int32, FLOAT_ROOM),
     "unpack": (None, _TEAM, _LINEAR, c_int32, c_int32, FLOAT_ROOM),

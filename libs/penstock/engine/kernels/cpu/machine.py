@@ -7,17 +7,14 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.engine.kernels.cpu.build import instruction_sets, library
-from penstock.engine.kernels.cpu.layout import Kind, LegalArgs, LinearArgs, ModelArgs, StepArgs
+from penstock.engine.kernels.cpu.layout import Kind, LinearArgs, ModelArgs, StepArgs
 from penstock.engine.kernels.cpu.pack import pack
 from penstock.engine.kernels.cpu.packed import LANES, Packed
 
@@ -27,18 +24,7 @@ _SAMPLE, _SAMPLE_ROWS, _ROUNDS = 512, 128, 8
 """The size of the products that are timed: inputs and columns, rows; and how often they are repeated."""
 _CLEARLY = 0.8
 """Torch is clearly faster when it takes at most this share of the kernels' time."""
-Logits = npt.NDArray[np.float32]
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Legality:
-    """What grammars allow in the samples of a step."""
-
-    bits: npt.NDArray[np.int32]
-    """[rows, words], contiguous: one bit for each token, the lowest of the first word first."""
-    row: Sequence[int]
-    """The row of each sample; -1: everything is legal."""
 
 
 class Machine:
@@ -123,16 +109,6 @@ class Machine:
     def forward(self, model: ModelArgs, step: StepArgs) -> None:
         """Computes one step for CompiledDecoder."""
         self._library.penstock_forward(self._handle, ctypes.byref(model), ctypes.byref(step))
-
-    def choose(self, logits: Logits, legal: Legality) -> list[int]:
-        """The most probable legal token of each row, the first of several; -1 where none is finite."""
-        samples, vocab = logits.shape
-        rows, found = np.array(legal.row, dtype=np.int32), np.empty(samples, dtype=np.int32)
-        args = LegalArgs(legal.bits.ctypes.data, legal.bits.shape[1], rows.ctypes.data)
-        addresses = logits.ctypes.data, vocab, samples, ctypes.byref(args), found.ctypes.data
-        self._library.penstock_choose(*addresses)
-        tokens: list[int] = found.tolist()
-        return tokens
 
 
 def linear_args(packed: Packed, bias: Tensor | None) -> LinearArgs:

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 namespace penstock {
@@ -133,7 +134,7 @@ class Pass {
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk * phase.size, member);
-      case BEST: step_.best[chunk] = best(step_.logits + int64_t(chunk) * model_.vocab, model_.vocab);
+      case BEST: step_.best[chunk] = best_of(chunk);
     }
   }
 
@@ -157,6 +158,16 @@ class Pass {
                                       : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i))
             .store(to + i);
     }
+  }
+
+  // Returns the most probable token of a sample among those that are legal.
+  int best_of(int sample) const {
+    const float *own = step_.logits + int64_t(sample) * model_.vocab;
+    const Legal *legal = step_.legal;
+    const int row = legal ? legal->row[sample] : -1;
+    if (row < 0) return best(own, model_.vocab);
+    while (!__atomic_load_n(legal->ready, __ATOMIC_ACQUIRE)) std::this_thread::yield();
+    return best(own, model_.vocab, legal->bits + int64_t(row) * legal->words);
   }
 
   // Packs one block of the rows that are multiplied.
@@ -263,13 +274,5 @@ class Pass {
 }  // namespace
 
 void forward(Team *team, const Model &model, const Step &step) { Pass(team, model, step).run(); }
-
-void choose(const float *logits, int vocab, int samples, const Legal &legal, int32_t *to) {
-  for (int sample = 0; sample < samples; ++sample) {
-    const float *own = logits + int64_t(sample) * vocab;
-    const int row = legal.row[sample];
-    to[sample] = row < 0 ? best(own, vocab) : best(own, vocab, legal.bits + int64_t(row) * legal.words);
-  }
-}
 
 }  // namespace penstock
