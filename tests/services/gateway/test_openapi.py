@@ -62,6 +62,7 @@ REQUESTS = [
     ("/v1/chat/completions", {"model": "tiny", "messages": HELLO, "temperature": 0.5, "stop": ["x"]}),
     ("/v1/completions", {"model": "tiny", "prompt": "a", "echo": None}),
     ("/v1/responses", {"model": "tiny", "input": [{"role": "user", "content": "a"}], "metadata": {"a": "b"}}),
+    ("/v1/responses/input_tokens", {"model": "tiny", "input": "a"}),
     ("/v1/messages", {"model": "tiny", "max_tokens": 5, "messages": HELLO, "system": [{"type": "text", "text": "s"}]}),
     ("/v1/messages/count_tokens", {"model": "tiny", "messages": HELLO}),
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),

@@ -10,6 +10,7 @@ import pytest
 from penstock.testing.keys import key_file
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the quick <|im_end|> fox"}]
+INPUT = "/v1/responses/input_tokens"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -75,6 +76,16 @@ async def test_counting_for_anthropics_client(setup):
             await client.messages.count_tokens(**{**request, "model": "other"})
 
 
+async def test_counting_for_responses(setup):
+    first = await setup.client.responses.create(model="tiny", input="hi")
+    options = {"model": "tiny", "input": "again", "instructions": "Be brief.", "previous_response_id": first.id}
+    counted = await setup.client.responses.input_tokens.count(**options)
+    second = await setup.client.responses.create(**options)
+    assert counted.input_tokens == second.usage.input_tokens > first.usage.input_tokens
+    with pytest.raises(openai.BadRequestError):
+        await setup.client.responses.input_tokens.count(model="tiny")
+
+
 async def test_models_for_anthropics_client(setup):
     async with anthropic.AsyncAnthropic(base_url=setup.url, api_key="none", max_retries=0) as client:
         [model] = [model async for model in await client.models.list()]
@@ -90,7 +101,7 @@ async def test_no_model_makes_embeddings(setup):
         await setup.client.embeddings.create(model="tiny", input="a")
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings", INPUT])
 async def test_a_key_is_asked_for(opened, tmp_path, path):
     keys = key_file(tmp_path / "keys.json", {"key-of-one": "one"})
     async with opened(api_key="key-of-one", api_keys=keys, server_key="ab" * 16) as setup:

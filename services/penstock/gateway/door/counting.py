@@ -12,11 +12,13 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequest
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.api.anthropic.asks import count_prompt
-from penstock.gateway.api.inquiry import Json, encode
+from penstock.gateway.api.inquiry import Json, Visit, encode
 from penstock.gateway.api.openai.tokenizing import read_detokenize, read_tokenize
+from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.door.uploads import Uploads
+from penstock.gateway.request.ask import Conversation
 
 _THREAD_BODY = 64 * 1024
 Value = TypeVar("Value")
@@ -29,6 +31,7 @@ class Counting:
         self._reception = reception
         self._uploads = uploads
         self._completer = reception.completer
+        self._responses = ResponsesApi(reception.responses)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
@@ -41,6 +44,10 @@ class Counting:
     async def count(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens"""
         return await self._answer(request, self._count)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """POST /v1/responses/input_tokens"""
+        return await self._answer(request, self._input_tokens)
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings"""
@@ -78,6 +85,21 @@ class Counting:
         model, prompt = await self._read(request, count_prompt)
         self._completer.check_model(model)
         return {"input_tokens": len(await self._completer.tokens.of(prompt))}
+
+    async def _input_tokens(self, request: Request) -> Json:
+        tenant = self._reception.auth.tenant(request.headers)
+        async with self._uploads.body(request.headers, request.receive, self._reception.config.max_body_bytes) as body:
+            length = len(body)
+
+            def apart(work: Callable[[], Value], more: int = 0) -> Awaitable[Value]:
+                size = length + more
+                return self._reception.threads.run(work, size if size >= _THREAD_BODY else 0)
+
+            ask = (await self._responses.read(body, Visit(tenant, apart))).ask
+        self._completer.check_model(ask.model)
+        [prompt] = ask.prompts
+        assert isinstance(prompt, Conversation)
+        return {"object": "response.input_tokens", "input_tokens": len(await self._completer.tokens.of(prompt))}
 
     async def _read(self, request: Request, read: Callable[[bytes, list[str] | None], Value]) -> Value:
         config = self._reception.config

@@ -69,6 +69,7 @@ def routes(reception: Reception) -> list[Route]:
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", text, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/responses/input_tokens", counting.input_tokens, methods=["POST"]),
         Route("/v1/responses/{id}", stored.one, methods=["GET", "DELETE"]),
         Route("/v1/responses/{id}/input_items", stored.input_items, methods=["GET"]),
         Route("/v1/messages", messages, methods=["POST"]),

@@ -95,6 +95,13 @@ class CountAnswer(msgspec.Struct):
     input_tokens: int
 
 
+class InputTokensAnswer(msgspec.Struct):
+    """The tokens of an input."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class TokenizeAnswer(msgspec.Struct):
     """Token ids."""
 

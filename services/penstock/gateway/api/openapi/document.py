@@ -45,6 +45,7 @@ OPERATIONS = (
     Operation("post", "/v1/chat/completions", "A chat completion", answers.ChatAnswer, ChatBody, streams=True),
     Operation("post", "/v1/completions", "A legacy completion", answers.CompletionAnswer, CompletionBody, streams=True),
     Operation("post", "/v1/responses", "A response", answers.ResponseAnswer, ResponseBody, streams=True),
+    Operation("post", "/v1/responses/input_tokens", "The tokens of an input", answers.InputTokensAnswer, ResponseBody),
     Operation("get", "/v1/responses/{id}", "A stored response", answers.ResponseAnswer),
     Operation("delete", "/v1/responses/{id}", "Forgets a stored response", answers.DeletedAnswer),
     Operation(
