@@ -11,7 +11,7 @@ from penstock.bench.gateway.client import CountedAnswer
 from penstock.bench.gateway.dialog import Dialog, next_turn_s
 from penstock.bench.gateway.measure import bare, gateway
 from penstock.bench.gateway.overload import capacity, flood
-from penstock.bench.gateway.rates import events_per_core_s, on_the_way
+from penstock.bench.gateway.rates import events_per_s, on_the_way
 from penstock.bench.harness import BenchReport, figure
 from penstock.bench.kv.processes import started
 from penstock.bench.measured.document import section
@@ -58,7 +58,8 @@ async def test_every_event_of_both_subjects_is_counted(ours):
     """One chunk per token, and the two around them, when the client keeps up."""
     async with bare() as theirs:
         for subject in (ours, theirs):
-            assert await events_per_core_s(subject, 8, 400) > 0
+            rate = await events_per_s(subject, 8, 400)
+            assert rate.core > 0 < rate.clock
         counts: list[int] = []
         done = await theirs.client.ask(theirs.client.request(50, top_k=1), counts.append)
     assert (done.status, sum(counts)) == (200, 50)

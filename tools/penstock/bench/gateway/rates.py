@@ -32,6 +32,16 @@ class Streamer:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True, slots=True)
+class EventRate:
+    """Events per second."""
+
+    core: float
+    """Of the streaming process's own time on a processor."""
+    clock: float
+    """Of time: what this machine streams, with the mesh and the client beside."""
+
+
 class _Meter:
     """Counts the events of all streams; takes the clock between the first of each stream and most of them."""
 
@@ -39,26 +49,27 @@ class _Meter:
         self._subject = subject
         self._events = 0
         self._first, self._last = streams, int(streams * tokens * _UNTIL)
-        self._begun: tuple[float, int] | None = None
-        self.rate: float | None = None
+        self._begun: tuple[float, float, int] | None = None
+        self.rate: EventRate | None = None
 
     def count(self, events: int) -> None:
         """Takes note of some more."""
         self._events += events
         if self._begun is None and self._events >= self._first:
-            self._begun = (self._subject.cpu_s(), self._events)
+            self._begun = (self._subject.cpu_s(), time.monotonic(), self._events)
         elif self._begun is not None and self.rate is None and self._events >= self._last:
             self.stop()
 
     def stop(self) -> None:
         """Ends the measurement."""
         if self._begun is not None and self.rate is None:
-            cpu_s, events = self._begun
-            self.rate = (self._events - events) / (self._subject.cpu_s() - cpu_s)
+            cpu_s, clock, events = self._begun
+            gained = self._events - events
+            self.rate = EventRate(gained / (self._subject.cpu_s() - cpu_s), gained / (time.monotonic() - clock))
 
 
-async def events_per_core_s(subject: Streamer, streams: int, tokens: int) -> float:
-    """Events that `subject` streams per second of a processor, over concurrent streams of `tokens` tokens, emitted as
+async def events_per_s(subject: Streamer, streams: int, tokens: int) -> EventRate:
+    """Events that `subject` streams per second, over concurrent streams of `tokens` tokens, emitted as
     fast as they are taken once all streams stand."""
     meter = _Meter(subject, streams, tokens)
     request = subject.client.request(tokens, seed=0, top_k=streams)
