@@ -274,23 +274,24 @@ async def test_a_deadline_holds_while_a_grammar_is_made(setup, stub) -> None:
 
 
 async def test_a_hostile_grammar_stops_nobody_elses_stream(setup, post) -> None:
-    """One that a compiler works on for minutes is refused within seconds; a stream beside it keeps its pace."""
-    setup.script.say = lambda request: setup.ids("word ") * (300 if request.prompt_ids else 1)
-    setup.script.pace_s = 0.02
+    """One that a compiler works on for minutes is refused within two seconds of a processor, however many of the clock
+    those take; a stream beside it keeps its pace."""
+    setup.script.say = lambda request: setup.ids("word ") * 600
+    setup.script.pace_s = 0.05
     assert (await post(CHAT, max_tokens=1, regex="a")).status_code == 200  # the helper has started
     terms = " & ".join(f"/(?s:.*)a{{{number}}}b(?s:.*)/" for number in range(1, 40))
     attack = asyncio.ensure_future(post(CHAT, grammar=f"start: WORD\nWORD: {terms}"))
     patterns = {f"^p{number}_": {"type": "string"} for number in range(10_000)}
     other = asyncio.ensure_future(post(CHAT, json_schema={"type": "object", "patternProperties": patterns}))
-    stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True, max_tokens=300)
-    last, longest, begin = time.perf_counter(), 0.0, time.perf_counter()
+    stream = await setup.client.chat.completions.create(model="tiny", messages=HELLO, stream=True, max_tokens=600)
+    last, longest = time.perf_counter(), 0.0
     async for _ in stream:
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
         if attack.done() and other.done():
             break
     await stream.close()
-    assert attack.done() and time.perf_counter() - begin < 6
+    assert attack.done(), "not before the stream's end, half a minute later"
     assert "is too complex" in (await attack).json()["error"]["message"]
     assert (await other).json()["error"]["param"] == "json_schema.patternProperties"
     assert longest < 0.4  # far from both: without a helper it stands still for as long as the compiler works
