@@ -13,12 +13,13 @@ _HEAD = """# Clients
 
 Written by `make test-clients`: official clients, unchanged and with their defaults, against `penstock up` and the
 embedded model. What each case does stands in `loadtest/clients/cases/`. The model is tiny, so the cases depend on the
-protocol alone: calls that are required, schemas, limits.
+protocol alone: calls that are required, schemas, limits. schemathesis makes requests from `/openapi.json`, right ones and
+wrong ones.
 
 """
 
 
-def document(tried: Sequence[Tried]) -> str:
+def document(tried: Sequence[Tried], conforms: str) -> str:
     """The whole file."""
     works = sum(each.unchanged for each in tried)
     rows = [
@@ -26,7 +27,7 @@ def document(tried: Sequence[Tried]) -> str:
         "|---|---|---|---|",
         *(_row(each) for each in tried),
     ]
-    return f"{_HEAD}{works} of {len(tried)} clients work unchanged.\n\n" + "\n".join(rows) + "\n"
+    return f"{_HEAD}{works} of {len(tried)} clients work unchanged.\n\n" + "\n".join(rows) + f"\n\n{conforms}\n"
 
 
 def _row(tried: Tried) -> str:

@@ -1,6 +1,6 @@
 """Runs every client's cases against a mesh: `python -m loadtest.clients.run [--write] [--json] [--url URL] [NAME ...]`.
 
-A NAME is a part of a client's name. The exit code is 1 when something fails.
+A NAME is a part of a client's name, or `conformance`. The exit code is 1 when something fails.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 
+from loadtest.clients import conformance
 from loadtest.clients.clients import CLIENTS, OK, Tried, run
 from loadtest.clients.document import DOCUMENT, document
 from loadtest.clients.served import served
@@ -24,25 +25,31 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [each for each in CLIENTS if not options.names or any(part in each.name for part in options.names)]
     tried = []
+    conforms = None
     with served(options.url) as url:
         for client in chosen:
             tried.append(run(client, url))
             if not options.json:
                 _show(tried[-1])
+        if not options.names or conformance.ENVIRONMENT in options.names:
+            conforms = conformance.run(url)
+            if not options.json:
+                print(conforms.sentence)
     if options.json:
-        print(json.dumps(_figures(tried), indent=2))
-    if options.write and not options.names:
-        DOCUMENT.write_text(document(tried))
-    return 0 if all(each.unchanged for each in tried) else 1
+        print(json.dumps(_figures(tried, conforms), indent=2))
+    if options.write and conforms and not options.names:
+        DOCUMENT.write_text(document(tried, conforms.sentence))
+    return 0 if all(each.unchanged for each in tried) and not (conforms and conforms.problems) else 1
 
 
-def _figures(tried: list[Tried]) -> dict[str, object]:
+def _figures(tried: list[Tried], conforms: conformance.Conforms | None) -> dict[str, object]:
     return {
         "clients_unchanged": sum(each.unchanged for each in tried),
         "clients": [
             {"name": each.client, "versions": each.versions, "seconds": round(each.seconds, 1), "cases": each.cases}
             for each in tried
         ],
+        "schemathesis": conforms and {"requests": conforms.requests, "problems": conforms.problems},
     }
 
 
