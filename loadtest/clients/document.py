@@ -13,7 +13,7 @@ _HEAD = """# Clients
 
 Written by `make test-clients`: official clients, unchanged and with their defaults, against `penstock up` and the
 embedded model. What each case does stands in `loadtest/clients/cases/`. The model is tiny, so the cases depend on the
-protocol alone: calls that are required, schemas, limits. schemathesis makes requests from `/openapi.json`, right ones and
+protocol alone: calls that are required, schemas, limits. schemathesis makes requests from `/openapi.json`, right and
 wrong ones.
 
 """

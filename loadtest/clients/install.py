@@ -1,7 +1,8 @@
 """Makes the clients' environments, each in a directory of its own: `python -m loadtest.clients.install [NAME ...]`.
 
 They go to $PENSTOCK_CLIENTS, else to runs/clients, and hold exactly what `environments/` pins: two of Python for the
-clients, which no resolver finds one for, one of Python for schemathesis, and one of Node. One that is there already is left alone.
+clients, which no resolver finds one for, one of Python for schemathesis, and one of Node. One that is
+there already is left alone.
 """
 
 from __future__ import annotations
