@@ -93,7 +93,7 @@ async def answer_of(mesh: Mesh, sampling: SamplingParams, seen: asyncio.Event | 
     )
     ask = Ask(NAME, [PROMPT], wanted, return_token_ids=True, chat=False)
     found = Answer([], None)
-    async with mesh.gateway.reception.completer.open(
+    async with mesh.gateway.reception.models.open(
         ask, Caller("default", "", f"grammar-{id(found)}", time.perf_counter())
     ) as completion:
         while deltas := await completion.outbox.next():

@@ -152,7 +152,7 @@ async def test_a_request_that_moves_is_charged_once(mesh, http, oracle):
     engine = mesh.decode[0].worker.engine
     start = engine.stats().generated_tokens
     await until(lambda: engine.stats().generated_tokens > start + 50, "it runs")
-    await mesh.gateway.reception.completer._channels.forget(mesh.decode[0].address)
+    await mesh.gateway.reception.models.first._channels.forget(mesh.decode[0].address)
     answer = await running
     assert answer.ids == (await oracle(tokens, long)).ids
     assert (answer.cached, answer.computed) == (0, 100)

@@ -41,6 +41,9 @@ class GatewayConfig:
     gemma-tool-code, phi, deepseek-r1, deepseek-v3.1, kimi, or none. Empty: as its chat template shows."""
     model_name: str = ""
     """Name under which clients ask for the model; empty: the directory's name."""
+    models: Path | None = None
+    """A TOML file that names further models, which clients ask for by name: [NAME] with dir and, if it has to be said,
+    tool_format."""
     http_address: Address = HostPort("127.0.0.1:8080")
     """Address of the HTTP API, host:port; port 0 picks a free port."""
     grpc_address: Address = HostPort("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""Wires the gateway: the model's text side, the view of the mesh, and the two doors in one event loop."""
+"""Wires the gateway: the text side of its models, the view of the mesh, and the two doors in one event loop."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
-import structlog
 
-from penstock.chat.model import ChatModelError, load_chat_model
 from penstock.chat.rendering.processes import rendering_apart
+from penstock.chat.sessions import Sessions
 from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.auth import load_auth
 from penstock.gateway.accounts.ledger import open_ledger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.accounts.terms import read_terms
 from penstock.gateway.api.responses.opening import open_responses
-from penstock.gateway.completing.completer import Completer
+from penstock.gateway.completing.completer import Completer, SharedParts
+from penstock.gateway.completing.models import Models
+from penstock.gateway.completing.past import PastRequests
+from penstock.gateway.completing.sources import read_models
 from penstock.gateway.completing.threads import open_threads
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.drain import Drain
@@ -28,10 +30,11 @@ from penstock.gateway.door.rpc import SERVICE, GatewayService
 from penstock.gateway.door.server import serve_http
 from penstock.gateway.door.tls import Certificate
 from penstock.gateway.mesh.view import RouterView, open_view
+from penstock.gateway.mesh.workers import WorkerChannels
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
-from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.config import HostPort
 from penstock.runtime.metrics import GatewayMetrics
 from penstock.runtime.tasks import Failed, beside
 from penstock.v1 import gateway_pb2_grpc
@@ -62,18 +65,14 @@ class Gateway:
         return self.reception.view
 
     async def ready(self) -> None:
-        """Returns when a request would succeed."""
+        """Returns when a request for one of the models would succeed."""
         await self.view.until(True)
 
 
 @asynccontextmanager
 async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     """Serves both doors until the block ends, then drains. Raises ConfigError."""
-    try:
-        model = load_chat_model(config.model_dir, config.tool_format)
-    except ChatModelError as error:
-        raise ConfigError("model_dir", str(config.model_dir), str(error)) from None
-    structlog.get_logger("penstock.gateway").info("tool calls", format=model.family.name, reasoning=model.thinks)
+    sources = read_models(config)
     auth = load_auth(config)
     tls = Certificate(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     terms = read_terms(config.terms)
@@ -81,29 +80,38 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
     failed = metrics.task_failed
     admission = Admission(config.max_live_requests, metrics)
     started = int(time.time())
+    tokenizers = {source.name: source.model.fingerprint for source in sources}
     async with (
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
-        rendering_apart(model) as model,
         open_channels() as channels,
-        open_view(
-            channels, config.router, model=config.served_name, tokenizer=model.fingerprint, failed=failed
-        ) as view,
-        open_compiler(config.model_dir / "tokenizer.json", failed=failed) as compiler,
+        open_view(channels, config.router, tokenizers=tokenizers, failed=failed) as view,
+        AsyncExitStack() as stack,
     ):
+        models = [await stack.enter_async_context(rendering_apart(source.model)) for source in sources]
+        compilers = [
+            await stack.enter_async_context(open_compiler(source.dir / "tokenizer.json", failed=failed))
+            for source in sources
+        ]
         with open_threads() as threads:
             limiter = Limiter(terms, ledger.spent_today)
-            completer = Completer(
-                config,
-                model,
+            shared = SharedParts(
                 auth=auth,
                 ledger=ledger,
                 limiter=limiter,
                 view=view,
                 channels=channels,
+                workers=WorkerChannels(channels),
                 threads=threads,
-                compiler=compiler,
+                sessions=Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens),
+                past=PastRequests(config.max_past_requests, config.max_past_bytes),
                 metrics=metrics,
+            )
+            served = Models(
+                [
+                    Completer(config, model, name=source.name, compiler=compiler, shared=shared)
+                    for source, model, compiler in zip(sources, models, compilers, strict=True)
+                ]
             )
             reception = Reception(
                 config=config,
@@ -112,10 +120,11 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 ledger=ledger,
                 limiter=limiter,
                 threads=threads,
-                completer=completer,
+                models=served,
+                past=shared.past,
                 view=view,
                 metrics=metrics,
-                drain=Drain(completer),
+                drain=Drain(served),
                 responses=responses,
                 started=started,
             )

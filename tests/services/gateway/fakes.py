@@ -33,7 +33,10 @@ PLAIN_ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 TEMPLATE = Path(__file__).parents[3] / "libs/penstock/models/chat_template.jinja"
 
 
-def make_model(directory: Path) -> Tokenizer:
+CORPUS = ("the quick brown fox jumps over the lazy dog", '{"name": "get_weather", "arguments": {"city": "Oslo"}}')
+
+
+def make_model(directory: Path, corpus: Sequence[str] = CORPUS) -> Tokenizer:
     """Writes a model directory without weights: a small byte-level BPE with ChatML tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,8 +47,7 @@ def make_model(directory: Path) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = ["the quick brown fox jumps over the lazy dog", '{"name": "get_weather", "arguments": {"city": "Oslo"}}']
-    tokenizer.train_from_iterator(corpus * 4, trainer)
+    tokenizer.train_from_iterator([*corpus] * 4, trainer)
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in PLAIN_ADDED])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -77,6 +79,8 @@ class Script:
     eos: int
     prefill: bool = True
     """Whether plans name a prefill worker."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Which of the workers serve a model; all of them serve one that is not named."""
     cached: dict[str, int] = field(default_factory=dict)
     batch: int = 1
     """Tokens per decode event."""
@@ -145,8 +149,8 @@ class Router(router_pb2_grpc.RouterServicer):
 
     async def Watch(self, request, context):
         while True:
+            self.changed.clear()  # first: what changes while the view is on its way is told after it
             yield self.view
-            self.changed.clear()
             await self.changed.wait()
 
 
@@ -284,9 +288,17 @@ class FakeMesh:
         return self.router.live + sum(worker.live for worker in (*self.prefills, *self.decodes))
 
     def set_view(self, *, ready: bool, context: int = CONTEXT, silent: Sequence[str] = ()) -> None:
-        spec = spec_to_message(self.spec)
-        model = router_pb2.ServedModel(name=MODEL, spec=spec, max_model_len=context, ready=ready)
-        self.router.view = router_pb2.MeshView(models=[model], silent=silent)
+        self.show([self.served(ready=ready, context=context)], silent)
+
+    def served(
+        self, name: str = MODEL, spec: KvSpec | None = None, *, ready: bool = True, context: int = CONTEXT
+    ) -> router_pb2.ServedModel:
+        message = spec_to_message(spec or self.spec)
+        return router_pb2.ServedModel(name=name, spec=message, max_model_len=context, ready=ready)
+
+    def show(self, models: Sequence[router_pb2.ServedModel], silent: Sequence[str] = ()) -> None:
+        """What the router tells gateways from now on."""
+        self.router.view = router_pb2.MeshView(models=models, silent=silent)
         self.router.changed.set()
 
     def tick(self) -> None:
@@ -303,9 +315,11 @@ class FakeMesh:
         if self.script.refuse is not None:
             raise self.script.refuse
         plan = router_pb2.PlanResponse(epoch=epoch, reasons=router_pb2.PlanReasons(**REASONS))
-        plan.decode.CopyFrom(_pick(self.decodes, ask))
+        place = self.script.places.get(ask.model_name)
+        mine = slice(None) if place is None else slice(place, place + 1)
+        plan.decode.CopyFrom(_pick(self.decodes[mine], ask))
         if self.script.prefill:
-            plan.prefill.CopyFrom(_pick(self.prefills, ask))
+            plan.prefill.CopyFrom(_pick(self.prefills[mine], ask))
         return plan
 
 
@@ -314,17 +328,17 @@ def _pick(workers: Sequence[Worker], ask: router_pb2.PlanAsk) -> router_pb2.Plac
     return router_pb2.Placement(member_id=wanted[0].name, address=wanted[0].address)
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @asynccontextmanager
 async def open_mesh(script: Script, tokenizer_file: Path) -> AsyncIterator[FakeMesh]:
     """Serves the fakes for the length of the block."""
-    digest = _digest(tokenizer_file)
+    tokenizer = digest(tokenizer_file)
     mesh = FakeMesh(
         script,
-        KvSpec(model="m" * 64, tokenizer=digest, layout="test", dtype="float32", block_size=BLOCK, block_bytes=1024),
+        KvSpec(model="m" * 64, tokenizer=tokenizer, layout="test", dtype="float32", block_size=BLOCK, block_bytes=1024),
     )
     async with AsyncExitStack() as stack:
 

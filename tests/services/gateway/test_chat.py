@@ -425,7 +425,7 @@ async def test_the_other_choices_wait_until_the_prompt_is_stored(setup):
 
 
 async def test_clients_without_a_session_key_are_remembered_too(setup):
-    memory = setup.gateway.reception.completer.sessions
+    memory = setup.gateway.reception.models.first.sessions
     messages = [{"role": "system", "content": "You are X."}, *HELLO]
     before = len(memory)
     await whole(setup.client, messages=messages)

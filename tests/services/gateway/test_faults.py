@@ -315,7 +315,7 @@ async def test_hopeless_prompts_are_refused_unread(setup):
 
 async def test_channels_to_lost_workers_are_closed(opened):
     async with opened() as setup:
-        channels = setup.gateway.reception.completer._channels
+        channels = setup.gateway.reception.models.first._channels
         setup.script.generate = lambda worker, request: Unavailable("gone") if worker.name == "decode-0" else None
         assert (await ask(setup))[0] == TEXT
         await setup.gateway.reception.admission.idle()

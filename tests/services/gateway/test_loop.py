@@ -29,11 +29,11 @@ async def watched(setup):
     setup.mesh.set_view(ready=True, context=CONTEXT)
     mesh = setup.gateway.view
     async with mesh.changed:
-        await mesh.changed.wait_for(lambda: mesh.known.max_model_len == CONTEXT)
+        await mesh.changed.wait_for(lambda: mesh.known("tiny").max_model_len == CONTEXT)
     yield setup
     setup.mesh.set_view(ready=True)
     async with mesh.changed:
-        await mesh.changed.wait_for(lambda: mesh.known.max_model_len != CONTEXT)
+        await mesh.changed.wait_for(lambda: mesh.known("tiny").max_model_len != CONTEXT)
 
 
 @asynccontextmanager

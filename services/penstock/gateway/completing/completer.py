@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import msgspec
@@ -16,7 +16,7 @@ from opentelemetry import trace
 from penstock.chat.model import ChatModel
 from penstock.chat.sessions import Sessions
 from penstock.chat.stops import StopAutomaton
-from penstock.errors import DeadlineExceeded, NotFound, PenstockError
+from penstock.errors import DeadlineExceeded, PenstockError
 from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.entry import of_request
 from penstock.gateway.accounts.ledger import UsageLedger
@@ -52,56 +52,74 @@ _LAST_WORDS_S = 5.0
 """Seconds after the deadline to report it to a slow reader; then the gateway gives up the connection."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """What the completers of all models use together."""
+
+    auth: Auth
+    ledger: UsageLedger
+    limiter: Limiter
+    view: RouterView
+    channels: Channels
+    workers: WorkerChannels
+    threads: Threads
+    sessions: Sessions
+    past: PastRequests
+    metrics: GatewayMetrics
+
+
 class Completer:
-    """Makes completions; one per gateway."""
+    """Makes completions of one model."""
 
     def __init__(
         self,
         config: GatewayConfig,
         model: ChatModel,
         *,
-        auth: Auth,
-        ledger: UsageLedger,
-        limiter: Limiter,
-        view: RouterView,
-        channels: Channels,
-        threads: Threads,
+        name: str,
         compiler: GrammarCompiler,
-        metrics: GatewayMetrics,
+        shared: SharedParts,
     ) -> None:
+        """`name` is the model's, `compiler` is for its tokens."""
+        self.name = name
         self._config = config
         self._model = model
-        self._auth = auth
-        self._ledger = ledger
-        self._limiter = limiter
-        self._view = view
-        self._channels = channels
-        self._workers = WorkerChannels(channels)
-        self._threads = threads
+        self._auth = shared.auth
+        self._ledger = shared.ledger
+        self._limiter = shared.limiter
+        self._view = shared.view
+        self._channels = shared.channels
+        self._workers = shared.workers
+        self._threads = shared.threads
         self._compiler = compiler
-        self._metrics = metrics
-        self.sessions = Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens)
-        self.past = PastRequests(config.max_past_requests, config.max_past_bytes)
+        self._metrics = shared.metrics
+        self.sessions = shared.sessions
+        self._past = shared.past
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
-        self.tokens = Tokens(model, threads, self._volatile)
+        self.tokens = Tokens(model, shared.threads, self._volatile)
         self._running: set[Completion] = set()
         self._fingerprint = lru_cache(maxsize=4)(
             partial(system_fingerprint, model=model, settings=(config.volatile_lines, config.volatile_pattern))
         )
         self._log = structlog.get_logger("penstock.gateway")
 
-    def check_model(self, name: str) -> None:
-        """Raises NotFound for a model that is not served here."""
-        if name != self._config.served_name:
-            raise NotFound(f"the model {name[:100]!r} does not exist", field="model", code="model_not_found")
+    @property
+    def ready(self) -> bool:
+        """Whether a request would succeed now."""
+        return self._view.serves(self.name)
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt and its answer; None before a worker has said so."""
+        known = self._view.known(self.name)
+        return known.max_model_len if known else None
 
     @asynccontextmanager
     async def open(self, ask: Ask, caller: Caller) -> AsyncIterator[Completion]:
         """Runs `ask`; leaving the block early ends everything that runs for it. Raises PenstockError."""
-        self.check_model(ask.model)
         ask.sampling.check_vocabulary(self._model.vocab_size)
         ask = without_end(self._model, ask)
-        served = await self._view.model(min(self._config.failover_s, self._left(caller)))
+        served = await self._view.model(self.name, min(self._config.failover_s, self._left(caller)))
         begin = time.perf_counter()
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
         naming = Naming(root, served.spec.block_size, served.max_model_len)
@@ -156,7 +174,7 @@ class Completer:
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
         if isinstance(prompt, Conversation):
             prompt = self._volatile.steady(prompt)
-        key = caller.session or opening(prompt)
+        key = f"{self.name}/{caller.session or opening(prompt)}"  # other models have other tokens
         branches = self.sessions.branches(caller.tenant, key)
         bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
         work = partial(prepare, self._model, prompt, naming, branches)
@@ -207,7 +225,7 @@ class Completer:
         max_tokens = self._max_tokens(ask, len(prepared.ids), naming.context)
         return ChoiceRequest(
             id=f"{caller.request_id[:64]}.{completion.id[:8]}.{number}",
-            model=self._config.served_name,
+            model=self.name,
             tenant=caller.tenant,
             namespace=self._auth.namespace(caller.tenant)[:NAMESPACE_BYTES],
             session=caller.session,
@@ -242,7 +260,7 @@ class Completer:
 
         async def hopeful(pause_s: float) -> None:
             async with asyncio.timeout(remaining()):
-                await self._view.hopeful(pause_s)
+                await self._view.hopeful(self.name, pause_s)
 
         plans = PlanStream(self._channels, self._config.router, remaining)
         workers = Workers(self._workers, self._view, remaining)
@@ -291,5 +309,5 @@ class Completer:
         self._ledger.add(completion.caller.tenant, completion.ask.model, counts)
         caller = completion.caller
         record = msgspec.json.encode(chronicle(completion, usage))
-        self.past.add(caller.tenant, caller.request_id, completion.id, record)
+        self._past.add(caller.tenant, caller.request_id, completion.id, record)
         self._limiter.spend(completion.caller.tenant, counts.input_tokens + counts.output_tokens)

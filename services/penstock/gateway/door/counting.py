@@ -30,7 +30,7 @@ class Counting:
     def __init__(self, reception: Reception, uploads: Uploads) -> None:
         self._reception = reception
         self._uploads = uploads
-        self._completer = reception.completer
+        self._models = reception.models
         self._responses = ResponsesApi(reception.responses)
 
     async def tokenize(self, request: Request) -> Response:
@@ -65,26 +65,23 @@ class Counting:
 
     async def _tokenize(self, request: Request) -> Json:
         body, prompt = await self._read(request, read_tokenize)
-        self._completer.check_model(body.model or self._reception.config.served_name)
-        tokens = self._completer.tokens
+        model = self._models.of(body.model)
+        tokens = model.tokens
         ids = list(await tokens.of(prompt, special=body.add_special_tokens is not False))
-        known = self._reception.view.known
         return {
             "count": len(ids),
-            "max_model_len": known.max_model_len if known else None,
+            "max_model_len": model.context,
             "tokens": ids,
             "token_strs": tokens.names(ids) if body.return_token_strs else None,
         }
 
     async def _detokenize(self, request: Request) -> Json:
         body = await self._read(request, read_detokenize)
-        self._completer.check_model(body.model or self._reception.config.served_name)
-        return {"prompt": await self._completer.tokens.text(body.tokens)}
+        return {"prompt": await self._models.of(body.model).tokens.text(body.tokens)}
 
     async def _count(self, request: Request) -> Json:
         model, prompt = await self._read(request, count_prompt)
-        self._completer.check_model(model)
-        return {"input_tokens": len(await self._completer.tokens.of(prompt))}
+        return {"input_tokens": len(await self._models.of(model).tokens.of(prompt))}
 
     async def _input_tokens(self, request: Request) -> Json:
         tenant = self._reception.auth.tenant(request.headers)
@@ -96,10 +93,10 @@ class Counting:
                 return self._reception.threads.run(work, size if size >= _THREAD_BODY else 0)
 
             ask = (await self._responses.read(body, Visit(tenant, apart))).ask
-        self._completer.check_model(ask.model)
+        model = self._models.of(ask.model)
         [prompt] = ask.prompts
         assert isinstance(prompt, Conversation)
-        return {"object": "response.input_tokens", "input_tokens": len(await self._completer.tokens.of(prompt))}
+        return {"object": "response.input_tokens", "input_tokens": len(await model.tokens.of(prompt))}
 
     async def _read(self, request: Request, read: Callable[[bytes, list[str] | None], Value]) -> Value:
         config = self._reception.config

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from penstock.errors import Unavailable
-from penstock.gateway.completing.completer import Completer
+from penstock.gateway.completing.models import Models
 
 _LAST_WORDS_S = 1.0
 """Seconds after the grace for errors to reach clients; who does not read them is cut off."""
@@ -23,8 +23,8 @@ def stopping() -> Unavailable:
 class Drain:
     """Knows what both doors are serving, and ends it."""
 
-    def __init__(self, completer: Completer) -> None:
-        self._completer = completer
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self._running: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -56,7 +56,7 @@ class Drain:
             log.warning("stopping when the running requests have ended", requests=len(self._running), within_s=grace_s)
         if await self._ended(grace_s):
             return
-        self._completer.give_up(stopping())
+        self._models.give_up(stopping())
         if await self._ended(_LAST_WORDS_S):
             return
         now = asyncio.get_running_loop().time()

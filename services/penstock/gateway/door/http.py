@@ -154,7 +154,7 @@ class Generate:
         return inquiry
 
     async def _answer(self, inquiry: Inquiry, caller: Caller, reply: Reply) -> None:
-        async with self._reception.completer.open(inquiry.ask, caller) as completion:
+        async with self._reception.models.open(inquiry.ask, caller) as completion:
             reply.seeded(completion.seed)
             shape = inquiry.shape(completion.id, completion.created)
             if inquiry.ask.stream:

@@ -14,8 +14,9 @@ from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.api.anthropic.shapes import message_error, model_json
 from penstock.gateway.api.inquiry import Json, encode
 from penstock.gateway.api.openai.asks import session_hint
-from penstock.gateway.api.openai.shapes import error_json, models_json
+from penstock.gateway.api.openai.shapes import error_json, openai_model
 from penstock.gateway.api.openapi.document import document
+from penstock.gateway.completing.completer import Completer
 from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.reply import JSON
@@ -35,22 +36,23 @@ class Pages:
     async def models(self, request: Request) -> Response:
         """GET /v1/models"""
         self._reception.auth.identify(request.headers)
+        models, started = self._reception.models, self._reception.started
         if _anthropic(request):
-            model = self._model(request)
-            return _json({"data": [model], "first_id": model["id"], "last_id": model["id"], "has_more": False})
-        return _json(self._list())
+            found = [model_json(model.name, started) for model in models]
+            return _json({"data": found, "first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False})
+        return _json({"object": "list", "data": [_openai(model, started) for model in models]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}"""
         self._reception.auth.identify(request.headers)
-        self._reception.completer.check_model(request.path_params["name"])
-        return _json(self._model(request))
+        model, started = self._reception.models.of(request.path_params["name"]), self._reception.started
+        return _json(model_json(model.name, started) if _anthropic(request) else _openai(model, started))
 
     async def past(self, request: Request) -> Response:
         """GET /v1/requests/{id}: what became of a request that has ended. A tenant sees its own, an operator all."""
         who = self._reception.auth.identify(request.headers)
         id = request.path_params["id"]
-        found = self._reception.completer.past.find(id, None if who.operator else who.tenant)
+        found = self._reception.past.find(id, None if who.operator else who.tenant)
         if found is None:
             what = f"the request {id[:100]!r} is not known here; only the last ones that have ended are"
             raise NotFound(what, field="id", code="request_not_found")
@@ -67,7 +69,7 @@ class Pages:
         session = session_digest(tenant, request.headers, hint.prompt_cache_key)
         if not session:
             raise InvalidRequest("x-session-affinity: this header must name the session", field="x-session-affinity")
-        await self._reception.completer.hint(session, hint.outlook(""))
+        await self._reception.models.hint(session, hint.outlook(""))
         return _json({"object": "session.hint", "accepted": True})
 
     async def openapi(self, _request: Request) -> Response:
@@ -83,7 +85,7 @@ class Pages:
         return _json({"status": "ok"} if self._ready else {"status": "loading model"}, 200 if self._ready else 503)
 
     async def readyz(self, _request: Request) -> Response:
-        """Answers 200 when a request would succeed, else 503."""
+        """Answers 200 when a request for one of the models would succeed, else 503."""
         ready = self._ready
         return Response(b"ready\n" if ready else b"not ready\n", 200 if ready else 503, media_type="text/plain")
 
@@ -95,14 +97,9 @@ class Pages:
     def _ready(self) -> bool:
         return self._reception.view.ready and not self._reception.drain.closing
 
-    def _model(self, request: Request) -> Json:
-        config, started = self._reception.config, self._reception.started
-        return model_json(config.served_name, started) if _anthropic(request) else self._list()["data"][0]
 
-    def _list(self) -> Json:
-        known = self._reception.view.known
-        name, started = self._reception.config.served_name, self._reception.started
-        return models_json(name, started, known.max_model_len if known else None)
+def _openai(model: Completer, started: int) -> Json:
+    return openai_model(model.name, started, model.context, ready=model.ready)
 
 
 def _json(value: Json, status: int = 200) -> Response:

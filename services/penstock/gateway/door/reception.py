@@ -11,7 +11,8 @@ from penstock.gateway.accounts.auth import Auth
 from penstock.gateway.accounts.ledger import UsageLedger
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.api.responses.store import ResponseStore
-from penstock.gateway.completing.completer import Completer
+from penstock.gateway.completing.models import Models
+from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.drain import Drain
@@ -21,7 +22,7 @@ from penstock.runtime.metrics import GatewayMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """The shared parts. A request passes them in this order: auth, admission, threads, completer."""
+    """The shared parts. A request passes them in this order: auth, admission, threads, models."""
 
     config: GatewayConfig
     auth: Auth
@@ -29,7 +30,8 @@ class Reception:
     ledger: UsageLedger
     limiter: Limiter
     threads: Threads
-    completer: Completer
+    models: Models
+    past: PastRequests
     view: RouterView
     metrics: GatewayMetrics
     drain: Drain

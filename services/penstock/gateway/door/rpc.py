@@ -71,7 +71,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
                     left = context.time_remaining()
                     patience = math.inf if left is None else left
                     caller = running.Caller(tenant, session, request_id, began, patience)
-                    async with self._reception.completer.open(ask, caller) as completion:
+                    async with self._reception.models.open(ask, caller) as completion:
                         yield completion
 
     async def HintSession(
@@ -89,7 +89,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         session = session_digest(tenant, headers, request.prompt_cache_key or None)
         if not session:
             raise InvalidRequest("x-session-affinity: this metadata must name the session", field="x-session-affinity")
-        await self._reception.completer.hint(session, outlook)
+        await self._reception.models.hint(session, outlook)
         return gateway_pb2.HintSessionResponse()
 
     async def ListModels(
@@ -99,13 +99,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """The served models."""
         self._reception.auth.identify(metadata(context))
-        known = self._reception.view.known
-        model = gateway_pb2.Model(
-            id=self._reception.config.served_name,
-            created=self._reception.started,
-            context_length=known.max_model_len if known else 0,
-        )
-        return gateway_pb2.ListModelsResponse(models=[model])
+        started = self._reception.started
+        models = [
+            gateway_pb2.Model(id=model.name, created=started, context_length=model.context or 0)
+            for model in self._reception.models
+        ]
+        return gateway_pb2.ListModelsResponse(models=models)
 
 
 def metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:

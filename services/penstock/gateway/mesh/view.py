@@ -1,10 +1,10 @@
-"""The gateway's view of the mesh, as the router reports it: the served model and workers that have fallen silent."""
+"""The gateway's view of the mesh, as the router reports it: the served models and workers that have fallen silent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ _PAUSES = Pauses(longest=1.0)
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """The served model, as the router last described it."""
+    """A served model, as the router last described it."""
 
     spec: KvSpec
     max_model_len: int
@@ -31,12 +31,13 @@ class ModelView:
 
 
 class RouterView:
-    """Follows the router's view of one model; made by `open_view`."""
+    """Follows the router's view of this gateway's models; made by `open_view`."""
 
-    def __init__(self, model: str, tokenizer: str) -> None:
-        self._name = model
-        self._tokenizer = tokenizer
-        self._model: ModelView | None = None
+    def __init__(self, tokenizers: Mapping[str, str]) -> None:
+        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name."""
+        self._tokenizers = tokenizers
+        self._models: Mapping[str, ModelView] = {}
+        self._missing: frozenset[str] = frozenset()
         self._connected = False
         self._silent: frozenset[str] = frozenset()
         self._calls: defaultdict[str, set[Callable[[], object]]] = defaultdict(set)
@@ -46,37 +47,43 @@ class RouterView:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would succeed now."""
-        return self._connected and self._model is not None and self._model.ready
+        """Whether a request for one of the models would succeed now."""
+        return any(map(self.serves, self._models))
 
-    @property
-    def known(self) -> ModelView | None:
+    def serves(self, name: str) -> bool:
+        """Whether a request for this model would succeed now."""
+        model = self._models.get(name)
+        return self._connected and model is not None and model.ready
+
+    def known(self, name: str) -> ModelView | None:
         """The router's last description of the model, kept while the router is away; None before the first."""
-        return self._model
+        return self._models.get(name)
 
-    async def model(self, patience_s: float) -> ModelView:
+    async def model(self, name: str, patience_s: float) -> ModelView:
         """The model, for a request. Raises Unavailable when no worker serves it within `patience_s`."""
         try:
             async with asyncio.timeout(patience_s), self.changed:
-                await self.changed.wait_for(lambda: self._model is not None)
+                await self.changed.wait_for(lambda: name in self._models)
         except TimeoutError:
             pass
-        if self._model is None:
+        if name not in self._models:
             raise Unavailable("the model is not being served yet; try again later", code="not_ready", retry_after=1)
-        return self._model
+        return self._models[name]
 
     async def until(self, ready: bool) -> None:
         """Returns when `self.ready` equals `ready`."""
         async with self.changed:
             await self.changed.wait_for(lambda: self.ready is ready)
 
-    async def hopeful(self, pause_s: float) -> None:
-        """For a request that found no workers: returns when it may find some, after `pause_s` at the earliest.
+    async def hopeful(self, name: str, pause_s: float) -> None:
+        """For a request that found no workers of the model: returns when it may find some, after `pause_s` at the
+        earliest.
 
         The pause is for a view that is ready although the caller has seen a worker fail: the router may not have.
         """
         await asyncio.sleep(pause_s)
-        await self.until(True)
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.serves(name))
 
     @contextmanager
     def heard(self, member: str, end: Callable[[], object]) -> Iterator[None]:
@@ -102,24 +109,27 @@ class RouterView:
                     await self._update(view)
             finally:
                 call.cancel()
-                await self._set(False, self._model)
+                await self._set(False, self._models)
 
         await stay(watch, peer="router", log=self._log, pauses=_PAUSES)
 
     async def _update(self, view: router_pb2.MeshView) -> None:
-        found = next((model for model in view.models if model.name == self._name), None)
-        model = None
-        if found is None and view.models:
-            self._log.warning("the mesh serves other models", wanted=self._name, served=[m.name for m in view.models])
-        if found is not None:
-            model = ModelView(spec_from_message(found.spec), found.max_model_len, found.ready)
-            if model.spec.tokenizer != self._tokenizer:
-                self._log.error(
-                    "the workers' model has another tokenizer", here=self._tokenizer, there=model.spec.tokenizer
-                )
-                model = None
+        models = {found.name: self._described(found) for found in view.models if found.name in self._tokenizers}
+        missing = frozenset(self._tokenizers) - models.keys()
+        if missing and missing != self._missing and view.models:
+            self._log.warning("no workers of a model", wanted=sorted(missing), served=[m.name for m in view.models])
+        self._missing = missing
         self._hear(frozenset(view.silent))
-        await self._set(True, model)
+        await self._set(True, {name: model for name, model in models.items() if model is not None})
+
+    def _described(self, found: router_pb2.ServedModel) -> ModelView | None:
+        """None: the workers' tokens are not this gateway's."""
+        model = ModelView(spec_from_message(found.spec), found.max_model_len, found.ready)
+        here, there = self._tokenizers[found.name], model.spec.tokenizer
+        if here == there:
+            return model
+        self._log.error("the workers' model has another tokenizer", model=found.name, here=here, there=there)
+        return None
 
     def _hear(self, silent: frozenset[str]) -> None:
         """Ends the calls to members that have fallen silent: they may hang for as long as TCP lets them."""
@@ -130,17 +140,17 @@ class RouterView:
                 end()
         self._silent = silent
 
-    async def _set(self, connected: bool, model: ModelView | None) -> None:
+    async def _set(self, connected: bool, models: Mapping[str, ModelView]) -> None:
         async with self.changed:
-            self._connected, self._model = connected, model
+            self._connected, self._models = connected, models
             self.changed.notify_all()
 
 
 @asynccontextmanager
 async def open_view(
-    channels: Channels, router: str, *, model: str, tokenizer: str, failed: Failed
+    channels: Channels, router: str, *, tokenizers: Mapping[str, str], failed: Failed
 ) -> AsyncIterator[RouterView]:
     """A view that follows the router for the length of the block. `failed` counts defects, which restart it."""
-    view = RouterView(model, tokenizer)
+    view = RouterView(tokenizers)
     async with beside(lambda: view.follow(channels, router), name="router view", on_failure="restart", failed=failed):
         yield view

@@ -23,10 +23,10 @@ def error_json(error: PenstockError, _request_id: str = "") -> Json:
 STYLE = Style(error=error_json, last=b"data: [DONE]\n\n")
 
 
-def models_json(name: str, created: int, context: int | None) -> Json:
-    """The list of models."""
-    model = {"id": name, "object": "model", "created": created, "owned_by": "penstock", "max_model_len": context}
-    return {"object": "list", "data": [model]}
+def openai_model(name: str, created: int, context: int | None, *, ready: bool) -> Json:
+    """OpenAI's form of a model. `ready`: a request for it would succeed."""
+    own = {"max_model_len": context, "ready": ready}
+    return {"id": name, "object": "model", "created": created, "owned_by": "penstock", **own}
 
 
 def usage_json(usage: Usage) -> Json:
