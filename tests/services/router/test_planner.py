@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,14 +25,16 @@ class Desk:
         self.now = 1000.0
         self.planner = Planner(RouterConfig(seed=3, **settings), lambda: self.now)
 
-    def join(self, name: str, role: Role = Role.BOTH, spec: KvSpec = SPEC, host: str = "h") -> Seat:
+    def join(
+        self, name: str, role: Role = Role.BOTH, spec: KvSpec = SPEC, host: str = "h", *, model: str = "m"
+    ) -> Seat:
         return self.planner.registry.join(
             Member(
                 id=name,
                 role=role,
                 address=f"{name}:1",
                 host_id=host,
-                model="m",
+                model=model,
                 spec=spec,
                 max_model_len=32_768,
                 max_running=32,
@@ -40,8 +43,8 @@ class Desk:
             self.now,
         )
 
-    def plan(self, tokens: int = 1000, **fields: Any) -> Planned:
-        return self.planner.plan(PlanAsk(model="m", prompt_tokens=tokens, max_tokens=100, **fields))
+    def plan(self, tokens: int = 1000, *, model: str = "m", **fields: Any) -> Planned:
+        return self.planner.plan(PlanAsk(model=model, prompt_tokens=tokens, max_tokens=100, **fields))
 
     def spread(self, count: int = 40, **fields: Any) -> Counter[str]:
         """Where so many requests would go, one at a time."""
@@ -204,6 +207,27 @@ def test_a_session_goes_home_but_not_into_a_queue(desk: Desk) -> None:
         assert seat is not None
         seat.hear(Report(running=20, queued_tokens=20_000, free_kv_tokens=1000), desk.now)
     assert desk.plan(session="s").decode.id != home
+
+
+def test_workers_of_two_models_are_kept_apart(desk: Desk) -> None:
+    """Neither plans, homes nor rates of one model use workers of the other; each spec is checked within its model."""
+    other = replace(SPEC, model="ef" * 32, block_size=32, block_bytes=9999)
+    for name, model, spec in (("a", "m", SPEC), ("b", "m", SPEC), ("x", "n", other), ("y", "n", other)):
+        desk.join(name, spec=spec, model=model)
+    for model, mine in (("m", {"a", "b"}), ("n", {"x", "y"})):
+        assert desk.spread(model=model).keys() == mine
+        assert len(desk.spread(model=model, session="s")) == 1, "a session has a home for each of its models"
+    seen = desk.planner.registry.view(desk.now).models
+    assert [(model.model, model.spec, model.decode_workers) for model in seen] == [("m", SPEC, 2), ("n", other, 2)]
+    with pytest.raises(Refused, match="does not fit the others that serve 'n'"):
+        desk.join("z", spec=SPEC, model="n")
+    for name in ("x", "y"):
+        seat = desk.planner.registry.get(name)
+        assert seat is not None
+        seat.draining = True
+    with pytest.raises(Unavailable):
+        desk.plan(model="n")
+    assert desk.plan().decode.id in {"a", "b"}
 
 
 def test_stores_serve_their_host(desk: Desk) -> None:

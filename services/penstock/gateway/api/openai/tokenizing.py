@@ -25,7 +25,7 @@ _TEMPLATE = "the model's own chat template is used"
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /tokenize: a raw prompt, or messages."""
 
-    model: Annotated[str | None, honoured("the served model, if left out")] = None
+    model: Annotated[str | None, honoured("the first of the served models, if left out")] = None
     prompt: str | None = None
     messages: list[MessageBody] | None = None
     tools: Annotated[list[ToolBody] | None, honoured("shown with the messages")] = None
@@ -42,7 +42,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """POST /detokenize."""
 
     tokens: list[int]
-    model: Annotated[str | None, honoured("the served model, if left out")] = None
+    model: Annotated[str | None, honoured("the first of the served models, if left out")] = None
 
 
 _TOKENIZE = BodyReader(TokenizeBody)

@@ -131,6 +131,8 @@ class ModelAnswer(msgspec.Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: int | None
+    ready: bool
 
 
 class ModelsAnswer(msgspec.Struct):
