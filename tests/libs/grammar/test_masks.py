@@ -8,12 +8,19 @@ import threading
 import pytest
 from llguidance import LLMatcher
 
-from penstock.grammar import reference
+from penstock.grammar import masks, reference
 from penstock.grammar.guide import Endings
 from penstock.grammar.masks import MaskAsk, MaskMaker
 from penstock.grammar.matcher import GrammarLeft
 from penstock.grammar.tokenizer import tokens_of
 from penstock.testing import schemas
+
+
+@pytest.fixture(params=["one by one", "together"], autouse=True)
+def way(request, monkeypatch):
+    """Few masks are made one after the other, many in a few calls of llguidance: the same masks."""
+    if request.param == "together":
+        monkeypatch.setattr(masks, "_FEW_WORDS", 0)
 
 
 def rows_of(made, number, drafts):
@@ -122,3 +129,20 @@ def test_copies_in_many_threads(tokenizer, guide_of):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_no_draft_is_tried_on_a_texts_own_matcher(tokenizer, guide_of, monkeypatch):
+    """llguidance rolls back what it tried, and a matcher that was rolled back may lose legal tokens later."""
+    tried = []
+
+    class Watched:
+        def unsafe_compute_mask_ptr_with_draft_token(self, drafted, *place):
+            tried.extend(core for core, _, _ in drafted)
+
+    monkeypatch.setattr(masks, "LLExecutor", lambda threads: Watched())
+    monkeypatch.setattr(masks, "_FEW_WORDS", 0)
+    guide = guide_of(LLMatcher.grammar_from_regex("ab+"))
+    a, b = (tokenizer.core.tokenize_str(letter)[0] for letter in "ab")
+    own = guide.matcher.core
+    masks.MaskMaker(1).fill(masks.StepMasks([MaskAsk(guide, [a], (b, b))]))
+    assert len(tried) == 1 and tried[0] is not own and guide.matcher.core is own
