@@ -278,16 +278,18 @@ async def test_an_error_of_a_source_comes_after_its_items_and_closes_the_others(
     assert found == [1] and other.closed
 
 
-async def test_leaving_a_merge_closes_every_source() -> None:
-    sources = [Source(1, asyncio.Event()), Source(asyncio.Event())]
+@pytest.mark.parametrize("more", [0, 1])
+async def test_leaving_a_merge_closes_every_source(more: int) -> None:
+    sources = [Source(1, asyncio.Event()), *(Source(asyncio.Event()) for _ in range(more))]
     async with aclosing(merged(*(source() for source in sources))) as items:
         async for _ in items:
             break
     assert all(source.closed for source in sources)
 
 
-async def test_being_cancelled_in_a_merge_closes_every_source() -> None:
-    sources = [Source(asyncio.Event()), Source(asyncio.Event())]
+@pytest.mark.parametrize("more", [0, 1])
+async def test_being_cancelled_in_a_merge_closes_every_source(more: int) -> None:
+    sources = [Source(asyncio.Event()) for _ in range(1 + more)]
 
     async def read() -> None:
         async with aclosing(merged(*(source() for source in sources))) as items:
