@@ -10,6 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from penstock.chat.formats.families import FORMATS
 from penstock.checkpoint import ModelConfig, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.hub import model_directory, public_name
@@ -60,6 +61,8 @@ class MeshOptions:
     """Origins of web pages that may use the gateway, such as https://chat.example; * for all."""
     model: str = NAMES[0]
     """A Hugging Face model directory, its name on the hub as ORG/NAME, or the name of an embedded model."""
+    tool_format: str = ""
+    """How the model writes tool calls, see docs/design/tool-calls.md. Default: as its chat template shows."""
     draft: str = ""
     """What drafts: a model directory or name, ngram, or none. Default: the draft of an embedded model, else none."""
     prefill: int = 1
@@ -95,6 +98,8 @@ class MeshOptions:
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
         one_of(self, LOG_LEVELS, "log_level")
+        if self.tool_format:
+            one_of(self, tuple(FORMATS), "tool_format")
         if self.api_keys is None and not is_loopback(self.host):
             raise ConfigError("host", self.host, "must be 127.0.0.1 unless api-keys is set: nobody else may use it")
         if self.api_keys is not None and self.server_key_file is None:
@@ -227,6 +232,8 @@ def _door(options: MeshOptions) -> Iterator[str]:
             yield from (f"--{name.replace('_', '-')}", str(path.absolute()))
     for origin in options.cors_origins:
         yield from ("--cors-origins", origin)
+    if options.tool_format:
+        yield from ("--tool-format", options.tool_format)
 
 
 def _reachable(address: HostPort) -> str:
