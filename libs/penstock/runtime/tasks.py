@@ -173,8 +173,8 @@ async def merged(*sources: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, N
     """
     if len(sources) == 1:  # without a task and a queue between: a token's way is shorter
         async with aclosing(sources[0]) as only:
-            async for item in only:
-                yield item
+            async for alone in only:
+                yield alone
         return
     items: asyncio.Queue[Item | _Ended] = asyncio.Queue(len(sources))
     tasks = [asyncio.get_running_loop().create_task(_forward(source, items)) for source in sources]
