@@ -53,6 +53,8 @@ class KvStoreConfig:
     """Seconds for which a slot is not used again after its writer has vanished."""
     eviction: str = "worth"
     """How blocks are chosen for eviction when room is needed: worth, s3-fifo or lru."""
+    tenant_share: float = 1.0
+    """Share of each tier beyond which a tenant's own blocks go first when room is needed; 1: no bound."""
     retain_share: float = 0.25
     """Share of each tier that may be promised to clients who ask that their blocks are kept; 0: none."""
     retain_tenant_share: float = 0.125
@@ -124,6 +126,8 @@ class KvStoreConfig:
         if not 0 <= self.cooling_s <= 3600:
             raise ConfigError("cooling_s", self.cooling_s, "0 to 3600 seconds")
         one_of(self, POLICIES, "eviction")
+        if not 0.01 <= self.tenant_share <= 1:
+            raise ConfigError("tenant_share", self.tenant_share, "0.01 to 1")
         for name in ("retain_share", "retain_tenant_share"):
             if not 0 <= getattr(self, name) <= 0.9:
                 raise ConfigError(name, getattr(self, name), "0 to 0.9: something must be left for others")

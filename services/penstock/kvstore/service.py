@@ -22,11 +22,12 @@ from penstock.kvstore.events.wire.format import Held
 from penstock.kvstore.events.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.eviction import make_policy
 from penstock.kvstore.eviction.promised import KeepPromised
+from penstock.kvstore.eviction.shares import TenantShares
 from penstock.kvstore.messages import Reports, hear
 from penstock.kvstore.servicer import Servicer
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.store import Store, open_store
-from penstock.kvstore.table.blocks import TableStats, TierKind
+from penstock.kvstore.table.blocks import BlockPolicy, TableStats, TierKind
 from penstock.kvstore.table.promises import Promises
 from penstock.kvstore.tiers.base import Rules
 from penstock.kvstore.tiers.device.messages import DeviceFace, NoDeviceFace
@@ -144,10 +145,16 @@ def rules_of(config: KvStoreConfig, failed: Failed) -> Rules:
     def promises(slots: int) -> Promises:
         return Promises(int(config.retain_share * slots), int(config.retain_tenant_share * slots), config.retain_s)
 
+    def policy() -> BlockPolicy:
+        ranked: BlockPolicy = make_policy(config.eviction, now)
+        if config.tenant_share < 1:
+            ranked = TenantShares(ranked, config.tenant_share)
+        return KeepPromised(ranked, now)
+
     return Rules(
         now=now,
         epochs=itertools.count(1),
-        policy=lambda: KeepPromised(make_policy(config.eviction, now), now),
+        policy=policy,
         promises=promises,
         failed=failed,
     )

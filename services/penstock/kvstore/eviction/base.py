@@ -32,6 +32,13 @@ class Evictable(Protocol):
     """The policy's own mark; no other code touches it."""
 
 
+class Owned(Evictable, Protocol):
+    """A block of a tenant."""
+
+    namespace: bytes
+    """The tenant's; empty: unknown."""
+
+
 class Keepable(Evictable, Protocol):
     """A block that a tenant may have been promised."""
 
@@ -41,6 +48,7 @@ class Keepable(Evictable, Protocol):
 
 BlockT = TypeVar("BlockT", bound=Evictable)
 KeepableT = TypeVar("KeepableT", bound=Keepable)
+OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 class EvictionPolicy(Protocol[BlockT]):
