@@ -24,8 +24,8 @@ class Flood:
     goodput: float
     """Answers per second, of what was served without overload."""
     refusal_p99_s: float
-    grown_bytes: int
-    """By how much the gateway's memory grew."""
+    held_bytes: int
+    """The gateway's memory at its end."""
 
 
 async def capacity(client: Client, seconds: float) -> float:
@@ -56,7 +56,6 @@ async def flood(client: Client, pid: int, seconds: float) -> Flood:
     request = client.request(_TOKENS, seed=_PAUSE_US)
     refusals: list[float] = []
     answers = 0
-    before = private_bytes(pid)
     begun = time.monotonic()
 
     async def ask_once() -> None:
@@ -73,5 +72,4 @@ async def flood(client: Client, pid: int, seconds: float) -> Flood:
             number += 1
             tasks.create_task(ask_once())
             await asyncio.sleep(max(0.0, begun + number / (_FACTOR * served) - time.monotonic()))
-    grown = private_bytes(pid) - before
-    return Flood(answers / _working(seconds) / served, statistics.quantiles(refusals, n=100)[98], grown)
+    return Flood(answers / _working(seconds) / served, statistics.quantiles(refusals, n=100)[98], private_bytes(pid))

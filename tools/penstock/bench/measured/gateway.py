@@ -10,7 +10,7 @@ _LINES = (
     Line("token_in_gateway_ms_p99", "p99 of a token's way from worker to client at half load, ms", 1),
     Line("overload_goodput", "answers/s at 3 x the capacity : at capacity"),
     Line("refusal_ms_p99", "p99 of a refusal meanwhile, ms", 1),
-    Line("overload_grown_mb", "growth of the gateway's memory meanwhile, MB", 1),
+    Line("overload_grown_mb", "growth of the gateway's memory from the first round to the last, MB", 1),
     Line("next_turn_us_100k_over_1k", "next turn after 100,000 tokens : after 1,000"),
     Line("next_turn_us_1k", "next turn after 1,000 tokens, us", 0),
     Line("next_turn_us_10k", "after 10,000", 0),
