@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.chat.formats.format import ToolFormat, WrittenCalls
 from penstock.chat.formats.values import Values, values_of
@@ -18,6 +19,8 @@ from penstock.grammar.recipe import Part, Recipe
 from penstock.grammar.text import literal, regex, token
 
 _ANY = r"(.|\n)*"
+_SAYS_MORE = {"additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"}
+_SAYS_MORE |= {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"}
 _JSON_PIECES = re.compile(r'"[^"]*"|[:,] |[][{}()]|[^][{}()":,]+|.')
 
 
@@ -45,6 +48,14 @@ def call_recipe(family: ToolFormat, rules: CallRules, tokens: Mapping[str, int],
     return frame.recipe(frozenset(loose))
 
 
+def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters that are named are all that the function has, unless its schema says more: programs that call it with
+    others get an error."""
+    if "properties" not in parameters or _SAYS_MORE & set(parameters):
+        return parameters
+    return {**parameters, "additionalProperties": False}
+
+
 class _Frame:
     """Writes the grammar of one request."""
 
@@ -60,7 +71,7 @@ class _Frame:
     def recipe(self, loose: frozenset[str]) -> Recipe:
         """See `call_recipe`."""
         for number, (at, tool) in enumerate(self._rules.tools):
-            self._values.rule(f"a{number}", tool.parameters, at, any_object=at in loose)
+            self._values.rule(f"a{number}", _closed(tool.parameters), at, any_object=at in loose)
         lines = ["start: " + _row([self._thinking(), "answer"]), *self._answer(), *self._calls()]
         parts = dict(self._values.parts)
         if self._rules.content is not None:

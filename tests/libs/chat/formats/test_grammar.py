@@ -134,11 +134,24 @@ def test_required(name, added):
         ("get_weather", {"city": "Paris", "days": 3}),
         ("get_weather", {"city": "Oslo", "days": "3"}),
         ("get_weather", {"city": "Oslo", "days": 3, "wind": 1}),
+        ("get_weather", {"city": "Oslo", "days": 3, "more": 1}),
     ],
 )
 def test_other_functions_and_arguments_cannot_be_written(name, added, call):
     assert not passes(name, written(name, call), added=added)
     assert passes(name, written(name, ("get_weather", {**ARGUMENTS, "wind": True})), added=added)
+
+
+@EACH
+def test_a_function_has_the_parameters_that_are_named(name):
+    named = {"type": "object", "properties": {"days": {"type": "integer"}}}
+    several = written(name, ("f", {"days": 3, "more": 1}))
+    assert passes(name, written(name, ("f", {"days": 3})), tools=[("tools[0]", Tool("f", "", named))])
+    assert not passes(name, several, tools=[("tools[0]", Tool("f", "", named))])
+    if FORMATS[name].values == "json":
+        others = {**named, "additionalProperties": {"type": "integer"}}
+        assert passes(name, several, tools=[("tools[0]", Tool("f", "", others))])
+    assert passes(name, several, tools=[("tools[0]", Tool("f", "", {"type": "object"}))])
 
 
 @EACH
