@@ -11,7 +11,9 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 
-class Place(BaseModel):
+class Place(BaseModel, extra="forbid"):
+    """Forbids other names, which a small model would go on with to the limit."""
+
     city: City
 
 

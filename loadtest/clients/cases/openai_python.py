@@ -52,10 +52,11 @@ async def stream():
     )
     chunks = [chunk async for chunk in stream]
     assert chunks[-1].usage.completion_tokens > 0
-    async with CLIENT.chat.completions.stream(model=MODEL, messages=HELLO, max_tokens=40) as events:
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 200, "response_format": Place}
+    async with CLIENT.chat.completions.stream(**asked) as events:
         async for _ in events:
             pass
-        assert (await events.get_final_completion()).choices[0].message.content
+        assert isinstance((await events.get_final_completion()).choices[0].message.parsed, Place)
 
 
 @case
