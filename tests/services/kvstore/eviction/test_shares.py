@@ -135,6 +135,18 @@ def test_one_that_stores_without_end_pushes_out_its_own(name: str) -> None:
     assert len(policy) == 100 and all(item.key in policy._counted for item in quiet)
 
 
+def test_victims_that_are_only_held_count_as_gone_and_spared_ones_do_not() -> None:
+    """The disk holds many victims while it saves them: a tenant pays with what it has too many, not with more."""
+    policy: TenantShares[Owned] = TenantShares(Lru(), 0.5)
+    fill(policy, b"quiet", 40, 0)
+    fill(policy, b"loud", 60, 1000)
+    for _ in range(2):
+        held = [victim for _ in range(15) if (victim := policy.next_victim())]
+        assert [victim.namespace for victim in held] == [b"loud"] * 10 + [b"quiet"] * 5
+        for victim in held:
+            policy.offer_block(victim)
+
+
 def test_without_blocks_that_may_go_others_do_and_promises_come_first() -> None:
     policy: KeepPromised[Owned] = KeepPromised(TenantShares(Lru(), 0.5), lambda: 10.0)
     [old] = fill(policy, b"quiet", 1, 0)
