@@ -86,6 +86,9 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         raise RequestRefused("stop_token_ids", f"stop_token_ids holds all {vocab_size} tokens of the vocabulary")
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    if len(params.banned_token_ids) >= vocab_size:
+        raise RequestRefused("banned_token_ids", f"banned_token_ids holds all {vocab_size} tokens of the vocabulary")
+    _check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -45,6 +45,8 @@ class SamplingParams:
     """Besides the model's own end tokens."""
     ignore_eos: bool = False
     """The model's end tokens are ordinary tokens."""
+    banned_token_ids: frozenset[int] = frozenset()
+    """These cannot be sampled."""
     grammar: str = ""
     """llguidance's JSON form: the output is a text of this grammar, or the beginning of one where `max_tokens` cuts it.
     Empty: any text. When the text is complete only an end token is possible, whatever `min_tokens` and `ignore_eos`

@@ -29,8 +29,8 @@ class MaskAsk:
 class StepMasks:
     """The masks of a step."""
 
-    def __init__(self, asks: Sequence[MaskAsk]) -> None:
-        """Room for those of `asks`, at least one and all of one tokenizer."""
+    def __init__(self, asks: Sequence[MaskAsk], words: int, others: int = 0) -> None:
+        """Room for those of `asks`, `words` for each, and for `others` behind them that are not made here."""
         self.asks = asks
         self.first: list[int] = []
         """Number of each text's first row."""
@@ -38,8 +38,10 @@ class StepMasks:
         for ask in asks:
             self.first.append(count)
             count += 1 + len(ask.drafts)
-        self.rows: MaskWords = np.empty((count, asks[0].guide.tokenizer.words), dtype=np.int32)
-        """[rows, words]: for each text one row, and one for each of its drafts."""
+        self.made = count
+        """Number of rows that are made here: for each text one, and one for each of its drafts."""
+        self.rows: MaskWords = np.empty((count + others, words), dtype=np.int32)
+        """[rows, words]"""
         self.failed: dict[int, GrammarLeft] = {}
         """Texts, by their number, that can't go on. Their rows allow everything."""
 
@@ -54,13 +56,14 @@ class MaskMaker:
 
     def masks(self, asks: Sequence[MaskAsk]) -> StepMasks:
         """Takes the asks' new tokens, and answers the asks."""
-        made = StepMasks(asks)
+        made = StepMasks(asks, asks[0].guide.tokenizer.words)
         self.fill(made)
         return made
 
     def fill(self, made: StepMasks) -> None:
         """Takes the new tokens of the masks' asks, and answers the asks."""
-        made.rows[:] = 0
+        own = made.rows[: made.made]
+        own[:] = 0
         able: list[tuple[MaskAsk, int]] = []
         for number, ask in enumerate(made.asks):
             try:
@@ -68,7 +71,7 @@ class MaskMaker:
                 able.append((ask, made.first[number]))
             except GrammarLeft as error:
                 made.failed[number] = error
-        self._fill(able, made.rows)
+        self._fill(able, own)
         for number, (ask, at) in enumerate(zip(made.asks, made.first, strict=True)):
             rows = made.rows[at : at + 1 + len(ask.drafts)]
             if number not in made.failed:

@@ -70,6 +70,7 @@ def _sampling(message: common_pb2.Sampling, max_tokens: int | None) -> SamplingP
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         grammar=message.grammar,
+        banned_token_ids=frozenset(message.banned_token_ids),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError, GrammarFailed, NotFinite
-from penstock.engine.forward.runner import Runner
+from penstock.engine.forward.runner import Runner, _choices
 from penstock.engine.grammars import tokenizer_of
 from penstock.engine.kernels.cpu.legality import Legality
 from penstock.engine.request import SamplingParams
@@ -76,6 +77,34 @@ def test_it_is_told_when_no_legal_token_has_a_finite_logit(tmp_path):
     nothing = Legality(np.zeros((1, 10), dtype=np.int32), [0], array("i", [1]))
     with torch.inference_mode(), pytest.raises(NotFinite):
         model._compiled.best([run_of(0, 5)], nothing)
+
+
+def with_ban(run: Run, banned: set[int]) -> Run:
+    run.choice.params = replace(run.choice.params, banned_token_ids=frozenset(banned))
+    return run
+
+
+@pytest.mark.parametrize("vocab_size", [320, 333])
+def test_bans_keep_the_quick_way_and_are_those_of_the_masked_logits(tmp_path, vocab_size, monkeypatch):
+    """Of runs with different bans, with drafts, and without any ban in one step; what torch would choose."""
+    model = runner(write_checkpoint(tmp_path / "model", TinyModel(vocab_size=vocab_size)))
+    plain = [run_of(0, 40), run_of(1, 5, drafts=2), run_of(2, 33), run_of(3, 9)]
+    with torch.inference_mode():
+        logits = model.logits(plain)
+    best = logits.argsort(-1, descending=True)
+    bans: list[set[int]] = [set(best[0, :3].tolist()), set(best[1:4, 0].tolist()), set(), {vocab_size - 1, 0}]
+    runs = [with_ban(run, banned) for run, banned in zip(plain, bans, strict=True)]
+    assert all(run.choice.plain for run in runs)
+    expected = logits.clone()
+    for row, banned in zip((0, 1, 2, 3, 5), (bans[0], bans[1], bans[1], bans[1], bans[3]), strict=True):
+        expected[row, list(banned)] = -torch.inf
+    tokens = expected.argmax(-1).tolist()
+    assert [model.step([run])[0][0].token for run in runs] == [tokens[at] for at in (0, 1, 4, 5)]
+    quick = model.step(runs)
+    rows = [choice for run in runs for choice in _choices(run)]
+    assert [chosen.token for chosen in model.sampler.sample(logits, rows)] == tokens
+    monkeypatch.setattr(model, "logits", lambda order: pytest.fail("the way of logits was taken"))
+    assert model.step(runs) == quick
 
 
 @pytest.fixture(scope="module")

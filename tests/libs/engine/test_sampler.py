@@ -53,11 +53,14 @@ sampling = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.65, -0.4]),
     frequency_penalty=st.sampled_from([0.0, 0.35, -0.2]),
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.3, 2.6]), max_size=3),
+    banned_token_ids=st.frozensets(st.integers(0, VOCAB - 2), max_size=3),
     seed=st.integers(-(2**63), 2**64),
 )
 ids = st.integers(0, VOCAB - 1)
 legal_ids = st.none() | st.frozensets(ids, min_size=1, max_size=5) | st.frozensets(ids, min_size=VOCAB // 2)
-rows = st.tuples(sampling, tokens.filter(bool), tokens, st.frozensets(ids, max_size=3), legal_ids)
+rows = st.tuples(sampling, tokens.filter(bool), tokens, st.frozensets(ids, max_size=3), legal_ids).filter(
+    lambda row: row[4] is None or row[4] - row[3] - row[0].banned_token_ids or not row[0].banned_token_ids
+)
 
 
 def acceptable(logits, params, prompt, output, stops, legal=None):

@@ -144,5 +144,5 @@ def test_no_draft_is_tried_on_a_texts_own_matcher(tokenizer, guide_of, monkeypat
     guide = guide_of(LLMatcher.grammar_from_regex("ab+"))
     a, b = (tokenizer.core.tokenize_str(letter)[0] for letter in "ab")
     own = guide.matcher.core
-    masks.MaskMaker(1).fill(masks.StepMasks([MaskAsk(guide, [a], (b, b))]))
+    masks.MaskMaker(1).fill(masks.StepMasks([MaskAsk(guide, [a], (b, b))], guide.tokenizer.words))
     assert len(tried) == 1 and tried[0] is not own and guide.matcher.core is own

@@ -347,10 +347,10 @@ async def test_where_no_call_may_come_its_token_is_banned(setup):
     for options in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         await whole(setup.client, **options)
         sampling = setup.mesh.prefills[0].requests[-1].sampling
-        assert (dict(sampling.logit_bias), sampling.grammar) == ({marker: -100}, "")
+        assert (list(sampling.banned_token_ids), sampling.grammar) == ([marker], "")
     await whole(setup.client, tools=TOOLS)
     sampling = setup.mesh.prefills[0].requests[-1].sampling
-    assert not sampling.logit_bias
+    assert not sampling.banned_token_ids
     assert "get_weather" in sampling.grammar and f"<[{marker}]>" in sampling.grammar
 
 
@@ -388,7 +388,8 @@ async def test_every_sampling_field_arrives(setup):
     assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_k) == (9, 2, 0.5, 7)
     assert (sampling.top_p, sampling.min_p, sampling.repetition_penalty) == (0.75, 0.125, 1.5)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.seed) == (0.25, -0.5, 3)
-    assert dict(sampling.logit_bias) == {5: -100, 6: 2.5, setup.tokenizer.token_to_id("<tool_call>"): -100}
+    assert dict(sampling.logit_bias) == {5: -100, 6: 2.5}
+    assert list(sampling.banned_token_ids) == [setup.tokenizer.token_to_id("<tool_call>")]
 
     assert (sampling.logprobs, list(sampling.stop_token_ids), sampling.ignore_eos) == (4, [11], True)
     await whole(setup.client)

@@ -1,12 +1,16 @@
-"""What grammars allow in a step, worked out in a thread of its own while the model computes the logits."""
+"""What grammars and bans allow in a step. What grammars allow is worked out in a thread of its own while the model
+computes the logits; what bans leave is known before."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from queue import SimpleQueue
 from threading import Lock, Thread
 from weakref import finalize
+
+import numpy as np
 
 from penstock.engine.errors import EngineError, GrammarFailed
 from penstock.engine.kernels.cpu.legality import Legality
@@ -17,6 +21,7 @@ from penstock.grammar.matcher import GrammarLeft
 from penstock.grammar.tokenizer import MaskWords
 from penstock.runtime.cores import available_cores
 
+WORD_BITS = 32
 _MOST_THREADS = 4
 """For the masks of one step: more would take cores from the model."""
 
@@ -24,15 +29,24 @@ _MOST_THREADS = 4
 class RunMasks:
     """The masks of some runs, which may still be in the making."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._number = {id(run): number for number, run in enumerate(runs)}
-        asks = [MaskAsk(guide, run.choice.tokens, run.choice.drafts) for run in runs if (guide := run.choice.guide)]
-        self._masks = StepMasks(asks)
+    def __init__(self, guided: Sequence[Run], banned: Sequence[Run], words: int) -> None:
+        """`guided` runs have a grammar, the `banned` have none and some tokens that they can't have. A mask has
+        `words`."""
+        self._number = {id(run): number for number, run in enumerate(guided)}
+        asks = [MaskAsk(guide, run.choice.tokens, run.choice.drafts) for run in guided if (guide := run.choice.guide)]
+        bans = {run.choice.params.banned_token_ids: 0 for run in banned}
+        self._masks = StepMasks(asks, words, len(bans))
+        for row, tokens in enumerate(bans, self._masks.made):
+            self._masks.rows[row] = _without(tokens, words)
+            bans[tokens] = row
+        self._bans = {id(run): bans[run.choice.params.banned_token_ids] for run in banned}
+        """The row of each banned run."""
         self._defect: BaseException | None = None
-        self._ready = array("i", [0])
+        self._ready = array("i", [0 if guided else 1])
         """What C++ waits for."""
         self._making = Lock()  # quicker than an Event, and there is one for each step
-        self._making.acquire()
+        if guided:
+            self._making.acquire()
 
     def make(self, maker: MaskMaker) -> None:
         """Makes them, in a thread; whatever happens, they are ready then."""
@@ -40,7 +54,7 @@ class RunMasks:
             maker.fill(self._masks)
         except BaseException as error:  # a panic of llguidance's is no Exception
             self._defect = error
-            self._masks.rows[:] = -1
+            self._masks.rows[: self._masks.made] = -1
         finally:
             self._ready[0] = 1
             self._making.release()
@@ -55,7 +69,8 @@ class RunMasks:
         row: list[int] = []
         for run in order:
             first = self._first(run)
-            row += [-1] * run.samples if first is None else range(first, first + run.samples)
+            same = self._bans.get(id(run), -1)
+            row += [same] * run.samples if first is None else range(first, first + run.samples)
         return Legality(self._masks.rows, row, self._ready)
 
     def choices(self, run: Run) -> list[Choice]:
@@ -98,25 +113,37 @@ class RunMasks:
 class Masking:
     """The thread that makes masks. It begins when the first are wanted, and ends with the object."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // WORD_BITS)
         self._wanted: SimpleQueue[RunMasks | None] = SimpleQueue()
         self._working = False
         self._last: RunMasks | None = None
 
     def begin(self, runs: Sequence[Run]) -> RunMasks | None:
-        """Begins with the masks of those of the runs that have a grammar and are sampled; None when none is."""
-        guided = [run for run in runs if run.choice.guide is not None and run.samples]
+        """Begins with the masks of those of the runs that are sampled with a grammar or a ban; None when none is."""
+        sampled = [run for run in runs if run.samples]
+        guided = [run for run in sampled if run.choice.guide is not None]
+        banned = [run for run in sampled if run.choice.guide is None and run.choice.params.banned_token_ids]
         if not guided:
-            return None
+            return RunMasks((), banned, self._words) if banned else None
         if not self._working:
             self._working = True
             Thread(target=_work, args=(self._wanted,), name="masks", daemon=True).start()
             finalize(self, self._wanted.put, None)
         if self._last is not None:
             self._last.wait()  # of a step that failed, whose guides the thread may still be using
-        self._last = RunMasks(guided)
+        self._last = RunMasks(guided, banned, self._words)
         self._wanted.put(self._last)
         return self._last
+
+
+@lru_cache(maxsize=64)
+def _without(tokens: frozenset[int], words: int) -> MaskWords:
+    """A mask in which all but `tokens` are legal."""
+    bits = np.ones(words * WORD_BITS, dtype=np.bool_)
+    bits[list(tokens)] = False
+    mask: MaskWords = np.packbits(bits, bitorder="little").view(np.int32)
+    return mask
 
 
 def _work(wanted: SimpleQueue[RunMasks | None]) -> None:

@@ -65,7 +65,7 @@ class Runner:
         """The weights in the kernels' layout; None when torch holds the weights."""
         self._compiled: CompiledDecoder | None = None
         self._device: StepsOnDevice | None = None
-        self._masking = Masking()
+        self._masking = Masking(checkpoint.config.vocab_size)
         if config.device == "cpu":
             self._load(checkpoint, config)
         else:

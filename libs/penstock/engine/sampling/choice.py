@@ -43,13 +43,15 @@ class Choice:
     legal: MaskWords | None = None
     """Of a guided choice: the tokens that may be chosen."""
     plain: bool = field(init=False)
-    """Whether the choice is greedy, without bias, penalty, ban or logprobs: an argmax (of what is legal) is enough."""
+    """Whether the choice is greedy, without bias, penalty, early end or logprobs: an argmax (of what is legal, and not
+    banned) is enough."""
 
     def __post_init__(self) -> None:
         params = self.params
         unbanned = params.min_tokens == 0 or not self.stops or self.guide is not None
         unbiased = unbanned and not params.logit_bias and not self.penalised
-        self.plain = self.greedy and unbiased and params.logprobs is None
+        twice = self.guide is not None and bool(params.banned_token_ids)
+        self.plain = self.greedy and unbiased and params.logprobs is None and not twice
 
     @property
     def position(self) -> int:
@@ -70,8 +72,9 @@ class Choice:
 
     @property
     def banned(self) -> frozenset[int]:
-        own = self.guide is None and self.generated < self.params.min_tokens
-        return self.stops if own else frozenset()
+        """Tokens that can't be chosen here, whatever a grammar allows."""
+        early = self.guide is None and self.generated < self.params.min_tokens
+        return self.params.banned_token_ids | self.stops if early else self.params.banned_token_ids
 
     @property
     def bare(self) -> bool:

@@ -56,14 +56,16 @@ def shape(
     *,
     legal: Collection[int] | None = None,
 ) -> list[float]:
-    """Bias, repetition penalty, frequency and presence penalty, then the ban on early ends (unless the grammar allows
-    nothing else), then the grammar."""
+    """Bias, repetition penalty, frequency and presence penalty, then banned tokens and the ban on early ends (unless
+    the grammar allows nothing else), then the grammar."""
     shaped = [value + params.logit_bias.get(token, 0.0) for token, value in enumerate(logits)]
     for token in {*prompt, *output}:
         value = shaped[token]
         shaped[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token, count in Counter(output).items():
         shaped[token] -= params.frequency_penalty * count + params.presence_penalty
+    for token in params.banned_token_ids:
+        shaped[token] = -math.inf
     if len(output) < params.min_tokens and (legal is None or set(legal) - stops):
         for token in stops:
             shaped[token] = -math.inf

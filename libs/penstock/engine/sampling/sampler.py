@@ -1,10 +1,10 @@
 """From logits to tokens.
 
 Order: logprobs are taken from the raw logits; then logit bias, repetition penalty, frequency and presence penalty,
-the ban on end tokens below min_tokens, the grammar; then, unless greedy, temperature, min-p, top-k, top-p (of the
-tokens that top-k left, renormalised) and Gumbel noise. So min-p, top-k and top-p count legal tokens only. Where a
-grammar allows nothing but an end, min_tokens doesn't ban it. Greedy and noise both end in an argmax in which the lowest
-id wins ties. `reference.sample` computes the same in plain Python.
+banned tokens, the ban on end tokens below min_tokens, the grammar; then, unless greedy, temperature, min-p, top-k,
+top-p (of the tokens that top-k left, renormalised) and Gumbel noise. So min-p, top-k and top-p count legal tokens only.
+Where a grammar allows nothing but an end, min_tokens doesn't ban it. Greedy and noise both end in an argmax in which
+the lowest id wins ties. `reference.sample` computes the same in plain Python.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sampler:
         On a device all is submitted without waiting, and the host waits once, for the copies of the results; a
         second time when some row's top-p takes more than its best _NUCLEUS tokens. Raises NotFinite.
         """
-        if all(choice.plain and choice.guide is None for choice in choices):
+        if all(choice.plain and choice.bare for choice in choices):
             tokens, peaks = on_host(*_best(logits))
             _check_finite(peaks.tolist())
             return [Chosen(token) for token in tokens.tolist()]

@@ -10,12 +10,8 @@ from penstock.chat.model import ChatModel
 from penstock.errors import InvalidRequest
 from penstock.gateway.completing.prompts import Prepared
 from penstock.gateway.request.ask import Ask, Sampling
-from penstock.gateway.request.bounds import MAX_LOGIT_BIAS
 from penstock.gateway.request.calling import Calling
 from penstock.grammar.recipe import Part, Recipe
-
-_BAN = -100.0
-"""The bias of a token that must not come."""
 
 
 async def call_grammar(
@@ -57,8 +53,7 @@ def sampling_of(model: ChatModel, ask: Ask, prompt: Prepared, grammar: str) -> S
         return replace(ask.sampling, grammar=grammar)
     if prompt.rendered is None or prompt.calling is not None or not model.call_tokens:
         return ask.sampling
-    bias = {**ask.sampling.logit_bias, **dict.fromkeys(model.call_tokens, _BAN)}
-    return ask.sampling if len(bias) > MAX_LOGIT_BIAS else replace(ask.sampling, logit_bias=bias)
+    return replace(ask.sampling, banned_token_ids=tuple(model.call_tokens))
 
 
 def _concerned(error: InvalidRequest, places: set[str]) -> set[str]:

@@ -134,6 +134,7 @@ def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_p
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
         grammar=sampling.grammar,
+        banned_token_ids=sampling.banned_token_ids,
     )
 
 

@@ -33,6 +33,8 @@ class Sampling:
     logprobs: int | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    banned_token_ids: Sequence[int] = ()
+    """Tokens that are never generated."""
     grammar: str = ""
     """llguidance's JSON form: the answer is a text of this grammar. Empty: any text."""
 
