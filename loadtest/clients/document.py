@@ -11,7 +11,7 @@ from loadtest.clients.clients import OK, Tried
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 _HEAD = """# Clients
 
-Written by `make test-clients`: official clients, unchanged and with their defaults, against `penstock up` and the
+Written by `make test-clients`: official clients, unchanged, against `penstock up` and the
 embedded model. What each case does stands in `loadtest/clients/cases/`. The model is tiny, so the cases depend on the
 protocol alone: calls that are required, schemas, limits. schemathesis makes requests from `/openapi.json`, right and
 wrong ones.
