@@ -27,10 +27,12 @@ POLICIES = {
     "draft asks": "stop",
     "draft client": "restart",
     "event replay": "restart",
+    "grammars": "restart",
     "health": "restart",
     "http": "stop",
     "join": "stop",
     "kvstore pages": "restart",
+    "ledger": "restart",
     "member reader": "log",
     "membership": "restart",
     "mesh view": "restart",
@@ -38,7 +40,8 @@ POLICIES = {
     "router view": "restart",
     "tidy": "restart",
 }
-"""Every background task of a mesh that is idle, and what its failure does. Whoever adds a task adds it here."""
+"""Every background task of a mesh that is idle, and what its failure does. Whoever adds a task adds it here. Tasks of
+settings that this mesh does without, keys and certificates, are not here."""
 
 STREAMS = {"draft asks"}
 """Those that "stop" only the stream that they run beside."""

@@ -85,6 +85,20 @@ async def test_keys_come_and_go_without_a_restart(opened, tmp_path):
             assert await status("first") == 401
 
 
+async def test_the_task_that_follows_the_file_is_started_again(opened, tmp_path):
+    file = key_file(tmp_path / "keys.json", {"first": "a"})
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
+        [task] = [task for task in asyncio.all_tasks() if task.get_name() == "keys"]
+        task._fut_waiter.set_exception(RuntimeError("a defect"))
+        key_file(file, {"second": "b"})
+        async with httpx2.AsyncClient(base_url=setup.url, headers={"x-api-key": "second"}) as http:
+            async with asyncio.timeout(15):
+                while (await http.get("/v1/models")).status_code != 200:
+                    pass
+        failed = setup.gateway.metrics.registry.get_sample_value("penstock_task_failures_total", {"task": "keys"})
+        assert failed == 1
+
+
 async def test_both_headers_carry_a_key(opened, tmp_path):
     file = key_file(tmp_path / "keys.json", {"right": "a"})
     async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
