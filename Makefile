@@ -38,7 +38,7 @@ SUITE = runs/schemas
 test-schemas: setup
 	test -d $(SUITE) || $(BIN)/pip download --quiet --no-deps --no-binary :all: --constraint constraints.txt \
 		--dest $(SUITE) jsonschema
-	JSON_SCHEMA_TEST_SUITE=$$(echo $(SUITE)/jsonschema-*.tar.gz) $(BIN)/pytest -s tests/libs/grammar/test_suite.py
+	JSON_SCHEMA_TEST_SUITE=$$(echo $(SUITE)/jsonschema-*.tar.gz) $(BIN)/pytest -s tests/libs/grammar/json_schema_suite.py
 
 # Once more if it fails: what else a shared machine does may hold a loop, but not twice in the same test.
 LOOPS = $(BIN)/pytest -q --blocked-loop 20 tests/services/router tests/services/draft tests/services/prefill \

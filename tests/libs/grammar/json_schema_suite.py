@@ -19,7 +19,7 @@ from tests.libs.grammar.walking import MINI, accepts
 from penstock.grammar.helper import Trial, Verdict
 from penstock.grammar.recipe import Part, answer
 
-SUITE = Path(os.environ.get("JSON_SCHEMA_TEST_SUITE", "/nowhere"))
+SUITE = Path(os.environ["JSON_SCHEMA_TEST_SUITE"])
 """The source archive of the package jsonschema."""
 FOLDER = "/json/tests/draft2020-12/"
 FEWER_VALUES = (
@@ -41,8 +41,6 @@ FEWER_VALUES = (
 )
 """Right values that can't be written, by file and by a part of their description."""
 MORE_VALUES = (("ecmascript-regex.json", "zero-width whitespace does not match"),)
-
-pytestmark = pytest.mark.skipif(not SUITE.is_file(), reason="make test-schemas fetches the suite")
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
