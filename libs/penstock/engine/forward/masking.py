@@ -121,6 +121,8 @@ class Masking:
 
     def begin(self, runs: Sequence[Run]) -> RunMasks | None:
         """Begins with the masks of those of the runs that are sampled with a grammar or a ban; None when none is."""
+        if all(run.choice.guide is None and not run.choice.params.banned_token_ids for run in runs):
+            return None  # the usual case costs next to nothing
         sampled = [run for run in runs if run.samples]
         guided = [run for run in sampled if run.choice.guide is not None]
         banned = [run for run in sampled if run.choice.guide is None and run.choice.params.banned_token_ids]
