@@ -79,8 +79,8 @@ async def where(request, tmp_path) -> AsyncIterator[str]:
 async def test_every_book_adds_and_finds(where):
     first, later, other = LedgerLine(HOUR_S, "a", "m"), LedgerLine(2 * HOUR_S, "a", "m"), LedgerLine(HOUR_S, "b", "m")
     async with open_book(where) as book:
-        await book.add({first: counts(), other: counts(1)})
-        await book.add({first: counts(20), later: counts(5)})
+        await book.add({first: counts(), other: counts(1)}, "one")
+        await book.add({first: counts(20), later: counts(5)}, "two")
         assert await book.read(0, 10 * HOUR_S, None) == merged(
             [(first, counts()), (first, counts(20)), (later, counts(5)), (other, counts(1))]
         )
@@ -116,11 +116,11 @@ class Stubborn(MemoryBook):
 
     failures = 3
 
-    async def add(self, entries) -> None:
+    async def add(self, entries, batch) -> None:
         self.failures -= 1
         if self.failures >= 0:
             raise OSError("the disk is full")
-        await super().add(entries)
+        await super().add(entries, batch)
 
 
 async def test_what_cant_be_written_waits_and_is_counted_once():
@@ -130,6 +130,46 @@ async def test_what_cant_be_written_waits_and_is_counted_once():
         assert await ledger.flush() is (number == 3)
         [found] = (await ledger.read(0, 2**33, None)).values()
         assert found.requests == number + 1
+    assert await ledger.flush() and not ledger.waits
+
+
+class Slow(MemoryBook):
+    """Takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def add(self, entries, batch) -> None:
+        self.asked.set()
+        await self.may.wait()
+        await super().add(entries, batch)
+
+
+async def test_what_is_being_written_when_the_gateway_ends_is_written_once(monkeypatch):
+    book = Slow()
+
+    @asynccontextmanager
+    async def opened(where):
+        yield book
+
+    monkeypatch.setattr("penstock.gateway.accounts.ledger.open_book", opened)
+    async with open_ledger("", Terms(), lambda name: None) as ledger:
+        ledger.add("a", "m", counts())
+        await book.asked.wait()
+        ledger.add("a", "m", counts())
+        asyncio.get_running_loop().call_later(0.05, book.may.set)
+    [found] = (await book.read(0, 2**33, None)).values()
+    assert found.requests == 2
+
+
+@pytest.mark.parametrize("where", ["redis"], indirect=True)
+async def test_a_batch_whose_answer_got_lost_counts_once(where):
+    async with open_book(where) as book:
+        for _ in range(3):
+            await book.add({LedgerLine(HOUR_S, "a", "m"): counts()}, "the same")
+        [found] = (await book.read(0, 10 * HOUR_S, None)).values()
+        assert found == counts()
 
 
 def test_prices_by_tier_and_model():

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.gateway.accounts.entry import COUNTS, HOUR_S, Counts, Entries, LedgerLine, merged
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 _KEPT_S = 400 * 24 * HOUR_S
 """How long Redis keeps an hour."""
 _BUSY_S = 10.0
+_BATCH_S = 24 * HOUR_S
+"""How long Redis knows the name of a batch."""
+_PATIENCE_S = 5.0
+"""Seconds in which Redis has to answer."""
 
 
 class Book(Protocol):
     """What the ledger is written in."""
 
-    async def add(self, entries: Entries) -> None:
-        """Adds all of them, or none and raises OSError."""
+    async def add(self, entries: Entries, batch: str) -> None:
+        """Adds all of them, once for each name of a batch. OSError: none were added, or nobody knows."""
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
         """The entries of the hours that begin in [since, until), of one tenant or of all. Raises OSError."""
@@ -40,8 +45,8 @@ class MemoryBook:
     def __init__(self) -> None:
         self._entries: dict[LedgerLine, Counts] = {}
 
-    async def add(self, entries: Entries) -> None:
-        """Adds all of them."""
+    async def add(self, entries: Entries, batch: str) -> None:
+        """Adds all of them; can't fail."""
         self._entries = merged(self._entries.items(), entries.items())
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
@@ -67,8 +72,8 @@ class SqliteBook:
         self._database = database
         self._thread = thread
 
-    async def add(self, entries: Entries) -> None:
-        """Adds all of them in one transaction."""
+    async def add(self, entries: Entries, batch: str) -> None:
+        """Adds all of them in one transaction, which has failed if it raises."""
         rows = [(*account, *(getattr(counts, name) for name in COUNTS)) for account, counts in entries.items()]
 
         def write() -> None:
@@ -100,23 +105,22 @@ class RedisBook:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._add = redis.register_script(_ADD_ONCE)
 
-    async def add(self, entries: Entries) -> None:
-        """Adds all of them in one transaction."""
+    async def add(self, entries: Entries, batch: str) -> None:
+        """Adds all of them in one script, which remembers the batch: an answer may get lost on its way."""
         from redis.exceptions import RedisError
 
-        async with self._redis.pipeline(transaction=True) as pipe:
-            for account, counts in entries.items():
-                for name in COUNTS:
-                    if amount := getattr(counts, name):
-                        pipe.hincrby(_hour_key(account.hour), json.dumps([account.tenant, account.model, name]), amount)
-            for hour in {account.hour for account in entries}:
-                pipe.expire(_hour_key(hour), _KEPT_S)
-                pipe.zadd(_HOURS, {str(hour): hour})
-            try:
-                await pipe.execute()
-            except RedisError as error:
-                raise OSError(f"the ledger's Redis: {error}") from None
+        triples = [
+            (account.hour, json.dumps([account.tenant, account.model, name]), amount)
+            for account, counts in entries.items()
+            for name in COUNTS
+            if (amount := getattr(counts, name))
+        ]
+        try:
+            await self._add(keys=[f"penstock:usage:batch:{batch}"], args=[_BATCH_S, _KEPT_S, *chain(*triples)])
+        except RedisError as error:
+            raise OSError(f"the ledger's Redis: {error}") from None
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
         """The entries in the range."""
@@ -137,6 +141,15 @@ class RedisBook:
 
 
 _HOURS = "penstock:usage:hours"
+_ADD_ONCE = f"""
+if not redis.call('SET', KEYS[1], 1, 'NX', 'EX', ARGV[1]) then return end
+for at = 3, #ARGV, 3 do
+  local key = 'penstock:usage:' .. ARGV[at]
+  redis.call('HINCRBY', key, ARGV[at + 1], ARGV[at + 2])
+  redis.call('EXPIRE', key, ARGV[2])
+  redis.call('ZADD', '{_HOURS}', ARGV[at], ARGV[at])
+end
+"""
 
 
 def _hour_key(hour: int) -> str:
@@ -185,7 +198,9 @@ async def _open_redis(url: str) -> AsyncIterator[Redis]:
     except ImportError:
         raise ConfigError("ledger", url, "needs the extra `redis`: pip install 'penstock[redis]'") from None
     try:
-        redis = Redis.from_url(url, decode_responses=True)
+        redis = Redis.from_url(
+            url, decode_responses=True, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S
+        )
     except ValueError as error:
         raise ConfigError("ledger", url, f"is no address of a Redis: {error}") from None
     async with redis:

@@ -7,6 +7,7 @@ counters (docs/design/accounting.md).
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -33,6 +34,9 @@ class UsageLedger:
         self._clock = clock
         self._waiting: dict[LedgerLine, Counts] = {}
         self._writing: Entries = {}
+        self._batch = ""
+        """The name of what is being written."""
+        self._closed = False
         self._changed = asyncio.Event()
         self._written = asyncio.Condition()
         self._spent: dict[str, tuple[int, int]] = {}
@@ -54,6 +58,11 @@ class UsageLedger:
     def spent_today(self, tenant: str) -> float:
         """What the tenant's requests have cost since midnight, UTC, as far as this gateway knows."""
         return self._today(tenant)[1] / NANO
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is still to be written."""
+        return bool(self._writing or self._waiting)
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
         """The entries of hours that begin in [since, until), with what is still to be written. Raises Unavailable."""
@@ -78,27 +87,37 @@ class UsageLedger:
             self._spent[account.tenant] = (today, self._today(account.tenant)[1] + counts.cost_nano)
 
     async def write(self) -> None:
-        """Writes whatever comes, for ever; what can't be written waits."""
-        while True:
+        """Writes whatever comes, until `close`; what can't be written waits, also for another start of this task."""
+        if self.waits:
+            self._changed.set()
+        while not self._closed:
             await self._changed.wait()
             self._changed.clear()
-            if not await self.flush():
+            if not await self.flush() and not self._closed:
                 self._changed.set()
                 await asyncio.sleep(_RETRY_S)
 
+    def close(self) -> None:
+        """Lets `write` come to its end. It is not cancelled: nobody would know whether its last batch was written."""
+        self._closed = True
+        self._changed.set()
+
     async def flush(self) -> bool:
-        """Writes what waits; returns whether that worked."""
+        """Writes what waits; returns whether that worked. A batch that failed is written again as it was, by its name,
+        so that it counts once though the book may have it."""
         async with self._written:
-            self._writing, self._waiting = self._waiting, {}
-            try:
-                if self._writing:
-                    await self._book.add(self._writing)
-            except OSError as error:
-                self._log.error("the ledger can't be written; it is tried again", reason=str(error))
-                self._waiting = merged(self._writing.items(), self._waiting.items())
-                return False
-            finally:
+            if not self._writing:
+                self._writing, self._waiting = self._waiting, {}
+                self._batch = secrets.token_hex(16)
+            if self._writing:
+                try:
+                    await self._book.add(self._writing, self._batch)
+                except OSError as error:
+                    self._log.error("the ledger can't be written; it is tried again", reason=str(error))
+                    return False
                 self._writing = {}
+                if self._waiting:
+                    self._changed.set()
         return True
 
     def _today(self, tenant: str) -> tuple[int, int]:
@@ -117,8 +136,11 @@ async def open_ledger(where: str, terms: Terms, failed: Failed) -> AsyncIterator
     async with open_book(where) as book:
         ledger = UsageLedger(book, terms)
         await ledger.learn_today()
-        try:
-            async with beside(ledger.write, name="ledger", on_failure="restart", failed=failed):
+        async with beside(ledger.write, name="ledger", on_failure="restart", failed=failed) as writing:
+            try:
                 yield ledger
-        finally:
-            await ledger.flush()
+            finally:
+                ledger.close()
+                await writing.ended()
+        while ledger.waits and await ledger.flush():
+            pass
