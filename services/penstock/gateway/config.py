@@ -88,7 +88,7 @@ class GatewayConfig:
     max_sessions: int = 1024
     """Most sessions whose last prompts and answers are remembered."""
     max_session_tokens: int = 4_000_000
-    """Most tokens of all remembered sessions together; each takes about 12 bytes."""
+    """Most tokens of all remembered sessions together."""
     max_tenant_session_tokens: int = 2_000_000
     """Most tokens of one tenant's remembered sessions together."""
     volatile_lines: str = "keep"

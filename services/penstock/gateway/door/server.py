@@ -100,8 +100,8 @@ def _few_lines() -> Iterator[None]:
 def _listen(address: HostPort) -> socket.socket:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        # With its protocol: asyncio turns off Nagle's algorithm, which holds a stream's events back, only for connections
-        # whose socket says that it is TCP.
+        # With its protocol: asyncio turns off Nagle's algorithm, which holds a stream's events back, only where the
+        # socket says that it is TCP.
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
