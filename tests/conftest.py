@@ -9,6 +9,10 @@ import structlog
 from hypothesis import HealthCheck, settings
 from tests.blocked_loops import LoopWatch
 
+from penstock.runtime.service import share_the_lock
+
+share_the_lock()  # as each service does: here they run in the tests' process
+
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 

@@ -26,6 +26,15 @@ class PenstockError(Exception):
         self.retry_after = retry_after
 
 
+def forget_way(error: BaseException | None) -> None:
+    """Takes from an error that was handled, and from those behind it, the frames through which they came: these hold
+    all that the request had, in circles that only the garbage collector finds."""
+    while error is not None:
+        behind = error.__context__
+        error.__traceback__ = error.__context__ = None
+        error = behind
+
+
 class InvalidRequest(PenstockError):
     """Send something else."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import grpc
@@ -23,6 +23,18 @@ from penstock.runtime.telemetry import recording
 _QUIET = ("/grpc.health.", "/grpc.reflection.")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Metadata = tuple[tuple[str, Any], ...]
+CallEntrance = Callable[[str, Metadata], AbstractAsyncContextManager[None]]
+"""Of a method and the metadata of a call: what surrounds the call. It may refuse by raising a PenstockError."""
+
+
+def no_entrance(_method: str, _metadata: Metadata) -> AbstractAsyncContextManager[None]:
+    """Lets every call in."""
+    return nullcontext()
+
+
+class ReaderGone(Exception):
+    """What a call's `CallEntrance` gets when a reply can't be written; its cause says why."""
 
 
 class InFlight:
@@ -53,8 +65,9 @@ class InFlight:
 class ServerInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler; those of health and reflection only get short requests."""
 
-    def __init__(self, in_flight: InFlight) -> None:
+    def __init__(self, in_flight: InFlight, entrance: CallEntrance = no_entrance) -> None:
         self._in_flight = in_flight
+        self._entrance = entrance
         self._log = structlog.get_logger("penstock.rpc")
         self._tracer = trace.get_tracer("penstock")
         self._recording = recording()
@@ -73,7 +86,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         parser = self._parser(method, handler)
         if method.startswith(_QUIET):
             return _same(handler, _behaviour(handler), parser.only_short if parser else None)
-        metadata = tuple(handler_call_details.invocation_metadata or ())
+        metadata: Metadata = tuple(handler_call_details.invocation_metadata or ())
         wrap = self._stream if handler.response_streaming else self._unary
         return _same(handler, wrap(method, metadata, parser, _behaviour(handler)), parser.short if parser else None)
 
@@ -85,40 +98,38 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             self._parsers[method] = Parser(handler.request_deserializer)
         return self._parsers[method]
 
-    def _unary(self, method: str, metadata: tuple[Any, ...], parser: Parser | None, behaviour: Any) -> Any:
+    def _unary(self, method: str, metadata: Metadata, parser: Parser | None, behaviour: Any) -> Any:
         async def call(request: Any, context: Any) -> Any:
             with self._in_flight.one(), self._scope(method, metadata):
                 try:
-                    async with _received(parser, request) as received:
+                    async with self._entrance(method, metadata), _received(parser, request) as received:
                         return await behaviour(received, context)
                 except Exception as error:
                     await self._abort(method, error, context)
 
         return call
 
-    def _stream(self, method: str, metadata: tuple[Any, ...], parser: Parser | None, behaviour: Any) -> Any:
+    def _stream(self, method: str, metadata: Metadata, parser: Parser | None, behaviour: Any) -> Any:
         async def call(request: Any, context: Any) -> None:
             """Writes, not yields: a generator that is dropped would leave its span in another task's context."""
             with self._in_flight.one(), self._scope(method, metadata):
-                writing = False
                 try:
                     async with (
+                        self._entrance(method, metadata),
                         _received(parser, request) as received,
                         aclosing(behaviour(received, context)) as replies,
                     ):
                         async for reply in replies:
-                            writing = True
-                            await context.write(reply)
-                            writing = False
+                            await _write(reply, context)
+                except ReaderGone as gone:
+                    raise gone.__cause__ or gone from None  # left to grpc
                 except Exception as error:
-                    if writing:  # the reader has gone: left to grpc
-                        raise
                     await self._abort(method, error, context)
 
         return call
 
     @contextmanager
-    def _scope(self, method: str, metadata: tuple[Any, ...]) -> Iterator[None]:
+    def _scope(self, method: str, metadata: Metadata) -> Iterator[None]:
         request_id = safe_request_id(next((value for key, value in metadata if key == REQUEST_ID), None))
         parent = read_trace(metadata)
         if not (request_id or self._recording or trace.get_current_span(parent).get_span_context().is_valid):
@@ -138,6 +149,14 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             error = Internal("internal error")
         trace.get_current_span().set_status(StatusCode.ERROR, error.message)
         await context.abort(status_code(error), error.message, to_trailers(error))
+
+
+async def _write(reply: Any, context: Any) -> None:
+    """Raises ReaderGone."""
+    try:
+        await context.write(reply)
+    except Exception as error:
+        raise ReaderGone from error
 
 
 def _behaviour(handler: Any) -> Any:

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from penstock.rpc.interceptors import InFlight, ServerInterceptor
+from penstock.rpc.interceptors import CallEntrance, InFlight, ServerInterceptor, no_entrance
 from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import ports_are_reserved
 
@@ -76,6 +76,7 @@ async def serve(
     max_streams: int | None = None,
     grace: float = 5.0,
     credentials: grpc.ServerCredentials | None = None,
+    entrance: CallEntrance = no_entrance,
 ) -> AsyncIterator[RpcServer]:
     """Serves on `address` ("127.0.0.1:0" picks a port) until the block ends, then drains.
 
@@ -83,11 +84,12 @@ async def serve(
     `max_calls` are answered with RESOURCE_EXHAUSTED at once. One connection may have `max_streams` calls open
     (default: a few more than `max_calls`); further ones wait at the client. Leaving the block answers NOT_SERVING,
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
-    With `credentials` it speaks TLS. Raises ConfigError when it cannot listen on `address`.
+    With `credentials` it speaks TLS. `entrance` surrounds each call of the servicers, and is entered before a long
+    request of it is parsed. Raises ConfigError when it cannot listen on `address`.
     """
     in_flight = InFlight()
     server = grpc.aio.server(
-        interceptors=[ServerInterceptor(in_flight)],
+        interceptors=[ServerInterceptor(in_flight, entrance)],
         # Without a bound one connection can open so many streams, and reset them, that the process does nothing else.
         options=(
             *_OPTIONS,

@@ -36,6 +36,11 @@ def cores_of(affinity: int, quota: float | None) -> int:
     return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
 
 
+def have_own_cores(workers: int) -> bool:
+    """Whether this host has two cores for each of so many workers, and some for the services without a model."""
+    return (available_cores() - _OTHERS) // workers >= 2
+
+
 def host_shares(workers: int, weights_bytes: int) -> list[Share]:
     """`shares` of this host."""
     affinity = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Every metric name of the mesh, in one module.
+"""Every metric name of the mesh, in one module; `token_metrics` has the kinds that count every token.
 
 Each class belongs to one process of its kind and owns its registry, so that two of them in one process do
 not meet. Where a name exists that dashboards for vLLM look for, that name is used.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.token_metrics import TokenCount, TokenCounter, TokenHistogram, TokenSeconds
 
+_MODEL = "model_name"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -100,17 +103,38 @@ class GatewayMetrics(Metrics):
     def __init__(self) -> None:
         super().__init__()
         self.requests = self._counter("penstock_requests", "Requests ended, by outcome", "outcome")
+        self.refused = self._counter(
+            "penstock_requests_refused",
+            "Requests that ended before they began, by HTTP status and code of the error",
+            "status",
+            "reason",
+        )
         self.live = self._gauge("penstock_requests_live", "Requests between first and last byte")
-        self.prompt_tokens = self._counter(
-            "vllm:prompt_tokens", "Prompt tokens of ended requests that workers computed or reused"
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of ended requests that workers computed or reused", _MODEL
         )
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens sent to clients")
-        self.prompt_by_source = self._counter(
-            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source"
+        self._generation_tokens = TokenCounter("vllm:generation_tokens", "Tokens sent to clients", _MODEL)
+        self._prompt_by_source = self._counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", _MODEL, "source"
         )
-        self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft service")
-        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right")
-        self.replans = self._counter("penstock_replans", "Requests that moved to other workers")
+        self._drafted = self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft service", _MODEL
+        )
+        self._accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right", _MODEL
+        )
+        self._again = self._counter(
+            "penstock_prompt_tokens_again",
+            "Tokens that workers counted and no request was charged for: it had moved, or had several choices",
+            _MODEL,
+            "source",
+        )
+        self._told_again = self._counter(
+            "penstock_generated_tokens_again",
+            "Tokens of workers that were not sent to clients: there before, or after the end",
+            _MODEL,
+        )
+        self._replans = self._counter("penstock_replans", "Requests that moved to other workers", _MODEL)
         self.usage_defects = self._counter(
             "penstock_usage_defects", "Reports of workers whose tokens are not those of their request"
         )
@@ -123,9 +147,46 @@ class GatewayMetrics(Metrics):
         self.diverged = self._counter(
             "penstock_session_divergences", "Prompts that left what was known of their session, so that less was reused"
         )
-        self.ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out")
-        self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a stream")
-        self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "First byte in to last byte out")
+        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "First byte in to first token out", _MODEL)
+        self._itl = TokenHistogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a stream", _MODEL, _SECONDS
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "First byte in to last byte out", _MODEL)
+        for each in (self._generation_tokens, self._itl):
+            self.registry.register(each)
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of one of the models that are served; names that clients send are none."""
+        return ModelMetrics(
+            prompt_tokens=self._prompt_tokens.labels(model),
+            generation_tokens=self._generation_tokens.labels(model),
+            prompt_by_source=lambda source: self._prompt_by_source.labels(model, source),
+            again=lambda source: self._again.labels(model, source),
+            told_again=self._told_again.labels(model),
+            drafted=self._drafted.labels(model),
+            accepted=self._accepted.labels(model),
+            replans=self._replans.labels(model),
+            ttft=self._ttft.labels(model),
+            itl=self._itl.labels(model),
+            e2e=self._e2e.labels(model),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMetrics:
+    """The part of a gateway's metrics that is counted for each model, of one model."""
+
+    prompt_tokens: Counter
+    generation_tokens: TokenCount
+    prompt_by_source: Callable[[str], Counter]
+    again: Callable[[str], Counter]
+    told_again: Counter
+    drafted: Counter
+    accepted: Counter
+    replans: Counter
+    ttft: Histogram
+    itl: TokenSeconds
+    e2e: Histogram
 
 
 class WorkerMetrics(Metrics):
@@ -135,6 +196,10 @@ class WorkerMetrics(Metrics):
     WAITING = "vllm:num_requests_waiting"
     KV_USAGE = "vllm:kv_cache_usage_perc"
     """Used part of the page pool, 0 to 1."""
+    RESIDENT = "penstock_resident_pages"
+    """Pages that hold a block under its key."""
+    SHARED = "penstock_shared_pages"
+    """Pages that more than one request or sink holds."""
     PREEMPTIONS = "vllm:num_preemptions"
     DRAFT_FAULTS = "penstock_draft_faults"
     """Draft calls that became plain decoding."""
@@ -144,7 +209,22 @@ class WorkerMetrics(Metrics):
         self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
         self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
         self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
+        self.touched = self._counter(
+            "penstock_blocks_touched", "Blocks used from the worker's own pages, as told to the store that has them too"
+        )
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
+        self._given = self._counter(
+            "penstock_worker_prompt_tokens",
+            "Tokens that sequences began with, by where their KV came from, as told to gateways",
+            "stage",
+            "source",
+        )
+        self.told = self._counter("penstock_worker_generated_tokens", "Tokens told to gateways", "stage")
+
+    def count_given(self, stage: str, computed: int, fetched: Mapping[str, int]) -> None:
+        """Counts the tokens that one sequence began with; `fetched` by tier."""
+        for source, tokens in {**fetched, "computed": computed}.items():
+            self._given.labels(stage, source).inc(tokens)
 
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """From now on `read` gives the engine's own figures, by the names above. Call it once."""
@@ -207,10 +287,18 @@ class RouterMetrics(Metrics):
         super().__init__()
         self.members = self._gauge("penstock_members", "Joined members", "role")
         self.plans = self._counter("penstock_plans", "Plans made", "prefill")
+        self._planned = self._counter(
+            "penstock_planned_tokens", "Prompt tokens of plans, by where their KV is expected to come from", "source"
+        )
         self.refused = self._counter("penstock_plans_refused", "Plans refused", "reason")
         self.indexed = self._gauge("penstock_indexed_blocks", "Blocks in the index")
         self.hints = self._counter("penstock_session_hints", "Session hints passed on to the stores", "state")
         self.decision = self._histogram("penstock_plan_seconds", "Time to decide")
+
+    def count_planned(self, tokens: Mapping[str, int]) -> None:
+        """Counts the prompt of one plan, by source."""
+        for source, count in tokens.items():
+            self._planned.labels(source).inc(count)
 
 
 class DraftMetrics(Metrics):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
@@ -35,6 +36,8 @@ class OpenService(Protocol):
     def metrics(self) -> Metrics: ...
 
 
+_SWITCH_S = 0.0005
+
 Config = TypeVar("Config", bound=ServiceConfig)
 Service = TypeVar("Service", bound=OpenService)
 
@@ -42,6 +45,12 @@ Service = TypeVar("Service", bound=OpenService)
 def its_address(service: OpenService) -> Mapping[str, str]:
     """The message of most services to their supervisor when they are ready."""
     return {"address": service.address}
+
+
+def share_the_lock() -> None:
+    """Makes threads that compute give way to the event loop sooner than Python's 5 ms: it asks for the interpreter lock
+    after every system call, and one turn of it has many."""
+    sys.setswitchinterval(_SWITCH_S)
 
 
 def service_main(
@@ -56,6 +65,8 @@ def service_main(
     it is ready."""
 
     def serve(config: Config) -> None:
+        share_the_lock()
+
         async def main(lifecycle: Lifecycle) -> None:
             async with open_service(config) as service:
                 gc.freeze()  # else each full collection holds the loop while it walks all that imports made

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import structlog
@@ -26,7 +25,6 @@ Failed = Callable[[str], object]
 """Counts the failure of the task with that name: `Metrics.task_failed`."""
 
 Result = TypeVar("Result")
-Item = TypeVar("Item")
 Job = Callable[[], Coroutine[Any, Any, None]]
 
 _FIRST_PAUSE_S = 0.05
@@ -166,47 +164,27 @@ async def first_of(*jobs: Coroutine[Any, Any, Result]) -> list[Result | None]:
     return [task.result() if ended else None for task, ended in zip(tasks, done, strict=True)]
 
 
-async def merged(*sources: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-    """What the sources yield, as it comes, until all have ended. Close it when leaving early: it closes every source.
+@asynccontextmanager
+async def alongside(
+    *jobs: Coroutine[Any, Any, None], over: Callable[[BaseException | None], object]
+) -> AsyncIterator[None]:
+    """Runs the jobs for the length of the block; those that still run at its end are cancelled. `over` hears at most
+    once, within the block: of the first error of a job, or of None when all have returned."""
+    left, told = len(jobs), False
 
-    The first error of a source is raised after what was yielded before it. At most one item per source waits.
-    """
-    if len(sources) == 1:  # without a task and a queue between: a token's way is shorter
-        async with aclosing(sources[0]) as only:
-            async for alone in only:
-                yield alone
-        return
-    items: asyncio.Queue[Item | _Ended] = asyncio.Queue(len(sources))
-    tasks = [asyncio.get_running_loop().create_task(_forward(source, items)) for source in sources]
-    running = len(tasks)
+    def ended(task: asyncio.Task[None]) -> None:
+        nonlocal left, told
+        left -= 1
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if not told and (error is not None or left == 0):
+            told = True
+            over(error)
+
+    tasks = [asyncio.get_running_loop().create_task(job) for job in jobs]
+    for task in tasks:
+        task.add_done_callback(ended)
     try:
-        while running:
-            item = await items.get()
-            if not isinstance(item, _Ended):
-                yield item
-                continue
-            running -= 1
-            if item.error is not None:
-                raise item.error
+        yield
     finally:
+        told = True
         await end(*tasks)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A source has nothing more."""
-
-    error: BaseException | None = None
-
-
-async def _forward(source: AsyncGenerator[Item, None], items: asyncio.Queue[Item | _Ended]) -> None:
-    error: BaseException | None = None
-    try:
-        async with aclosing(source):
-            async for item in source:
-                await items.put(item)
-    except (Exception, asyncio.CancelledError) as caught:
-        if being_cancelled():
-            raise
-        error = caught
-    await items.put(_Ended(error))

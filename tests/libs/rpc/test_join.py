@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock.rpc.channels import open_channels
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import serve
 from penstock.rpc.stay import Pauses, stay
-from penstock.v1 import router_pb2, router_pb2_grpc
+from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 HELLO = router_pb2.Hello(member_id="w", role=router_pb2.ROLE_BOTH, address="127.0.0.1:1")
 
@@ -120,6 +120,48 @@ async def test_load_comes_at_least_once_a_second() -> None:
         began = time.monotonic()
         await router.next("load")
         assert 0.5 < time.monotonic() - began < 3
+
+
+class Blocks:
+    """Blocks of which there is one piece of news after the other; each stream begins with a snapshot."""
+
+    def __init__(self) -> None:
+        self.fresh = asyncio.Event()
+        self.news: list[common_pb2.BlockEvents] = []
+
+    @contextmanager
+    def followed(self) -> Iterator[Blocks]:
+        self.news = []
+        self.add(snapshot=True, stored=[b"all"])
+        yield self
+
+    def add(self, **fields: Any) -> None:
+        self.news.append(common_pb2.BlockEvents(**fields))
+        self.fresh.set()
+
+    async def wait(self) -> None:
+        await self.fresh.wait()
+
+    def take(self) -> common_pb2.BlockEvents | None:
+        self.fresh.clear()
+        return self.news.pop(0) if self.news else None
+
+
+async def test_blocks_are_told_at_once_and_all_of_them_on_each_stream() -> None:
+    router, blocks = FakeRouter(), Blocks()
+    async with serving(router) as address, joined(address, blocks=blocks.followed):
+        for _ in range(2):
+            await router.next("hello")
+            assert (await router.next("blocks")).blocks.snapshot
+            await router.next("load")
+            began = time.monotonic()
+            for number in range(3):
+                blocks.add(stored=[b"%d" % number])
+            for number in range(3):
+                assert list((await router.next("blocks")).blocks.stored) == [b"%d" % number]
+            assert time.monotonic() - began < 0.9, "the change was not waited for"
+            await router.next("load")
+            router.end.set()
 
 
 async def test_draining_is_told_at_once_and_once() -> None:

@@ -80,3 +80,24 @@ def test_a_taken_address_is_a_setting_to_correct() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(ConfigError, match="metrics_address"), exposed(RouterMetrics(), f"127.0.0.1:{port}"):
             pass
+
+
+def test_what_is_counted_with_every_token_reads_like_any_other_metric():
+    found = metrics.GatewayMetrics()
+    tiny = found.of("tiny")
+    for seconds in (0.0, 0.001, 0.0010001, 0.07, 120.0, 500.0):
+        tiny.itl.observe(seconds)
+        tiny.ttft.observe(seconds)
+    for _ in range(3):
+        tiny.generation_tokens.inc()
+        tiny.replans.inc()
+    lines = found.text().decode().splitlines()
+
+    def values(name: str) -> list[str]:
+        return [line.removeprefix(name) for line in lines if line.startswith(name) and "_created" not in line]
+
+    assert values("vllm:inter_token_latency_seconds") == values("vllm:time_to_first_token_seconds") != []
+    assert values("vllm:generation_tokens_total") == values("penstock_replans_total") == ['{model_name="tiny"} 3.0']
+    assert {line.rsplit(" ", 1)[-1] for line in lines if "generation_tokens_total" in line and "TYPE" in line} == {
+        "counter"
+    }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from contextvars import Context, ContextVar
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.runtime.tasks import Background, being_cancelled, beside, end, first_of, merged, start, within
+from penstock.runtime.tasks import Background, alongside, being_cancelled, beside, end, first_of, start, within
 
 
 class Job:
@@ -236,76 +234,66 @@ def test_a_job_within_another_context_sees_its_values_and_is_cancelled_with_its_
     assert ended == ["theirs"]
 
 
-class Source:
-    """Yields what it is told to."""
+class Jobs:
+    """Jobs beside a block, and what is heard of them."""
 
-    def __init__(self, *items: object) -> None:
-        self._items = items
-        self.closed = False
+    def __init__(self) -> None:
+        self.heard: list[BaseException | None] = []
+        self.closed = 0
 
-    async def __call__(self) -> AsyncGenerator[object, None]:
+    async def job(self, *steps: asyncio.Event | BaseException) -> None:
         try:
-            for item in self._items:
-                if isinstance(item, asyncio.Event):
-                    await item.wait()
-                elif isinstance(item, BaseException):
-                    raise item
-                else:
-                    yield item
+            for step in steps:
+                if isinstance(step, BaseException):
+                    raise step
+                await step.wait()
         finally:
-            self.closed = True
+            self.closed += 1
+
+    async def told(self) -> None:
+        async with asyncio.timeout(1):
+            while not self.heard:
+                await asyncio.sleep(0)
 
 
-async def test_sources_are_merged_as_they_come() -> None:
-    gate = asyncio.Event()
-    one, other = Source(1, 2, gate, 5), Source(3, 4)
-    found = []
-    async for item in merged(one(), other()):
-        found.append(item)
-        if len(found) == 4:
-            gate.set()
-    assert found[-1] == 5 and sorted(map(str, found)) == list("12345")
-    assert [item for item in found if item in (1, 2, 5)] == [1, 2, 5]
-    assert one.closed and other.closed
+async def test_the_end_of_all_jobs_is_told_once() -> None:
+    jobs, gate = Jobs(), asyncio.Event()
+    async with alongside(jobs.job(), jobs.job(gate), over=jobs.heard.append):
+        await asyncio.sleep(0.01)
+        assert not jobs.heard
+        gate.set()
+        await jobs.told()
+    assert jobs.heard == [None] and jobs.closed == 2
 
 
-async def test_an_error_of_a_source_comes_after_its_items_and_closes_the_others() -> None:
-    one, other = Source(1, ValueError("mine")), Source(asyncio.Event())
-    found = []
-    with pytest.raises(ValueError, match="mine"):
-        async for item in merged(one(), other()):
-            found.append(item)
-    assert found == [1] and other.closed
+async def test_the_first_error_of_a_job_is_told_at_once() -> None:
+    jobs, error = Jobs(), ValueError("mine")
+    async with alongside(jobs.job(asyncio.Event()), jobs.job(error), jobs.job(error), over=jobs.heard.append):
+        await jobs.told()
+    assert jobs.heard == [error] and jobs.closed == 3
 
 
-@pytest.mark.parametrize("more", [0, 1])
-async def test_leaving_a_merge_closes_every_source(more: int) -> None:
-    sources = [Source(1, asyncio.Event()), *(Source(asyncio.Event()) for _ in range(more))]
-    async with aclosing(merged(*(source() for source in sources))) as items:
-        async for _ in items:
-            break
-    assert all(source.closed for source in sources)
+async def test_leaving_the_block_ends_the_jobs_and_tells_nothing() -> None:
+    jobs = Jobs()
 
+    async def block() -> None:
+        async with alongside(jobs.job(asyncio.Event()), jobs.job(asyncio.Event()), over=jobs.heard.append):
+            await asyncio.Event().wait()
 
-@pytest.mark.parametrize("more", [0, 1])
-async def test_being_cancelled_in_a_merge_closes_every_source(more: int) -> None:
-    sources = [Source(asyncio.Event()) for _ in range(1 + more)]
-
-    async def read() -> None:
-        async with aclosing(merged(*(source() for source in sources))) as items:
-            async for _ in items:
-                pass
-
-    task = asyncio.ensure_future(read())
+    with pytest.raises(KeyError):
+        async with alongside(jobs.job(asyncio.Event()), over=jobs.heard.append):
+            await asyncio.sleep(0)
+            raise KeyError
+    running = asyncio.ensure_future(block())
     await asyncio.sleep(0.01)
-    task.cancel()
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
-    assert all(source.closed for source in sources)
+        await running
+    assert (jobs.heard, jobs.closed) == ([], 3)
 
 
-async def test_a_source_that_was_torn_down_is_an_error_and_no_cancellation_of_its_reader() -> None:
-    with pytest.raises(asyncio.CancelledError):
-        async for _ in merged(Source(asyncio.CancelledError())()):
-            pass
-    assert not being_cancelled()
+async def test_a_job_that_was_torn_down_is_told_and_no_cancellation_of_its_parent() -> None:
+    jobs = Jobs()
+    async with alongside(jobs.job(asyncio.CancelledError()), over=jobs.heard.append):
+        await jobs.told()
+    assert isinstance(jobs.heard[0], asyncio.CancelledError) and not being_cancelled()
