@@ -20,6 +20,148 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ListenRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LISTENER_FIELD_NUMBER: _builtins.int
+    listener: _builtins.str
+    """a name of the caller's choice that no other listener has"""
+    def __init__(
+        self,
+        *,
+        listener: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListenRequest: _TypeAlias = ListenRequest  # noqa: Y015
+
+@_typing.final
+class Destination(_message.Message):
+    """Where a call's events shall go: to a listener of the same worker. Without it, or when there is no such listener once the
+    first event is ready, they go to the call's own stream. The call ends well only after its last event was sent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LISTENER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    listener: _builtins.str
+    number: _builtins.int
+    """of the call; no other call of this listener has it"""
+    def __init__(
+        self,
+        *,
+        listener: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["listener", b"listener", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Destination: _TypeAlias = Destination  # noqa: Y015
+
+@_typing.final
+class TokenBatch(_message.Message):
+    """What calls of one listener had ready at one time. A call has either tokens in the arrays or an event, never both, and
+    its tokens are in order. Calls whose tokens bring nothing else are in the arrays. The first batch of a stream is empty:
+    it says that the listener is there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    INDICES_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the number of the call, for each token"""
+
+    @_builtins.property
+    def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallEvent]: ...
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallDrafts]:
+        """of calls in the arrays whose counts have changed"""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[_builtins.int] | None = ...,
+        indices: _abc.Iterable[_builtins.int] | None = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        events: _abc.Iterable[Global___CallEvent] | None = ...,
+        drafts: _abc.Iterable[Global___CallDrafts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "drafts", b"drafts", "events", b"events", "ids", b"ids", "indices", b"indices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenBatch: _TypeAlias = TokenBatch  # noqa: Y015
+
+@_typing.final
+class CallDrafts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    drafted: _builtins.int
+    """so far"""
+    accepted: _builtins.int
+    """so far"""
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        drafted: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "call", b"call", "drafted", b"drafted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallDrafts: _TypeAlias = CallDrafts  # noqa: Y015
+
+@_typing.final
+class CallEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    @_builtins.property
+    def event(self) -> Global___GenerateEvent: ...
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        event: Global___GenerateEvent | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallEvent: _TypeAlias = CallEvent  # noqa: Y015
+
+@_typing.final
 class HandoffSource(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -48,25 +190,34 @@ class GenerateRequest(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     HANDOFF_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request(self) -> _common_pb2.Request: ...
     @_builtins.property
     def handoff(self) -> Global___HandoffSource:
         """absent: this worker computes the prompt itself"""
 
+    @_builtins.property
+    def to(self) -> Global___Destination: ...
     def __init__(
         self,
         *,
         request: _common_pb2.Request | None = ...,
         handoff: Global___HandoffSource | None = ...,
+        to: Global___Destination | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "handoff", b"handoff", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "_to", b"_to", "handoff", b"handoff", "request", b"request", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "handoff", b"handoff", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handoff", b"_handoff", "_to", b"_to", "handoff", b"handoff", "request", b"request", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__handoff: _TypeAlias = _typing.Literal["handoff"]  # noqa: Y015
     _WhichOneofArgType__handoff: _TypeAlias = _typing.Literal["_handoff", b"_handoff"]  # noqa: Y015
+    _WhichOneofReturnType__to: _TypeAlias = _typing.Literal["to"]  # noqa: Y015
+    _WhichOneofArgType__to: _TypeAlias = _typing.Literal["_to", b"_to"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__handoff) -> _WhichOneofReturnType__handoff | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to) -> _WhichOneofReturnType__to | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 

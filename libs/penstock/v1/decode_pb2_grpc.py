@@ -39,6 +39,11 @@ class DecodeStub:
                 request_serializer=penstock_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_decode__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Listen = channel.unary_stream(
+                '/penstock.v1.Decode/Listen',
+                request_serializer=penstock_dot_v1_dot_decode__pb2.ListenRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_decode__pb2.TokenBatch.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -51,6 +56,14 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Listen(self, request, context):
+        """Called by a gateway, once for all its calls here. While this stream stands, calls that name it send on it what they
+        generate; when it breaks they fail.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +71,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=penstock_dot_v1_dot_decode__pb2.GenerateRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_decode__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Listen': grpc.unary_stream_rpc_method_handler(
+                    servicer.Listen,
+                    request_deserializer=penstock_dot_v1_dot_decode__pb2.ListenRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_decode__pb2.TokenBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +105,33 @@ class Decode:
             '/penstock.v1.Decode/Generate',
             penstock_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
             penstock_dot_v1_dot_decode__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Listen(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Decode/Listen',
+            penstock_dot_v1_dot_decode__pb2.ListenRequest.SerializeToString,
+            penstock_dot_v1_dot_decode__pb2.TokenBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,12 +33,20 @@ class DecodeStub:
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateEvent]
     """Called by the gateway. Ending the call early frees everything the request holds."""
+    Listen: _grpc.UnaryStreamMultiCallable[_decode_pb2.ListenRequest, _decode_pb2.TokenBatch]
+    """Called by a gateway, once for all its calls here. While this stream stands, calls that name it send on it what they
+    generate; when it breaks they fail.
+    """
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.GenerateRequest, _decode_pb2.GenerateEvent]  # type: ignore[assignment]
     """Called by the gateway. Ending the call early frees everything the request holds."""
+    Listen: _aio.UnaryStreamMultiCallable[_decode_pb2.ListenRequest, _decode_pb2.TokenBatch]  # type: ignore[assignment]
+    """Called by a gateway, once for all its calls here. While this stream stands, calls that name it send on it what they
+    generate; when it breaks they fail.
+    """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -48,5 +56,15 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.GenerateEvent], _abc.AsyncIterator[_decode_pb2.GenerateEvent]]:
         """Called by the gateway. Ending the call early frees everything the request holds."""
+
+    @_abc_1.abstractmethod
+    def Listen(
+        self,
+        request: _decode_pb2.ListenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_decode_pb2.TokenBatch], _abc.AsyncIterator[_decode_pb2.TokenBatch]]:
+        """Called by a gateway, once for all its calls here. While this stream stands, calls that name it send on it what they
+        generate; when it breaks they fail.
+        """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

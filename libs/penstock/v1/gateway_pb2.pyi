@@ -226,6 +226,14 @@ class ChatCompletionRequest(_message.Message):
     ALLOWED_TOOLS_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    ENABLE_THINKING_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     tool_choice: _builtins.str
     """auto (default), none or required"""
@@ -250,6 +258,24 @@ class ChatCompletionRequest(_message.Message):
     """keep the prompt and the answer for as long; 0: no wish"""
     parallel_tool_calls: _builtins.bool
     """false: at most one call; absent: true"""
+    truncate_prompt_tokens: _builtins.int
+    """only so many of the prompt's last tokens are read; -1: as many as"""
+    truncation: _builtins.str
+    """leave room for the answer
+    auto: old messages of a conversation that is too long are left out;
+    """
+    chat_template_kwargs: _builtins.str
+    """disabled (default): it is an error
+    JSON object text: variables that the model's chat template reads
+    """
+    enable_thinking: _builtins.bool
+    """as in chat_template_kwargs"""
+    reasoning_effort: _builtins.str
+    """given to a chat template that reads it"""
+    continue_final_message: _builtins.bool
+    """the answer continues the text of the last message"""
+    add_generation_prompt: _builtins.bool
+    """false: the template opens no answer behind the messages"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -268,6 +294,10 @@ class ChatCompletionRequest(_message.Message):
 
     @_builtins.property
     def constraint(self) -> Global___AnswerConstraint: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """texts that no answer has as words of their own"""
+
     def __init__(
         self,
         *,
@@ -298,13 +328,25 @@ class ChatCompletionRequest(_message.Message):
         allowed_tools: _abc.Iterable[_builtins.str] | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
         constraint: Global___AnswerConstraint | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncation: _builtins.str = ...,
+        chat_template_kwargs: _builtins.str = ...,
+        enable_thinking: _builtins.bool | None = ...,
+        reasoning_effort: _builtins.str = ...,
+        continue_final_message: _builtins.bool = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_completion_tokens", b"max_completion_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_constraint", b"_constraint", "_enable_thinking", b"_enable_thinking", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_generation_prompt", b"add_generation_prompt", "constraint", b"constraint", "enable_thinking", b"enable_thinking", "frequency_penalty", b"frequency_penalty", "max_completion_tokens", b"max_completion_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "allowed_tools", b"allowed_tools", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_constraint", b"_constraint", "_enable_thinking", b"_enable_thinking", "_frequency_penalty", b"_frequency_penalty", "_max_completion_tokens", b"_max_completion_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_generation_prompt", b"add_generation_prompt", "allowed_tools", b"allowed_tools", "bad_words", b"bad_words", "chat_template_kwargs", b"chat_template_kwargs", "constraint", b"constraint", "continue_final_message", b"continue_final_message", "enable_thinking", b"enable_thinking", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_completion_tokens", b"max_completion_tokens", "messages", b"messages", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "parallel_tool_calls", b"parallel_tool_calls", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     _WhichOneofReturnType__constraint: _TypeAlias = _typing.Literal["constraint"]  # noqa: Y015
     _WhichOneofArgType__constraint: _TypeAlias = _typing.Literal["_constraint", b"_constraint"]  # noqa: Y015
+    _WhichOneofReturnType__enable_thinking: _TypeAlias = _typing.Literal["enable_thinking"]  # noqa: Y015
+    _WhichOneofArgType__enable_thinking: _TypeAlias = _typing.Literal["_enable_thinking", b"_enable_thinking"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_completion_tokens: _TypeAlias = _typing.Literal["max_completion_tokens"]  # noqa: Y015
@@ -331,8 +373,14 @@ class ChatCompletionRequest(_message.Message):
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint) -> _WhichOneofReturnType__constraint | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enable_thinking) -> _WhichOneofReturnType__enable_thinking | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
@@ -359,6 +407,8 @@ class ChatCompletionRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
 
 Global___ChatCompletionRequest: _TypeAlias = ChatCompletionRequest  # noqa: Y015
 
@@ -433,6 +483,8 @@ class CompletionRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_tokens: _builtins.int
     min_tokens: _builtins.int
@@ -454,6 +506,8 @@ class CompletionRequest(_message.Message):
     retain_s: _builtins.float
     """keep the prompt and the answer for as long; 0: no wish"""
     return_token_ids: _builtins.bool
+    truncate_prompt_tokens: _builtins.int
+    """only so many of each prompt's last tokens are read; -1: as many as"""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """either these"""
@@ -472,6 +526,10 @@ class CompletionRequest(_message.Message):
     def session(self) -> Global___SessionOutlook: ...
     @_builtins.property
     def constraint(self) -> Global___AnswerConstraint: ...
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """texts that no answer has as words of their own"""
+
     def __init__(
         self,
         *,
@@ -500,10 +558,12 @@ class CompletionRequest(_message.Message):
         session: Global___SessionOutlook | None = ...,
         return_token_ids: _builtins.bool = ...,
         constraint: Global___AnswerConstraint | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "session", b"session", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "prompts", b"prompts", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "return_token_ids", b"return_token_ids", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "token_prompts", b"token_prompts", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint", b"_constraint", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_session", b"_session", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_cache_key", b"prompt_cache_key", "prompts", b"prompts", "repetition_penalty", b"repetition_penalty", "retain_s", b"retain_s", "return_token_ids", b"return_token_ids", "seed", b"seed", "session", b"session", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "token_prompts", b"token_prompts", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint: _TypeAlias = _typing.Literal["constraint"]  # noqa: Y015
     _WhichOneofArgType__constraint: _TypeAlias = _typing.Literal["_constraint", b"_constraint"]  # noqa: Y015
@@ -531,6 +591,8 @@ class CompletionRequest(_message.Message):
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint) -> _WhichOneofReturnType__constraint | None: ...
     @_typing.overload
@@ -557,6 +619,8 @@ class CompletionRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
 
 Global___CompletionRequest: _TypeAlias = CompletionRequest  # noqa: Y015
 
@@ -686,6 +750,8 @@ class Usage(_message.Message):
     CACHED_WORKER_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    DROPPED_MESSAGES_FIELD_NUMBER: _builtins.int
+    DROPPED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """computed_tokens + cached_tokens"""
     completion_tokens: _builtins.int
@@ -707,6 +773,10 @@ class Usage(_message.Message):
     cached_worker: _builtins.int
     seed: _builtins.int
     """of choice 0; with it the request gives the same tokens again"""
+    dropped_messages: _builtins.int
+    """by truncation"""
+    dropped_tokens: _builtins.int
+    """by truncate_prompt_tokens"""
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by part, which follow each other: body, tokenize, plan, call, queue, fetch,"""
@@ -733,10 +803,12 @@ class Usage(_message.Message):
         cached_worker: _builtins.int = ...,
         session: Global___SessionUse | None = ...,
         seed: _builtins.int = ...,
+        dropped_messages: _builtins.int = ...,
+        dropped_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds", "seed", b"seed", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "dropped_messages", b"dropped_messages", "dropped_tokens", b"dropped_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds", "seed", b"seed", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
     _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015

@@ -707,6 +707,75 @@ class RetainResponse(_message.Message):
 Global___RetainResponse: _TypeAlias = RetainResponse  # noqa: Y015
 
 @_typing.final
+class TouchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    attachment_id: _builtins.str
+    @_builtins.property
+    def used(self) -> _containers.RepeatedCompositeFieldContainer[Global___TouchedBlocks]:
+        """together at most 2048 keys"""
+
+    def __init__(
+        self,
+        *,
+        attachment_id: _builtins.str = ...,
+        used: _abc.Iterable[Global___TouchedBlocks] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchRequest: _TypeAlias = TouchRequest  # noqa: Y015
+
+@_typing.final
+class TouchedBlocks(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """digest of the session that used them; empty: unknown"""
+    keys: _builtins.bytes
+    """32 bytes each, one behind the other, parents before their children"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchedBlocks: _TypeAlias = TouchedBlocks  # noqa: Y015
+
+@_typing.final
+class TouchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ABSENT_FIELD_NUMBER: _builtins.int
+    absent: _builtins.bytes
+    """those of the keys that are not stored, in whatever tier"""
+    def __init__(
+        self,
+        *,
+        absent: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchResponse: _TypeAlias = TouchResponse  # noqa: Y015
+
+@_typing.final
 class ReadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

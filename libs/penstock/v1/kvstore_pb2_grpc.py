@@ -75,6 +75,11 @@ class KvStoreStub:
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
                 _registered_method=True)
+        self.Touch = channel.unary_unary(
+                '/penstock.v1.KvStore/Touch',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.TouchRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.TouchResponse.FromString,
+                _registered_method=True)
         self.Hint = channel.unary_unary(
                 '/penstock.v1.KvStore/Hint',
                 request_serializer=penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
@@ -171,6 +176,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Touch(self, request, context):
+        """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Hint(self, request, context):
         """What sessions do, for those who are not behind a router.
         """
@@ -259,6 +271,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Retain,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.SerializeToString,
+            ),
+            'Touch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Touch,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.TouchRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.TouchResponse.SerializeToString,
             ),
             'Hint': grpc.unary_unary_rpc_method_handler(
                     servicer.Hint,
@@ -512,6 +529,33 @@ class KvStore:
             '/penstock.v1.KvStore/Retain',
             penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Touch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Touch',
+            penstock_dot_v1_dot_kvstore__pb2.TouchRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.TouchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,8 @@ class KvStoreStub:
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+    Touch: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.TouchRequest, _kvstore_pb2.TouchResponse]
+    """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too."""
     Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
     """What sessions do, for those who are not behind a router."""
     Read: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]
@@ -85,6 +87,8 @@ class KvStoreAsyncStub(KvStoreStub):
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]  # type: ignore[assignment]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+    Touch: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.TouchRequest, _kvstore_pb2.TouchResponse]  # type: ignore[assignment]
+    """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too."""
     Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
     """What sessions do, for those who are not behind a router."""
     Read: _aio.UnaryStreamMultiCallable[_kvstore_pb2.ReadRequest, _kvstore_pb2.BlockBytes]  # type: ignore[assignment]
@@ -163,6 +167,14 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.RetainResponse, _abc.Awaitable[_kvstore_pb2.RetainResponse]]:
         """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+
+    @_abc_1.abstractmethod
+    def Touch(
+        self,
+        request: _kvstore_pb2.TouchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.TouchResponse, _abc.Awaitable[_kvstore_pb2.TouchResponse]]:
+        """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too."""
 
     @_abc_1.abstractmethod
     def Hint(

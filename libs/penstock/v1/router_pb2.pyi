@@ -110,7 +110,7 @@ class Load(_message.Message):
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
-    """uncached, not yet computed"""
+    """to be computed for prompts: what several have in common once"""
     free_kv_tokens: _builtins.int
     prefill_tokens_per_s: _builtins.float
     """measured; 0 when not yet known"""
@@ -158,7 +158,7 @@ class JoinRequest(_message.Message):
     def load(self) -> Global___Load: ...
     @_builtins.property
     def blocks(self) -> _common_pb2.BlockEvents:
-        """stores only"""
+        """of a store; of a worker those in its own pages, without a tier"""
 
     def __init__(
         self,
@@ -265,18 +265,21 @@ class PlanAsk(_message.Message):
     BLOCK_KEYS_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     tenant: _builtins.str
     session: _builtins.str
     """a hint"""
     prompt_tokens: _builtins.int
     max_tokens: _builtins.int
+    block_keys: _builtins.bytes
+    """The key of every full block of the prompt, 32 bytes each, one behind the other; with `after` only those behind it.
+    In one piece, as a hundred thousand pieces take both sides long to write and read.
+    """
     output_tokens: _builtins.int
     """tokens already emitted, on a re-plan"""
-    @_builtins.property
-    def block_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """every full block of the prompt, in order"""
-
+    after: _builtins.bytes
+    """The key before the first of `block_keys`, if an earlier ask ended with it. It names all keys before it too."""
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that failed this request by a fault of transport or of their own, never by refusing its content: not
@@ -291,13 +294,14 @@ class PlanAsk(_message.Message):
         session: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
-        block_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        block_keys: _builtins.bytes = ...,
         avoid: _abc.Iterable[_builtins.str] | None = ...,
         output_tokens: _builtins.int = ...,
+        after: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "block_keys", b"block_keys", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,8 +400,11 @@ class PlanResponse(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
+    KEYS_WANTED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """1 for the first plan of the stream, then 2, ..."""
+    keys_wanted: _builtins.bool
+    """nothing is planned and nothing else is set: `after` is not known, ask with all keys"""
     @_builtins.property
     def prefill(self) -> Global___Placement:
         """absent: the decode worker prefills"""
@@ -415,10 +422,11 @@ class PlanResponse(_message.Message):
         decode: Global___Placement | None = ...,
         epoch: _builtins.int = ...,
         reasons: Global___PlanReasons | None = ...,
+        keys_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "keys_wanted", b"keys_wanted", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
     _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
@@ -442,6 +450,8 @@ class PlanReasons(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     OTHER_S_FIELD_NUMBER: _builtins.int
     HOME_FIELD_NUMBER: _builtins.int
+    RESIDENT_TOKENS_FIELD_NUMBER: _builtins.int
+    AWAITED_TOKENS_FIELD_NUMBER: _builtins.int
     first_token_s: _builtins.float
     """predicted, the queue included"""
     answer_s: _builtins.float
@@ -449,8 +459,9 @@ class PlanReasons(_message.Message):
     queue_s: _builtins.float
     """for the prompts before this one, at the worker that computes it"""
     cached_tokens: _builtins.int
-    """those from another host's store among them"""
+    """those of `remote_tokens`, `resident_tokens` and `awaited_tokens` among them"""
     remote_tokens: _builtins.int
+    """in another host's store"""
     uncached_tokens: _builtins.int
     expected_output: _builtins.int
     choices: _builtins.int
@@ -459,6 +470,10 @@ class PlanReasons(_message.Message):
     """the whole answer, predicted for the cheapest of the others"""
     home: _builtins.bool
     """the session was at that decode worker before"""
+    resident_tokens: _builtins.int
+    """in the own pages of the worker that computes the prompt"""
+    awaited_tokens: _builtins.int
+    """that worker computes them for other requests"""
     def __init__(
         self,
         *,
@@ -472,10 +487,12 @@ class PlanReasons(_message.Message):
         choices: _builtins.int = ...,
         other_s: _builtins.float | None = ...,
         home: _builtins.bool = ...,
+        resident_tokens: _builtins.int = ...,
+        awaited_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "other_s", b"other_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "cached_tokens", b"cached_tokens", "choices", b"choices", "expected_output", b"expected_output", "first_token_s", b"first_token_s", "home", b"home", "other_s", b"other_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "awaited_tokens", b"awaited_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "expected_output", b"expected_output", "first_token_s", b"first_token_s", "home", b"home", "other_s", b"other_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "resident_tokens", b"resident_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__other_s: _TypeAlias = _typing.Literal["other_s"]  # noqa: Y015
     _WhichOneofArgType__other_s: _TypeAlias = _typing.Literal["_other_s", b"_other_s"]  # noqa: Y015
