@@ -28,6 +28,7 @@ MAX_KEYS = 65_536
 """Most keys of one call to a store; more than any context, and far below a message's limit."""
 MAX_BATCH = 2_048
 """Most blocks of one Reserve or Commit: the store answers such a call in one step of its event loop."""
+_TOKEN_BYTES = 4
 _ROOT_TAG = b"penstock block chain v1"
 
 
@@ -49,10 +50,7 @@ def root_key(spec: KvSpec, namespace: bytes, adapter: str = "") -> bytes:
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of the block that holds `tokens` and follows the block named `parent`."""
-    ids = array("I", tokens)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return hashlib.sha256(parent + ids.tobytes()).digest()
+    return hashlib.sha256(parent + _packed(tokens)).digest()
 
 
 def block_keys(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
@@ -60,11 +58,42 @@ def block_keys(root: bytes, tokens: Sequence[int], block_size: int) -> list[byte
     return extend_keys(root, [], tokens, block_size)
 
 
+class Chain:
+    """The keys of a growing sequence's full blocks. One object serves all who name the sequence's blocks."""
+
+    def __init__(self, root: bytes, block_size: int, tokens: Sequence[int] = (), known: Sequence[bytes] = ()) -> None:
+        """`root` is the parent of the first block; `tokens` are those known so far, `known` the keys of their first
+        blocks."""
+        self.root = root
+        self.block_size = block_size
+        self.keys = list(known)
+        """Of all full blocks so far, from the first on. Only ever grows."""
+        self.cover(tokens)
+
+    def cover(self, tokens: Sequence[int]) -> None:
+        """Adds the keys of the full blocks of `tokens`, which are all tokens so far. Costs only the new blocks."""
+        done = len(self.keys) * self.block_size
+        if len(tokens) - done < self.block_size:
+            return
+        parent, ids = self.parent(len(self.keys)), _packed(tokens[done:])
+        step = _TOKEN_BYTES * self.block_size
+        for start in range(0, len(ids) - step + 1, step):
+            parent = hashlib.sha256(parent + ids[start : start + step]).digest()
+            self.keys.append(parent)
+
+    def parent(self, block: int) -> bytes:
+        """The key before that of the block with this number."""
+        return self.keys[block - 1] if block else self.root
+
+
 def extend_keys(root: bytes, known: Sequence[bytes], tokens: Sequence[int], block_size: int) -> list[bytes]:
     """`block_keys`, given the keys of the first blocks: the cost is that of the new tokens alone."""
-    keys = list(known)
-    parent = keys[-1] if keys else root
-    for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = block_key(parent, tokens[start : start + block_size])
-        keys.append(parent)
-    return keys
+    return Chain(root, block_size, tokens, known).keys
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    """4 bytes each, little-endian."""
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.kv.eviction import POLICIES
 from penstock.kv.host import host_id
 from penstock.kvstore.events.wire.format import STYLES
-from penstock.kvstore.eviction import POLICIES
 from penstock.runtime.capacity import check_host_bytes, check_nvme
 from penstock.runtime.config import (
     LOG_LEVELS,

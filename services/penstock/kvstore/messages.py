@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from penstock.kv.bounds import check_key, check_namespace
+from penstock.kv.bounds import check_key, check_namespace, keys_of
 from penstock.kv.bytes.arena import Layout
+from penstock.kv.identity import MAX_BATCH
 from penstock.kv.spec import spec_to_message
 from penstock.kvstore.checks import check_checksum
 from penstock.kvstore.elsewhere.tier import Elsewhere
@@ -15,7 +16,7 @@ from penstock.kvstore.events.messages import tier_message
 from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
-from penstock.rpc.bounds import check_seconds, check_session
+from penstock.rpc.bounds import check_count, check_seconds, check_session
 from penstock.v1 import common_pb2, kvstore_pb2
 
 
@@ -31,6 +32,16 @@ def _wanted(field: str, block: kvstore_pb2.ReserveBlock, request: kvstore_pb2.Re
     check_key(f"{field}.parent", block.parent)
     check_seconds(f"{field}.seconds", block.seconds)
     return Wanted(block.key, block.parent, block.first_token, block.seconds, request.session, request.namespace)
+
+
+def touched_from_message(request: kvstore_pb2.TouchRequest) -> list[tuple[str, list[bytes]]]:
+    """The checked sessions of a request and the keys that each has used."""
+    used = []
+    for at, one in enumerate(request.used):
+        check_session(f"used[{at}].session", one.session)
+        used.append((one.session, keys_of(f"used[{at}].keys", one.keys, most=MAX_BATCH)))
+    check_count("used", [key for _, keys in used for key in keys], MAX_BATCH)
+    return used
 
 
 def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:

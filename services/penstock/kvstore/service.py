@@ -14,15 +14,15 @@ import grpc
 
 from penstock.kv.bytes import bulk
 from penstock.kv.device.cuda import open_cuda
+from penstock.kv.eviction import make_policy
+from penstock.kv.eviction.promised import KeepPromised
+from penstock.kv.eviction.shares import TenantShares
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.elsewhere.neighbours import Neighbours
 from penstock.kvstore.elsewhere.tier import Elsewhere, open_elsewhere
 from penstock.kvstore.events.membership import StoreMembership
 from penstock.kvstore.events.wire.format import Held
 from penstock.kvstore.events.wire.publisher import Publisher, Translator, WireOptions, open_publisher
-from penstock.kvstore.eviction import make_policy
-from penstock.kvstore.eviction.promised import KeepPromised
-from penstock.kvstore.eviction.shares import TenantShares
 from penstock.kvstore.messages import Reports, hear
 from penstock.kvstore.servicer import Servicer
 from penstock.kvstore.sessions import SessionTable

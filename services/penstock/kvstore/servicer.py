@@ -28,6 +28,7 @@ from penstock.kvstore.messages import (
     hear,
     lease_message,
     stats_message,
+    touched_from_message,
     wanted_from_message,
     written_from_message,
 )
@@ -175,6 +176,11 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         for hint in request.hints:
             hear(self._store.sessions, hint, self._store.now())
         return common_pb2.HintResponse()
+
+    async def Touch(self, request: kvstore_pb2.TouchRequest, context: Context) -> kvstore_pb2.TouchResponse:
+        used = touched_from_message(request)
+        absent = [self._store.touch(request.attachment_id, keys, session) for session, keys in used]
+        return kvstore_pb2.TouchResponse(absent=b"".join(key for keys in absent for key in keys))
 
     async def Read(  # type: ignore[override]  # yields messages that are encoded already
         self, request: kvstore_pb2.ReadRequest, context: Context

@@ -103,6 +103,17 @@ class Store:
         for tier in self.tiers.kept:
             tier.renew_promises(keys)
 
+    def touch(self, attachment_id: str, keys: Sequence[bytes], session: str) -> list[bytes]:
+        """Counts a use of blocks that a client did not ask for, having copies; returns the keys that no tier has."""
+        self.host.table.attachments.of(attachment_id)
+        self.host.touch_blocks(keys, session)
+        others = [key for key in keys if self.host.find_block(key) is None]
+        for tier in self.tiers.kept:
+            if others and tier is not self.host:
+                tier.touch_blocks(others, session)
+        self.blocks_used(keys)
+        return [key for key in others if self.tiers.nearest(key) is None]
+
     def _suspect(self) -> None:
         """Logs once that much is stored and nothing is ever found, as when clients name the same tokens differently."""
         stats = self.stats()

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tests.services.kvstore.helpers import HOST, ROOT, eventually, keys, puts, raw, settings, spec
 
-from penstock.kvstore.events.hub import Change, EventHub, Subscriber
+from penstock.kv.events import Change, EventHub, Subscriber
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.table.blocks import TierKind
 from penstock.rpc.server import serve

@@ -11,7 +11,7 @@ from tests.services.kvstore.helpers import client_of, puts, raw, refusal, settin
 from tests.services.kvstore.test_store_machine import BLOCK_BYTES, TREE, Owners
 
 from penstock.kv.client.client import Origin
-from penstock.kvstore.eviction import POLICIES, SEVERAL
+from penstock.kv.eviction import POLICIES, SEVERAL
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.sessions import SessionPhase
 from penstock.kvstore.table.blocks import Wanted, Written

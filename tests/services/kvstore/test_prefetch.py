@@ -8,7 +8,7 @@ import pytest
 from tests.services.kvstore.helpers import client_of, disk_has, eventually, keys, puts, raw, settings
 
 from penstock.kv.client.client import Origin
-from penstock.kvstore.eviction.base import SEVERAL
+from penstock.kv.eviction.base import SEVERAL
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.table.blocks import Block
 from penstock.kvstore.tiers.disk.movement import Ends

@@ -24,8 +24,8 @@ from tests.services.kvstore.helpers import (
 from tests.services.kvstore.naive import NaiveRetention
 
 from penstock.kv.client.client import Origin
-from penstock.kvstore.eviction.lru import Lru
-from penstock.kvstore.eviction.promised import KeepPromised
+from penstock.kv.eviction.lru import Lru
+from penstock.kv.eviction.promised import KeepPromised
 from penstock.kvstore.service import open_kvstore
 from penstock.kvstore.table.blocks import Block, Wanted, Written
 from penstock.kvstore.table.promises import Grant, Promises

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from tests.services.kvstore.naive import NaiveRetention, NaiveStore
 
-from penstock.kvstore.eviction import make_policy
-from penstock.kvstore.eviction.promised import KeepPromised
+from penstock.kv.eviction import make_policy
+from penstock.kv.eviction.promised import KeepPromised
 from penstock.kvstore.table.blocks import Block, Wanted, Written
 from penstock.kvstore.table.promises import Promises
 from penstock.kvstore.table.table import BlockTable

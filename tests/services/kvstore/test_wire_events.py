@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.services.kvstore.helpers import ROOT, FakeTier, client_of, join, keys, puts, settings, spec
 
-from penstock.kvstore.events.hub import Change
+from penstock.kv.events import Change
 from penstock.kvstore.events.wire.format import Held, payload, removed, stored
 from penstock.kvstore.events.wire.publisher import Publisher, Replay, Translator
 from penstock.kvstore.service import KvStore, open_kvstore

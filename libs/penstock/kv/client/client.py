@@ -12,13 +12,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 
+from penstock.kv.bytes.pieces import split
 from penstock.kv.client.link import ClientStats, Link, StoreFault
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import NOBODY, Origin
 from penstock.kv.client.reading import Leased, Reading
 from penstock.kv.client.writing import BlockPut, Writing
 from penstock.kv.device.memory import Device
-from penstock.kv.identity import MAX_KEYS
+from penstock.kv.identity import KEY_BYTES, MAX_KEYS
 from penstock.kv.spec import KvSpec
 from penstock.runtime.tasks import Failed, beside
 from penstock.v1 import kvstore_pb2
@@ -48,6 +49,11 @@ class StoreClient:
     def connected(self) -> bool:
         """Whether a call would reach the store, as far as is known."""
         return self._link.attachment is not None
+
+    @property
+    def attachment(self) -> str:
+        """Names the present attachment, with which the store's content is another; empty: not connected."""
+        return "" if self._link.attachment is None else self._link.attachment.attachment_id
 
     @property
     def reason(self) -> str:
@@ -101,6 +107,20 @@ class StoreClient:
         )
         granted = await self._link.call(attachment, self._link.rpc.Retain, request)
         return granted.granted_s, granted.blocks
+
+    async def touch(self, used: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes]:
+        """Tells of blocks, by session, that were used from copies outside of the store: at most MAX_BATCH keys.
+
+        Returns those that the store does not have."""
+        attachment = self._link.need()
+        request = kvstore_pb2.TouchRequest(
+            attachment_id=attachment.attachment_id,
+            used=[kvstore_pb2.TouchedBlocks(session=session, keys=b"".join(keys)) for session, keys in used],
+        )
+        answer = await self._link.call(attachment, self._link.rpc.Touch, request)
+        if len(answer.absent) % KEY_BYTES:
+            raise self._link.fault("the store's answer does not fit the question")
+        return split(answer.absent, KEY_BYTES)
 
 
 def _uncounted(task: str) -> None:

@@ -11,8 +11,9 @@ from itertools import zip_longest
 import grpc
 import structlog
 
+from penstock.kv.events import EventHub
 from penstock.kvstore.elsewhere.homes import Directory, by_home, home
-from penstock.kvstore.events.hub import EventHub
+from penstock.kvstore.table.blocks import TierKind
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
 from penstock.runtime.tasks import Failed, beside
@@ -126,7 +127,7 @@ class Neighbours:
 
     # -- what this one has
 
-    async def announce(self, hub: EventHub, keys: Callable[[], Iterable[bytes]], failed: Failed) -> None:
+    async def announce(self, hub: EventHub[TierKind], keys: Callable[[], Iterable[bytes]], failed: Failed) -> None:
         """Tells the homes which blocks come and go, once other stores exist, until cancelled or the hub closes."""
         while not self.others:
             await self._changed.wait()

@@ -9,8 +9,9 @@ import grpc
 import structlog
 
 from penstock.errors import InvalidRequest
-from penstock.kvstore.events.hub import EventHub, Subscriber
+from penstock.kv.events import EventHub, Subscriber
 from penstock.kvstore.events.messages import events_message
+from penstock.kvstore.table.blocks import TierKind
 from penstock.rpc.context import outgoing
 from penstock.rpc.stay import Connection, stay
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
@@ -23,7 +24,7 @@ class StoreMembership:
         self,
         channel: grpc.aio.Channel,
         address: str,
-        hub: EventHub,
+        hub: EventHub[TierKind],
         *,
         host_id: str,
         others: Callable[[Sequence[str]], None],
@@ -68,7 +69,7 @@ class StoreMembership:
         except InvalidRequest as error:
             self._log.warning("a session hint of the router is ignored", reason=error.message)
 
-    async def _requests(self, subscriber: Subscriber) -> AsyncIterator[router_pb2.JoinRequest]:
+    async def _requests(self, subscriber: Subscriber[TierKind]) -> AsyncIterator[router_pb2.JoinRequest]:
         yield router_pb2.JoinRequest(hello=self._hello)
         while (change := await subscriber.next()) is not None:
             yield router_pb2.JoinRequest(blocks=events_message(change))

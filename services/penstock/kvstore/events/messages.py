@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import cast
 
-from penstock.kvstore.events.hub import Change
+from penstock.kv.events import Change
 from penstock.kvstore.table.blocks import TierKind
 from penstock.v1 import common_pb2
 
 
-def events_message(change: Change) -> common_pb2.BlockEvents:
+def events_message(change: Change[TierKind]) -> common_pb2.BlockEvents:
     """A Change for the wire."""
     return common_pb2.BlockEvents(
-        stored=change.stored, removed=change.removed, snapshot=change.snapshot, tier=tier_message(change.tier)
+        stored=change.stored,
+        removed=change.removed,
+        snapshot=change.snapshot,
+        tier=tier_message(change.tier or TierKind.HOST),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
-from penstock.kvstore.eviction.base import EvictionPolicy
+from penstock.kv.eviction.base import EvictionPolicy
 
 
 class TierKind(IntEnum):
@@ -110,6 +110,18 @@ class Lease:
     """Where the blocks were, by index, that were not in host memory when they were asked for."""
     more: bool = False
     """The time ended while more was on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """A use of blocks that are in host memory."""
+
+    session: str
+    """Digest of the session; empty: unknown."""
+    blocks: Sequence[Block]
+    """One behind the other in a prompt."""
+    brought: int = 0
+    """Those of them that were not in host memory when they were asked for."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from penstock.kvstore.eviction.base import SEVERAL
+from penstock.kv.eviction.base import SEVERAL
 from penstock.kvstore.table.blocks import Block, BlockPolicy
 from penstock.kvstore.table.promises import Promises
 from penstock.kvstore.table.slots import Slots

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.kv.eviction.lru import Lru
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.lru import Lru
 from penstock.kvstore.table.attachments import Attachments
 from penstock.kvstore.table.blocks import Block, MakePolicy, TableStats
 from penstock.kvstore.table.clock import Wake, asleep
@@ -102,6 +102,15 @@ class BlockTable:
         self._shelf.use(block, session, now)
         self._shelf.offer(block)
         return True
+
+    def touch_all(self, keys: Iterable[bytes], session: str, now: float) -> list[Block]:
+        """Counts as one use of those of the blocks that are stored; returns these."""
+        self._shelf.tick += 1
+        found = [block for key in keys if (block := self._shelf.find(key)) is not None]
+        for block in found:
+            self._shelf.use(block, session, now)
+            self._shelf.offer(block)
+        return found
 
     def hold(self, key: bytes) -> Block | None:
         """Pins one stored block for the store's own use, until `drop`. Does not count as a use."""

@@ -99,6 +99,9 @@ class KeepingTier(Tier, Protocol):
     def renew_promises(self, keys: Sequence[bytes]) -> None:
         """Renews its promises of blocks that were used in any tier."""
 
+    def touch_blocks(self, keys: Sequence[bytes], session: str) -> None:
+        """Counts those of the blocks that it has as used by a client that had copies of them, and so asked for none."""
+
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes a hint about the session's return to its eviction policy."""
 

@@ -15,7 +15,7 @@ from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.table.blocks import Block, Lease, TierKind
+from penstock.kvstore.table.blocks import Block, BlockUse, Lease, TierKind
 from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.table.shelf import BlockWatcher
 from penstock.kvstore.table.table import BlockTable
@@ -78,7 +78,7 @@ class HostTier:
         self.handed_out = asyncio.Event()
         """Set whenever a slot gets a holder."""
         self._watchers: list[BlockWatcher] = []
-        self._listeners: list[Callable[[Lease], None]] = []
+        self._listeners: list[Callable[[BlockUse], None]] = []
         self._alarm = Alarm(rules.now, lambda: self.table)
         self._log = structlog.get_logger("penstock.kvstore")
         self._form = self._formed(None, Layout(0, 0, 1), 0)
@@ -127,8 +127,8 @@ class HostTier:
             self._watchers.remove(watcher)
 
     @contextmanager
-    def leases_heard_by(self, listener: Callable[[Lease], None]) -> Iterator[None]:
-        """Calls the listener with each lease that is given, for the length of the block. It must not do I/O."""
+    def uses_heard_by(self, listener: Callable[[BlockUse], None]) -> Iterator[None]:
+        """Calls the listener with each use of blocks here, for the length of the block. It must not do I/O."""
         self._listeners.append(listener)
         try:
             yield
@@ -137,8 +137,11 @@ class HostTier:
 
     def lease_given(self, lease: Lease) -> None:
         """Tells the listeners of a lease that has grown as far as it could."""
+        self._tell(BlockUse(lease.session, lease.blocks, len(lease.brought)))
+
+    def _tell(self, use: BlockUse) -> None:
         for listener in self._listeners:
-            listener(lease)
+            listener(use)
 
     # -- as a tier
 
@@ -184,6 +187,10 @@ class HostTier:
     def renew_promises(self, keys: Sequence[bytes]) -> None:
         """Renews what host memory has promised of these blocks."""
         self.table.renew(keys, self._rules.now())
+
+    def touch_blocks(self, keys: Sequence[bytes], session: str) -> None:
+        """Counts as a lease of the blocks that are in host memory."""
+        self._tell(BlockUse(session, self.table.touch_all(keys, session, self._rules.now())))
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of host memory."""

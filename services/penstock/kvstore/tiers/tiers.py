@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from penstock.kv.events import EventHub
 from penstock.kv.spec import KvSpec
-from penstock.kvstore.events.hub import EventHub
 from penstock.kvstore.table.blocks import Block, TierKind
 from penstock.kvstore.tiers.base import Follower, KeepingTier, Tier
 
@@ -20,7 +20,7 @@ class Tiers:
     """Those that are open, the nearest first."""
 
     def __init__(self) -> None:
-        self.hub = EventHub(self._places)
+        self.hub: EventHub[TierKind] = EventHub(self._places)
         """Who listens to changes."""
         self.kept: list[KeepingTier] = []
         """Those of the tiers that keep blocks of this store."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.services.kvstore.helpers import ROOT, keys
 
-from penstock.kvstore.eviction.base import SEVERAL
+from penstock.kv.eviction.base import SEVERAL
 from penstock.kvstore.sessions import KnownSession, SessionPhase
 from penstock.kvstore.table.blocks import Block, Wanted, Written
 from penstock.kvstore.table.table import BlockTable

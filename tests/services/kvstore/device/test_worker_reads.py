@@ -10,11 +10,13 @@ from tests.services.kvstore.device.helpers import Bench, bench
 from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, eventually, keys, puts, spec
 
 from penstock.engine.hooks import Check
+from penstock.engine.pages import PagePool
 from penstock.kv.client.client import open_store
 from penstock.rpc.channels import open_channels
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.testing.twin import TwinDevice
 from penstock.worker.fetching import Fetcher
+from penstock.worker.stored import StoredKeys
 
 
 class Pages:
@@ -25,6 +27,12 @@ class Pages:
     def __init__(self, meanwhile: Any = None) -> None:
         self.content: list[bytes] = []
         self._meanwhile = meanwhile
+
+    async def take(self, first_block: int, blocks: int) -> int:
+        return 0
+
+    def settled(self, blocks: int) -> None:
+        assert blocks <= len(self.content)
 
     async def write(self, first_block: int, blocks: Sequence[Any], check: Check | None = None) -> int:
         assert first_block == len(self.content) and check is not None
@@ -45,7 +53,9 @@ async def fetch(it: Bench, pages: Pages, count: int) -> tuple[Fetcher, bool]:
     async with open_channels() as channels:
         channel = channels.to(it.store.address)
         async with open_store(channel, "worker", spec(), HOST, device=TwinDevice()) as client:
-            fetcher = Fetcher(store=client, metrics=WorkerMetrics(), keys=keys(count), block_size=16)
+            metrics = WorkerMetrics()
+            known = StoredKeys(client, PagePool(1), metrics)
+            fetcher = Fetcher(store=client, metrics=metrics, keys=keys(count), block_size=16, known=known)
             return fetcher, await fetcher.upto(count, pages)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import structlog
 
-from penstock.kvstore.events.hub import Change, Subscriber
+from penstock.kv.events import Change, Subscriber
 from penstock.kvstore.events.wire.format import CLEARED, END, Event, Held, payload, removed, stored
+from penstock.kvstore.table.blocks import TierKind
 from penstock.runtime.config import ConfigError
 from penstock.runtime.tasks import Failed, beside
 
@@ -62,7 +63,7 @@ class Translator:
         self._block_size = block_size
         self._told: dict[bytes, str] = {}
 
-    def events(self, change: Change) -> list[Event]:
+    def events(self, change: Change[TierKind]) -> list[Event]:
         """In an order in which they can be applied."""
         events: list[Event] = []
         if change.snapshot:
@@ -136,7 +137,7 @@ class Publisher:
         self._replay.add(sequence, batch)
         await self._pub.send_multipart([self._options.topic.encode(), _bytes(sequence), batch])
 
-    async def follow(self, subscriber: Subscriber, translator: Translator) -> None:
+    async def follow(self, subscriber: Subscriber[TierKind], translator: Translator) -> None:
         """Publishes all that `subscriber` hears, until it ends."""
         while (change := await subscriber.next()) is not None:
             await self.publish(translator.events(change))

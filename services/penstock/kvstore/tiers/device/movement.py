@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock.kvstore.eviction import SEVERAL
+from penstock.kv.eviction import SEVERAL
 from penstock.kvstore.sessions import KnownSession, SessionPhase
 from penstock.kvstore.table.blocks import Block
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from penstock.kv.device.memory import DeviceFault
 from penstock.kvstore.sessions import SessionTable
-from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
+from penstock.kvstore.table.blocks import Block, BlockUse, TierKind, Wanted, Written
 from penstock.kvstore.tiers.base import Room, Rules
 from penstock.kvstore.tiers.device.copier import Move, Outcome
 from penstock.kvstore.tiers.device.form import DeviceBlocks, DeviceForm
@@ -50,12 +50,12 @@ class DeviceMover:
         """Everything was formatted."""
         self._pending.clear()
 
-    def used(self, lease: Lease) -> None:
-        """Blocks of host memory were leased: some of them may be worth a place on the device."""
+    def used(self, use: BlockUse) -> None:
+        """Blocks of host memory were used: some of them may be worth a place on the device."""
         table = self._blocks.form.table
         if self._blocks.off or not table.slots.count:
             return
-        for block in lease.blocks:
+        for block in use.blocks:
             there = table.touch(block.key, block.session, self._now())
             if not there and len(self._pending) < _PENDING:
                 self._pending[block.key] = None

@@ -39,7 +39,7 @@ async def open_device_tier(
     try:
         mover = DeviceMover(blocks, host, sessions, tiers=tiers, rules=rules)
         tier = DeviceTier(blocks, mover, rules)
-        with tiers.keeping(tier), tiers.followed_by(tier), host.leases_heard_by(mover.used):
+        with tiers.keeping(tier), tiers.followed_by(tier), host.uses_heard_by(mover.used):
             async with beside(mover.run, name="device mover", on_failure="restart", failed=rules.failed):
                 yield tier
     finally:

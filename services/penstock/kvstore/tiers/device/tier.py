@@ -117,6 +117,10 @@ class DeviceTier:
         """Renews what the device has promised of these blocks."""
         self._table.renew(keys, self._now())
 
+    def touch_blocks(self, keys: Sequence[bytes], session: str) -> None:
+        """Counts as a use of the blocks that are on the device."""
+        self._table.touch_all(keys, session, self._now())
+
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of the device."""
         self._table.expect_session(session, hint)

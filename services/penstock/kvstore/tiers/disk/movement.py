@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from penstock.kvstore.eviction.base import SEVERAL
+from penstock.kv.eviction.base import SEVERAL
 from penstock.kvstore.sessions import KnownSession, SessionPhase
 from penstock.kvstore.table.blocks import Block
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 import structlog
 
 from penstock.kvstore.sessions import SessionTable
-from penstock.kvstore.table.blocks import Block, Lease
+from penstock.kvstore.table.blocks import Block, BlockUse
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.movement import Candidates, Learned, Merit, worth
 from penstock.kvstore.tiers.disk.space import Damaged
@@ -33,7 +33,7 @@ _PART = 16
 _GLANCE = 512
 """Blocks that are looked at in one step."""
 _MOST_USES = 256
-"""Leases that the disk was not told of yet; of more the oldest are forgotten."""
+"""Uses that the disk was not told of yet; of more the oldest are forgotten."""
 
 
 class DiskMover:
@@ -93,15 +93,15 @@ class DiskMover:
             self._reuse.learn(block.uses > 0)
             self._ends.gone(block)
 
-    def leased(self, lease: Lease) -> None:
+    def used(self, use: BlockUse) -> None:
         """Blocks of host memory were used."""
-        if lease.blocks:
-            self._ends.at(lease.session, lease.blocks[-1].key)
-        self._used.append((lease.session, [block.key for block in lease.blocks]))
-        for _ in lease.brought:
+        if use.blocks:
+            self._ends.at(use.session, use.blocks[-1].key)
+        self._used.append((use.session, [block.key for block in use.blocks]))
+        for _ in range(use.brought):
             self._reuse.learn(True)
         if self._candidates.waiting:
-            for block in lease.blocks:
+            for block in use.blocks:
                 self._candidates.again(block)
         self._wake.set()
 

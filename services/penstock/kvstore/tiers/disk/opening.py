@@ -132,7 +132,7 @@ class Disk:
         with wanted.membership as membership:
             membership.enter_context(self._tiers.keeping(DiskTier(blocks, mover, self._rules.now)))
             membership.enter_context(self._host.watched_by(mover))
-            membership.enter_context(self._host.leases_heard_by(mover.leased))
+            membership.enter_context(self._host.uses_heard_by(mover.used))
             self._tiers.expect_no_more(TierKind.NVME)
             await mover.look()
             async with beside(mover.run, name="disk mover", on_failure="restart", failed=self._rules.failed):

@@ -11,8 +11,8 @@ from functools import partial
 
 import structlog
 
+from penstock.kv.eviction.lru import Lru
 from penstock.kv.spec import KvSpec
-from penstock.kvstore.eviction.lru import Lru
 from penstock.kvstore.table.blocks import BlockPolicy
 from penstock.kvstore.table.promises import Promises
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks

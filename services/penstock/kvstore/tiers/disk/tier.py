@@ -54,6 +54,10 @@ class DiskTier:
         """Renews what the disk has promised of these blocks."""
         self._blocks.table.renew(keys, self._now())
 
+    def touch_blocks(self, keys: Sequence[bytes], session: str) -> None:
+        """Counts as a use of the blocks that are on the disk."""
+        self._blocks.touch(keys, session)
+
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of the disk, and wakes the mover, which may bring its blocks."""
         self._blocks.table.expect_session(session, hint)

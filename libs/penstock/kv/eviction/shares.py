@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from typing import Generic
 
+from penstock.kv.eviction.base import EvictionPolicy, OwnedT
+from penstock.kv.eviction.lru import Lru
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.base import EvictionPolicy, OwnedT
-from penstock.kvstore.eviction.lru import Lru
 
 _SLACK = 64
 

@@ -1,4 +1,5 @@
-"""Tells subscribers which blocks came and went. Memory is bounded for each, however slowly it reads."""
+"""Tells subscribers which blocks came to a place and which went: to a tier of a store, or to a worker's own pages.
+Memory is bounded for each subscriber, however slowly it reads."""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-
-from penstock.kvstore.table.blocks import TierKind
+from typing import Generic, TypeVar
 
 PIECE = 16_384
 """Keys in one message: about half a MiB."""
@@ -16,37 +16,39 @@ PENDING = 65_536
 """Changes that wait for one subscriber before it is sent a new snapshot instead."""
 
 
-Places = Callable[[], Iterable[tuple[bytes, TierKind]]]
+Place = TypeVar("Place")
+Places = Callable[[], Iterable[tuple[bytes, Place]]]
 """All that can be found now, and where. It is read piece by piece, while blocks come and go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(Generic[Place]):
     """Keys that are now in `tier`, and keys that went. `snapshot`: forget everything before, this is the first part."""
 
-    tier: TierKind = TierKind.HOST
+    tier: Place | None = None
+    """None: there are no such keys."""
     stored: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
     snapshot: bool = False
 
 
-class Subscriber:
+class Subscriber(Generic[Place]):
     """One reader. Made by `EventHub.subscribe`."""
 
-    def __init__(self, keys: Places, pending: int, piece: int) -> None:
+    def __init__(self, keys: Places[Place], pending: int, piece: int) -> None:
         self._keys = keys
         self._limit = pending
         self._piece = piece
-        self._pending: dict[bytes, TierKind | None] = {}
+        self._pending: dict[bytes, Place | None] = {}
         self._restart = True
-        self._snapshot: Iterator[tuple[bytes, TierKind]] = iter(())
-        self._ahead: tuple[bytes, TierKind] | None = None
+        self._snapshot: Iterator[tuple[bytes, Place]] = iter(())
+        self._ahead: tuple[bytes, Place] | None = None
         """The snapshot's next."""
         self._wake = asyncio.Event()
         self._closed = False
         self.resynchronised = 0
 
-    def note(self, key: bytes, tier: TierKind | None) -> None:
+    def note(self, key: bytes, tier: Place | None) -> None:
         """A block is in `tier` now, or in none. Of a key's changes only the last is kept: the reader needs no more."""
         if self._restart:
             return  # the snapshot to come will show it
@@ -69,33 +71,41 @@ class Subscriber:
         self._closed = True
         self._wake.set()
 
-    async def next(self) -> Change | None:
+    async def next(self) -> Change[Place] | None:
         """The next message; waits until there is one. None at the end."""
-        while not self._closed:
-            if self._restart:
-                self._restart = False
-                self._snapshot = iter(self._keys())
-                self._ahead = next(self._snapshot, None)
-                return self._part(snapshot=True)
-            if self._ahead is not None:
-                return self._part()
-            if self._pending:
-                return self._take()
+        await self.news()
+        return self.take()
+
+    async def news(self) -> None:
+        """Returns when there is something to take, or at the end."""
+        while not (self._closed or self._restart or self._ahead is not None or self._pending):
             self._wake.clear()
             await self._wake.wait()
-        return None
 
-    def _part(self, *, snapshot: bool = False) -> Change:
+    def take(self) -> Change[Place] | None:
+        """The next message; None when there is none now, or at the end."""
+        if self._closed:
+            return None
+        if self._restart:
+            self._restart = False
+            self._snapshot = iter(self._keys())
+            self._ahead = next(self._snapshot, None)
+            return self._part(snapshot=True)
+        if self._ahead is not None:
+            return self._part()
+        return self._some() if self._pending else None
+
+    def _part(self, *, snapshot: bool = False) -> Change[Place]:
         """The next keys of the snapshot that are in one tier."""
-        change = Change(self._ahead[1] if self._ahead is not None else TierKind.HOST, snapshot=snapshot)
+        change = Change(self._ahead[1] if self._ahead is not None else None, snapshot=snapshot)
         while self._ahead is not None and len(change.stored) < self._piece and self._ahead[1] is change.tier:
             change.stored.append(self._ahead[0])
             self._ahead = next(self._snapshot, None)
         return change
 
-    def _take(self) -> Change:
+    def _some(self) -> Change[Place]:
         """The next changes, in order, up to the one that is of another tier."""
-        first = next((tier for tier in self._pending.values() if tier is not None), TierKind.HOST)
+        first = next((tier for tier in self._pending.values() if tier is not None), None)
         change = Change(first)
         for key, tier in list(islice(self._pending.items(), self._piece)):
             if tier not in (None, first):
@@ -105,12 +115,12 @@ class Subscriber:
         return change
 
 
-class EventHub:
-    """All subscribers of one store. `keys` lists the blocks that can be found now."""
+class EventHub(Generic[Place]):
+    """All subscribers of one store or worker. `keys` lists the blocks that can be found now."""
 
-    def __init__(self, keys: Places, *, pending: int = PENDING, piece: int = PIECE) -> None:
+    def __init__(self, keys: Places[Place], *, pending: int = PENDING, piece: int = PIECE) -> None:
         self._keys, self._pending, self._piece = keys, pending, piece
-        self._subscribers: set[Subscriber] = set()
+        self._subscribers: set[Subscriber[Place]] = set()
         self._resynchronised = 0
         self._closed = False
 
@@ -120,7 +130,7 @@ class EventHub:
         return self._resynchronised + sum(one.resynchronised for one in self._subscribers)
 
     @contextmanager
-    def subscribe(self) -> Iterator[Subscriber]:
+    def subscribe(self) -> Iterator[Subscriber[Place]]:
         """A subscriber for the length of the block: first a snapshot, then every change."""
         subscriber = Subscriber(self._keys, self._pending, self._piece)
         self._subscribers.add(subscriber)
@@ -132,7 +142,7 @@ class EventHub:
             self._subscribers.discard(subscriber)
             self._resynchronised += subscriber.resynchronised
 
-    def note(self, key: bytes, tier: TierKind | None) -> None:
+    def note(self, key: bytes, tier: Place | None) -> None:
         """Tells all subscribers that a block is in `tier` now, or in none. Never blocks."""
         for subscriber in self._subscribers:
             subscriber.note(key, tier)

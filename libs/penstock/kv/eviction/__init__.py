@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kvstore.eviction.base import SEVERAL, Evictable, EvictionPolicy
-from penstock.kvstore.eviction.lru import Lru
-from penstock.kvstore.eviction.s3fifo import S3Fifo
-from penstock.kvstore.eviction.worth import Worth
+from penstock.kv.eviction.base import SEVERAL, Evictable, EvictionPolicy
+from penstock.kv.eviction.lru import Lru
+from penstock.kv.eviction.s3fifo import S3Fifo
+from penstock.kv.eviction.worth import Worth
 
 POLICIES = ("worth", "s3-fifo", "lru")
 

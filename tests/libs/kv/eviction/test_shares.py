@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.services.kvstore.helpers import client_of, keys, puts, read, settings
 
 from penstock.kv.client.client import Origin
-from penstock.kvstore.eviction import Lru, make_policy
-from penstock.kvstore.eviction.promised import KeepPromised
-from penstock.kvstore.eviction.shares import TenantShares
+from penstock.kv.eviction import Lru, make_policy
+from penstock.kv.eviction.promised import KeepPromised
+from penstock.kv.eviction.shares import TenantShares
 from penstock.kvstore.service import open_kvstore
 from penstock.runtime.config import ConfigError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from typing import Generic
 
+from penstock.kv.eviction.base import BlockT
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.base import BlockT
 
 _SLACK = 64
 

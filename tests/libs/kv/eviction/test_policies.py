@@ -9,12 +9,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.services.kvstore.eviction.helpers import Item, key
+from tests.libs.kv.eviction.helpers import Item, key
 
 from penstock.kv.cost import PrefillCost
+from penstock.kv.eviction import POLICIES, SEVERAL, EvictionPolicy, Lru, S3Fifo, Worth, make_policy, worth
+from penstock.kv.eviction.reuse import BUCKETS, EDGES, bucket
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction import POLICIES, SEVERAL, EvictionPolicy, Lru, S3Fifo, Worth, make_policy, worth
-from penstock.kvstore.eviction.reuse import BUCKETS, EDGES, bucket
 
 NUMBERS = st.integers(0, 9)
 OWNERS = ["", "a", "b", SEVERAL]

@@ -9,8 +9,8 @@ import heapq
 from collections import OrderedDict
 from typing import Generic
 
+from penstock.kv.eviction.base import BlockT
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.base import BlockT
 
 _SMALL, _MAIN = 0, 1
 _SMALL_SHARE = 0.1

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from typing import Generic
 
 from penstock.kv.cost import PrefillCost
+from penstock.kv.eviction.base import SEVERAL, BlockT, Evictable
+from penstock.kv.eviction.reuse import BUCKETS, EDGES, ReuseTimes, bucket
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.base import SEVERAL, BlockT, Evictable
-from penstock.kvstore.eviction.reuse import BUCKETS, EDGES, ReuseTimes, bucket
 
 _MOST_USES = 5
 _MOST_TURNS = 3

@@ -8,10 +8,10 @@ from bisect import bisect_right
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.services.kvstore.eviction.helpers import key
+from tests.libs.kv.eviction.helpers import key
 
-from penstock.kvstore.eviction import reuse
-from penstock.kvstore.eviction.reuse import BUCKETS, EDGES, ReuseTimes, bucket
+from penstock.kv.eviction import reuse
+from penstock.kv.eviction.reuse import BUCKETS, EDGES, ReuseTimes, bucket
 
 GROUPS = 3
 Use = tuple[float, int, int]

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import Generic
 
+from penstock.kv.eviction.base import EvictionPolicy, KeepableT
 from penstock.kv.hint import ReturnHint
-from penstock.kvstore.eviction.base import EvictionPolicy, KeepableT
 
 _SLACK = 64
 
