@@ -46,3 +46,31 @@ class Tool:
         """OpenAI's form, which templates expect."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of a chat template that the client sets."""
+
+    name: str
+    value: Any
+    """JSON."""
+    at: str
+    """Where it stands in the request, for errors."""
+    wish: bool = False
+    """Whether a template need not read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How messages become a prompt."""
+
+    generate: bool = True
+    """Whether the template opens an answer behind the last message."""
+    continued: bool = False
+    """Whether the prompt ends with the text of the last message, which the answer continues."""
+    variables: tuple[Variable, ...] = ()
+
+
+PLAIN = Rendering()
+"""The template opens an answer, and nothing else is asked of it."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from penstock.chat.detokenize import TextStream, TokenBytes
 from penstock.chat.formats.families import FORMATS, recognise
 from penstock.chat.formats.format import ToolFormat
 from penstock.chat.formats.parser import AssistantParser
-from penstock.chat.messages import Message, Tool
+from penstock.chat.messages import PLAIN, Message, Rendering, Tool
 from penstock.chat.prompt import Marker, PromptEncoder
+from penstock.chat.resuming.rendered import Rendered, furthest
 from penstock.chat.sessions import Continuations
 from penstock.chat.template import ChatTemplate, Renders
 from penstock.errors import InvalidRequest
+
+_END = "\ufdd1 "
+"""Behind a text that an answer continues, while the template renders it: a noncharacter, and a space that is gone when
+the template trims."""
 
 
 class ChatModelError(ValueError):
@@ -58,28 +64,87 @@ class ChatModel:
     _foreign: Marker
     _own: Marker
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """The prompt's text, marked (see `prompt`), ready for the model to answer. Raises InvalidRequest."""
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], rendering: Rendering = PLAIN) -> str:
+        """The text that `rendered` makes."""
+        return self.rendered(messages, tools, rendering).text
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        rendering: Rendering = PLAIN,
+        earlier: Sequence[Rendered] = (),
+    ) -> Rendered:
+        """The prompt's text, marked (see `prompt`), ready for the model to answer. Raises InvalidRequest.
+
+        Where one of the `earlier` renderings, of any kind and with any tools, can be gone on from, only what is new is
+        rendered. A text that the answer continues is always rendered as a whole, and none goes on from it.
+        """
         if self.template is None:
             raise InvalidRequest("messages: this model has no chat template; use /v1/completions", field="messages")
         try:
-            shown = [self._template_message(message) for message in messages]
-            return self.template.render(shown, [self._foreign.mark(tool.as_json()) for tool in tools] or None)
+            offered = [self._foreign.mark(tool.as_json()) for tool in tools] or None
+            values = self._values(rendering, self.template.variables)
+            if rendering.continued:
+                text = self._continued(self.template, messages, offered, values)
+                return Rendered(text, tuple(messages), open=True)
+            resume = partial(self.template.resume, generate=rendering.generate, variables=values)
+            found = furthest(messages, earlier)
+            if found is not None:
+                seen = found.seen(messages)
+                shown = [self._template_message(each) if at in seen else each.role for at, each in enumerate(messages)]
+                rest = resume(shown, offered, found.waypoint)
+                if rest is not None:
+                    return found.continued(messages, rest)
+            rest = resume([self._template_message(each) for each in messages], offered, None)
         except RecursionError:
             raise InvalidRequest("messages: messages or tools are nested too deeply", field="messages") from None
+        assert rest is not None, "a whole rendering is never lost"
+        return Rendered(rest.text, tuple(messages), rest.waypoint)
+
+    def _continued(
+        self,
+        template: Renders,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The text up to where an answer continues the last message."""
+        if messages[-1].calls:
+            what = "messages: the last one has calls, which an answer cannot continue"
+            raise InvalidRequest(what, field="messages")
+        shown = [self._template_message(message) for message in messages]
+        shown[-1]["content"] += _END
+        return _open(template.render(shown, tools, generate=False, variables=variables))
+
+    def _values(self, rendering: Rendering, known: Collection[str]) -> dict[str, Any]:
+        """The variables that the client sets. Raises InvalidRequest for one that the template does not read."""
+        for variable in rendering.variables:
+            idle = variable.name == "enable_thinking" and variable.value is False and not self.thinks
+            if variable.name not in known and not variable.wish and not idle:
+                read = ", ".join(sorted(known)) or "none"
+                what = f"{variable.at}: the model's chat template does not read it; of such variables it reads {read}"
+                raise InvalidRequest(what, field=variable.at, code="unsupported_parameter")
+        given = {variable.name: variable.value for variable in rendering.variables if variable.name in known}
+        marked: dict[str, Any] = self._foreign.mark(given)
+        return marked
 
     def text_stream(self) -> TextStream:
         """A detokenizer for one answer."""
         return TextStream(self.tokenizer, self.silent)
 
-    def parser(self, prompt: str, *, offered: Collection[str] | None) -> AssistantParser:
-        """A parser for one answer to the rendered `prompt`; `offered`: the functions that may be called."""
-        thinking = self.thinks and self.opened(prompt)
+    def parser(self, *, thinking: bool, offered: Collection[str] | None) -> AssistantParser:
+        """A parser for one answer; `thinking`: it begins inside of reasoning; `offered`: the functions that may be
+        called."""
         return AssistantParser(self.family, offered=offered, think=self.thinks, thinking=thinking)
 
-    def opened(self, prompt: str) -> bool:
-        """Whether the rendered `prompt` ends where reasoning begins."""
-        return prompt.rstrip().endswith(self.family.reasoning.open.rstrip())
+    def thinking(self, prompt: str, continued: str = "") -> bool:
+        """Whether an answer to the rendered `prompt` begins inside of reasoning; `continued` is the text of a message
+        that it continues."""
+        begin, end = self.family.reasoning.open.strip(), self.family.reasoning.close.strip()
+        if not self.thinks:
+            return False
+        return prompt.rstrip().endswith(begin) or continued.rfind(begin) > continued.rfind(end)
 
     def _template_message(self, message: Message) -> dict[str, Any]:
         # An assistant's text may hold a marker that the parser took for content; it must come back as it was.
@@ -104,6 +169,16 @@ class ChatModel:
                 for call in message.calls
             ]
         return shown
+
+
+def _open(text: str) -> str:
+    """A rendered text up to where the answer continues it; as transformers does it, without the space in front where
+    the template trims. Raises InvalidRequest when the template shows the last message in another form."""
+    at = text.rfind(_END.rstrip())
+    if at < 0:
+        what = "messages: the chat template does not show the last message's text, so an answer cannot continue it"
+        raise InvalidRequest(what, field="messages")
+    return text[:at] if text.startswith(_END, at) else text[:at].rstrip()
 
 
 def load_chat_model(directory: Path, tool_format: str = "") -> ChatModel:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from penstock.chat.messages import Call, Message
 from penstock.chat.prompt import SPLIT, Cut, Encoded, common_prefix
+from penstock.chat.resuming.rendered import Rendered
 from penstock.kv.identity import extend_keys
 
 MOST_BRANCHES = 8
@@ -42,9 +43,19 @@ class Branch:
     root: bytes
     keys: Sequence[bytes]
     """Of the prompt's full blocks."""
-    messages: int = 0
-    """Number of messages that the prompt was rendered from."""
+    rendered: Rendered = field(default_factory=Rendered)
+    """The prompt's text, and what it was made of."""
     answer: Spoken | None = None
+
+    @property
+    def begun(self) -> Message | None:
+        """The message that the answer continues; None: the answer is one of its own."""
+        return self.rendered.messages[-1] if self.rendered.open else None
+
+    @property
+    def place(self) -> int:
+        """Which message of a longer conversation the answer is, or ends."""
+        return len(self.rendered.messages) - self.rendered.open
 
     @property
     def ids(self) -> array[int]:
@@ -98,15 +109,20 @@ class Continuations:
 
     def _continued(self, text: str, messages: Sequence[Message], branch: Branch) -> Continuation:
         prompt, answer = branch.prompt, branch.answer
-        if answer is None or len(messages) <= branch.messages or not text.startswith(prompt.text):
+        if answer is None or len(messages) <= branch.place or not text.startswith(prompt.text):
             return Continuation(branch, prompt)
-        begin = len(prompt.text)
+        if not _agree(messages[branch.place], branch.begun, answer.message):
+            return Continuation(branch, prompt)
+        begin, said = len(prompt.text), self._decode(answer.ids)
         places = [(at, end) for end in self._ends if (at := text.find(end, begin)) >= 0]
-        if not places or not _agree(messages[branch.messages], answer.message):
-            return Continuation(branch, prompt)
-        at, end = min(places)
-        if _bare(text[begin:at]) != _bare(self._decode(answer.ids)):
-            return Continuation(branch, prompt)
+        if places:
+            at, end = min(places)
+            if _bare(text[begin:at]) != _bare(said):
+                return Continuation(branch, prompt)
+        else:
+            at, end = len(text), ""
+            if text[begin:] != said:  # the answer goes on, right behind what was generated
+                return Continuation(branch, prompt)
         through, ids = at + len(end), prompt.ids + answer.ids
         earlier = Encoded(text[:through], ids, (*prompt.cuts, Cut(at, len(ids), through)))
         return Continuation(branch, earlier, len(answer.ids))
@@ -118,15 +134,21 @@ def _usable(text: str, earlier: Encoded) -> int:
     return shared[-1].chars if shared else 0
 
 
-def _agree(given: Message, spoken: Message) -> bool:
-    """Whether the client sends back what it got; white space around a text, and inside of arguments, doesn't count."""
+def _agree(given: Message, begun: Message | None, spoken: Message) -> bool:
+    """Whether the client sends back what it got, behind what it had `begun` itself; white space around a text, and
+    inside of arguments, doesn't count."""
     return (
         given.role == spoken.role
-        and given.content.strip() == spoken.content.strip()
-        and (not given.reasoning or given.reasoning.strip() == spoken.reasoning.strip())
+        and _same_text(given.content, begun.content if begun else "", spoken.content)
+        and (not given.reasoning or _same_text(given.reasoning, begun.reasoning if begun else "", spoken.reasoning))
         and len(given.calls) == len(spoken.calls)
         and all(map(_same_call, given.calls, spoken.calls))
     )
+
+
+def _same_text(given: str, begun: str, spoken: str) -> bool:
+    given, begun = given.strip(), begun.strip()
+    return given.startswith(begun) and given[len(begun) :].strip() == spoken.strip()
 
 
 def _same_call(given: Call, spoken: Call) -> bool:
@@ -145,12 +167,12 @@ def _bare(text: str) -> str:
     return "".join(text.split()).replace(SPLIT, "")
 
 
-def branch_of(encoded: Encoded, messages: int, earlier: Branch | None, root: bytes, block_size: int) -> Branch:
+def branch_of(encoded: Encoded, rendered: Rendered, earlier: Branch | None, root: bytes, block_size: int) -> Branch:
     """The branch of a prompt; the keys of a prefix that it took from `earlier` are taken over too."""
     known: Sequence[bytes] = ()
     if earlier is not None and earlier.root == root:
         known = earlier.keys[: encoded.reused // block_size]
-    return Branch(encoded, root, extend_keys(root, known, encoded.ids, block_size), messages)
+    return Branch(encoded, root, extend_keys(root, known, encoded.ids, block_size), rendered)
 
 
 @dataclass(slots=True)

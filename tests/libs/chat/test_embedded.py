@@ -39,7 +39,7 @@ def test_turns_only_append(model):
 def test_what_it_writes_is_read_and_comes_back_the_same(model):
     call = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
     stream = model.text_stream()
-    parser = model.parser("", offered=("get_weather",))
+    parser = model.parser(thinking=False, offered=("get_weather",))
     events = []
     for token in model.tokenizer.encode(call, add_special_tokens=False).ids:
         events += parser.feed(stream.feed(token))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.chat.events import CallArguments, CallStart, Content, Event, Reasoning
 from penstock.chat.formats.hermes import HERMES
+from penstock.chat.formats.llama import LLAMA_JSON
+from penstock.chat.formats.mistral import MISTRAL
 from penstock.chat.formats.parser import AssistantParser
 
 
@@ -154,6 +156,27 @@ def test_chunks_do_not_matter(chunks, think, thinking):
     whole = parse(text, think=think, thinking=thinking)
     assert parse(*chunks, think=think, thinking=thinking) == whole
     assert parse(*text, think=think, thinking=thinking) == whole
+
+
+@given(partitioned(), st.booleans(), st.booleans(), st.sampled_from([HERMES, LLAMA_JSON, MISTRAL]))
+@example([" a", " b"], True, False, HERMES)
+def test_what_passes_is_content_and_changes_nothing(chunks, calls, think, family):
+    parser = AssistantParser(family, offered=Anything() if calls else None, think=think)
+    for chunk in filter(None, chunks):
+        before = {name: value for name, value in vars(parser).items() if name != "_events"}
+        passes = parser.passes(chunk)
+        events = parser.feed(chunk)
+        if passes:
+            assert events == [Content(chunk)]
+            assert {name: value for name, value in vars(parser).items() if name != "_events"} == before
+
+
+def test_most_of_a_text_passes():
+    parser = AssistantParser(HERMES, offered=["f"], think=True)
+    assert not parser.passes(" a"), "it may become reasoning"
+    parser.feed("Once")
+    assert parser.passes(" upon") and not parser.passes(" a ") and not parser.passes(" <")
+    assert AssistantParser(HERMES, offered=None, think=False).passes(" ")
 
 
 @given(TEXTS)

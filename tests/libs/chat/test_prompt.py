@@ -14,6 +14,7 @@ from penstock.chat import prompt
 from penstock.chat.messages import Call, Message, Tool
 from penstock.chat.model import ChatModel, ChatModelError, load_chat_model
 from penstock.chat.prompt import Marker, PromptEncoder, TooManyTokens
+from penstock.chat.resuming.rendered import Rendered
 from penstock.chat.sessions import branch_of
 from penstock.kv.identity import block_keys
 
@@ -43,9 +44,9 @@ def test_reuse_equals_a_fresh_tokenization(common, old, new):
     assert reused == fresh
     assert reused.cuts[-1:] == fresh.cuts[-1:]
     root = b"r" * 32
-    known = branch_of(earlier, 1, None, root, 4)
-    assert branch_of(reused, 1, known, root, 4).keys == block_keys(root, fresh.ids, 4)
-    assert branch_of(reused, 1, known, b"s" * 32, 4).keys == block_keys(b"s" * 32, fresh.ids, 4)
+    known = branch_of(earlier, Rendered(), None, root, 4)
+    assert branch_of(reused, Rendered(), known, root, 4).keys == block_keys(root, fresh.ids, 4)
+    assert branch_of(reused, Rendered(), known, b"s" * 32, 4).keys == block_keys(b"s" * 32, fresh.ids, 4)
 
 
 @given(st.lists(TEXT, min_size=2, max_size=6), st.integers(0, 5), TEXT)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.chat.rendering.processes import RenderProcesses, open_processes
+from penstock.chat.resuming.waypoint import Rest, Waypoint
 from penstock.chat.template import ChatTemplate
 from penstock.errors import InvalidRequest, Unavailable
 
@@ -59,6 +60,34 @@ async def said(processes: RenderProcesses, messages: Any = USER, tools: Any = No
 async def test_the_same_text_as_here(messages: Any, tools: Any) -> None:
     async with rendering(TEMPLATE) as processes:
         assert await said(processes, messages, tools) == ChatTemplate(TEMPLATE).render(messages, tools)
+
+
+async def test_a_rendering_goes_on_in_another_process() -> None:
+    async with rendering(TEMPLATE) as one, rendering(TEMPLATE) as other:
+        first = await asyncio.to_thread(one.resume, CALLS, TOOLS, None)
+        assert first is not None and first.waypoint is not None
+        shown = [*USER, "assistant", CALLS[-1], *USER]
+        rest = await asyncio.to_thread(other.resume, shown, TOOLS, first.waypoint)
+        assert rest is not None and len(rest.text) < 100
+        whole = ChatTemplate(TEMPLATE).render([*CALLS, *USER], TOOLS)
+        assert first.text[: first.waypoint.chars] + rest.text == whole
+        assert await asyncio.to_thread(other.resume, shown, None, first.waypoint) is None, "other tools, another text"
+
+
+async def test_variables_come_through_and_a_rendering_with_others_does_not_go_on() -> None:
+    source = "{% for m in messages %}{{ m.content }}{{ style }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    async with rendering(source) as processes:
+
+        def resumed(waypoint: Waypoint | None, generate: bool, style: Any) -> Rest | None:
+            return processes.resume(CALLS, None, waypoint, generate=generate, variables={"style": style})
+
+        for generate, style, others in ((True, "é", (False, "é")), (False, 1, (False, True))):
+            first = await asyncio.to_thread(resumed, None, generate, style)
+            whole = ChatTemplate(source).render(CALLS, None, generate=generate, variables={"style": style})
+            assert first is not None and first.text == whole and first.waypoint is not None
+            rest = await asyncio.to_thread(resumed, first.waypoint, generate, style)
+            assert rest is not None and first.text[: first.waypoint.chars] + rest.text == whole
+            assert await asyncio.to_thread(resumed, first.waypoint, *others) is None
 
 
 async def test_special_tokens_and_refusals_come_through() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.chat.messages import Call, Message
+from penstock.chat.messages import PLAIN, Call, Message, Rendering
 from penstock.chat.model import ChatModel, load_chat_model
 from penstock.chat.prompt import Encoded, common_prefix
 from penstock.chat.sessions import MOST_BRANCHES, Branch, Sessions, Spoken, branch_of
@@ -31,13 +31,18 @@ def letters(model: ChatModel, text: str) -> array[int]:
     return array("I", [id for letter in text for id in model.encoder.encode(letter).ids])
 
 
-def turn(model: ChatModel, messages: list[Message], branches: tuple[Branch, ...] = ()):
+CONTINUED = Rendering(continued=True)
+
+
+def turn(model: ChatModel, messages: list[Message], branches: tuple[Branch, ...] = (), rendering: Rendering = PLAIN):
     """The branch of a prompt, and how it continues those before."""
-    text = model.render(messages, [])
+    rendered = model.rendered(messages, [], rendering, [branch.rendered for branch in branches])
+    text = rendered.text
+    assert text == model.render(messages, [], rendering)
     found = model.continuations.best(text, messages, branches)
     encoded = model.encoder.encode(text, found.earlier if found else None)
     assert encoded.text == text
-    return branch_of(encoded, len(messages), found.branch if found else None, ROOT, 4), found
+    return branch_of(encoded, rendered, found.branch if found else None, ROOT, 4), found
 
 
 def answered(branch: Branch, ids: array[int], **message) -> Branch:
@@ -109,6 +114,66 @@ def test_arguments_may_come_back_with_other_white_space(model):
         assert bool(found.spliced) == known_of(first, second) == spliced
     other = replace(spoken, calls=(Call("1", "g", '{"city": "Oslo"}'),))
     assert turn(model, [USER, other, result], (first,))[1].spliced == 0
+
+
+@pytest.fixture(scope="module")
+def plain_model(tmp_path_factory) -> ChatModel:
+    """Its template does not trim."""
+    return load_chat_model(write_model(tmp_path_factory.mktemp("model"), TEMPLATE))
+
+
+@pytest.mark.parametrize(
+    ("begun", "said"), [("lazy", " dog"), ("lazy ", "dog"), ("lazy d", "og"), ("", "lazy dog"), ("the fox", "es\nlazy")]
+)
+def test_the_turn_after_an_answer_that_went_on_from_a_text_takes_it_over(plain_model, begun, said):
+    model = plain_model
+    first, _ = turn(model, [USER, Message("assistant", begun)], rendering=CONTINUED)
+    ids = letters(model, said)
+    first = answered(first, ids, content=said)
+    whole = [USER, Message("assistant", begun + said), USER]
+    second, found = turn(model, whole, (first,))
+    assert known_of(first, second) and found.spliced == len(ids)
+    assert second.keys[: len(first.keys)] == first.keys
+    assert model.continuations.divergence(first, second.prompt) is None
+    text = model.tokenizer.decode(list(second.prompt.ids), skip_special_tokens=False)
+    assert text == second.prompt.text == model.render(whole, [])
+    third, _ = turn(model, [*whole, Message("assistant", "x"), USER], (second,))
+    assert known_of(first, third), "they stay, turn after turn"
+
+
+@pytest.mark.parametrize("sent", ["lazy cat", "lazy", "dog", "lazy  big dog", "lazy dog the", "Lazy dog"])
+def test_another_text_than_the_begun_one_and_its_answer_is_read_anew(plain_model, sent):
+    first, _ = turn(plain_model, [USER, Message("assistant", "lazy")], rendering=CONTINUED)
+    first = answered(first, letters(plain_model, " dog"), content=" dog")
+    messages = [USER, Message("assistant", sent), USER]
+    second, found = turn(plain_model, messages, (first,))
+    assert found.spliced == 0
+    assert second.prompt.ids == plain_model.encoder.encode(plain_model.render(messages, [])).ids
+
+
+def test_where_the_template_trims_what_was_begun_the_text_still_agrees(model):
+    first, _ = turn(model, [USER, Message("assistant", "lazy ")], rendering=CONTINUED)
+    first = answered(first, letters(model, " dog\n"), content=" dog\n")
+    second, found = turn(model, [USER, Message("assistant", "lazy  dog\n"), USER], (first,))
+    assert known_of(first, second) and found.spliced
+
+
+def test_an_answer_goes_on_right_behind_its_own_tokens(plain_model):
+    """As clients do it with answers that were cut; also several times."""
+    model = plain_model
+    latest, _ = turn(model, [USER])
+    whole = ""
+    for said in ("the la", "zy d", "og jumps"):
+        ids = letters(model, said)
+        latest, whole = answered(latest, ids, content=said), whole + said
+        before, (latest, found) = latest, turn(model, [USER, Message("assistant", whole)], (latest,), CONTINUED)
+        assert latest.prompt.ids == before.ids and found.spliced == len(ids)
+    other, found = turn(model, [USER, Message("assistant", whole + " ")], (before,), CONTINUED)
+    assert found.spliced == 0 and other.prompt.text.endswith(whole + " ")
+    after, _ = turn(
+        model, [USER, Message("assistant", whole), USER], (answered(latest, letters(model, ""), content=""),)
+    )
+    assert known_of(latest, after)
 
 
 def test_control_tokens_in_an_answer_stay_what_they_were(model):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +46,19 @@ def test_holds_back_only_what_may_become_a_stop():
 def test_overlapping_matches_cut_at_the_longest():
     matcher = StopMatcher(StopAutomaton(["b", "aab"]))
     assert matcher.feed("xaab") == "x"
+
+
+@pytest.mark.parametrize(("stop", "worst"), [("a" * 100 + "b", "a"), ("ab" * 50 + "c", "ab"), ("b", "a")])
+def test_time_is_linear(stop, worst):
+    automaton = StopAutomaton([stop, stop[1:] + "!"])
+
+    def seconds(length: int) -> float:
+        text, matcher = worst * (length // len(worst)), StopMatcher(automaton)
+        begin = time.perf_counter()
+        for at in range(0, len(text), 4):
+            matcher.feed(text[at : at + 4])
+        return time.perf_counter() - begin
+
+    seconds(1000)
+    small, large = min(seconds(4_000) for _ in range(3)), seconds(64_000)
+    assert large < 16 * small * 6 + 0.05

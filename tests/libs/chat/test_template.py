@@ -6,14 +6,20 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
-from penstock.chat.template import ChatTemplate, generated_arguments
+from penstock.chat.messages import Message, Rendering
+from penstock.chat.model import load_chat_model
+from penstock.chat.sandbox import generated_arguments
+from penstock.chat.template import ChatTemplate
 from penstock.errors import InvalidRequest
+from penstock.models import embedded
 
 from .tiny import TEMPLATE
 
+MODEL = load_chat_model(embedded("penstock-mini"))
 QWEN = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -97,6 +103,28 @@ def test_same_bytes_as_transformers(template, tools):
     assert ours == theirs[0]
 
 
+TRIMMING = "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}</s>{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [QWEN, TEMPLATE, TRIMMING], ids=["qwen", "embedded", "trimming"])
+@pytest.mark.parametrize("text", ["The", "The ", " The\n\n", "e</s>", "The </think> é", "The \ufdd1 \ufdd0 "])
+def test_a_message_is_left_open_as_transformers_does_it(template, text):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+    [theirs], _ = render_jinja_template([messages], chat_template=template, continue_final_message=True)
+    model = replace(MODEL, template=ChatTemplate(template))
+    given = [Message(message["role"], message["content"]) for message in messages]
+    assert model.render(given, (), Rendering(continued=True)) == theirs.replace("\ufdd0", "\ufffd")
+
+
+def test_a_message_that_is_not_shown_cannot_be_continued():
+    for template in ("nothing", "{% for message in messages[:-1] %}{{ message.content }}{% endfor %}"):
+        model = replace(MODEL, template=ChatTemplate(template))
+        with pytest.raises(InvalidRequest, match="does not show the last message"):
+            model.render([Message("user", "a"), Message("assistant", "b")], (), Rendering(continued=True))
+
+
 @pytest.mark.parametrize("template", [QWEN, TEMPLATE], ids=["qwen", "embedded"])
 @pytest.mark.parametrize(
     "arguments", ['{"city":"Oslo"}', '{ "a" :1e3 }', '{"a": 1, "a": 2}', '{"cut": "he', "[1]", "{}"]
@@ -154,6 +182,13 @@ def test_a_template_may_refuse():
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         template.render([], None)
+
+
+def test_rendering_does_not_look_up_what_the_template_reads():
+    template = ChatTemplate(TEMPLATE)
+    template.render([{"role": "user", "content": "x"}], None)
+    template.resume([{"role": "user", "content": "x"}], None, None)
+    assert "variables" not in vars(template)
 
 
 def test_a_malformed_template_is_named():

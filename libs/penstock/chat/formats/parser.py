@@ -46,7 +46,10 @@ class AssistantParser:
         self._candidates = Alternatives(())
         self._ends = Alternatives(())
         self._arguments = family.arguments()
-        self._state = self._think_begin if thinking else self._start if think else self._content
+        begin = AssistantParser._start if think else AssistantParser._content
+        self._state = AssistantParser._think_begin if thinking else begin  # not bound: it would hold the parser
+        self.reasoning = thinking
+        """Whether the text is inside of reasoning now."""
 
     @property
     def calls(self) -> int:
@@ -56,12 +59,23 @@ class AssistantParser:
     @property
     def called(self) -> bool:
         """Whether there are calls, and the arguments of all of them are complete."""
-        return self._index >= 0 and self._state != self._in_arguments
+        return self._index >= 0 and self._state != AssistantParser._in_arguments
+
+    def passes(self, text: str) -> bool:
+        """Whether `text`, which is not empty, is content as it is, and reading it would change nothing here. It is so
+        for most of what a model says, and finding that out costs less than reading it."""
+        if self._state != AssistantParser._content:
+            return False
+        if self._offered is None:
+            return True
+        if self._bare or self._space or text[-1] in SPACE:
+            return False
+        return self._family.leads or self._family.openings.search(text) is None
 
     @property
-    def reasoning(self) -> bool:
-        """Whether the text is inside of reasoning now."""
-        return self._state in (self._think_begin, self._think, self._think_close)
+    def verbatim(self) -> bool:
+        """Whether all text from here on is content, as it is."""
+        return self._offered is None and self._state == AssistantParser._content
 
     @property
     def held(self) -> int:
@@ -75,11 +89,11 @@ class AssistantParser:
 
     def finish(self) -> list[Event]:
         """What was held back: now that the text has ended, it is known not to be a call."""
-        if self._state == self._start:
+        if self._state == AssistantParser._start:
             self._leave_start()
-        while self._held and self._state == self._head:
+        while self._held and self._state == AssistantParser._head:
             self._give_back()
-        if self._state in (self._think, self._think_close):
+        if self._state in (AssistantParser._think, AssistantParser._think_close):
             self._emit(Reasoning(self._held))
         elif self._index < 0 or not self._bare:
             self._emit(Content(self._space))
@@ -89,7 +103,7 @@ class AssistantParser:
     def _run(self, text: str) -> None:
         at = 0
         while at < len(text):
-            at = self._state(text, at)
+            at = self._state(self, text, at)
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, CallStart) or event.text:
@@ -107,19 +121,19 @@ class AssistantParser:
         if (not matched and letter in SPACE and len(self._held) < _MAX_SPACE) or letter == opening[len(matched)]:
             self._held += letter
             if matched + letter == opening:
-                self._held, self._state = "", self._think_begin
+                self._held, self._state, self.reasoning = "", AssistantParser._think_begin, True
             return at + 1
         self._leave_start()
         return at
 
     def _leave_start(self) -> None:
-        held, self._held, self._state = self._held, "", self._content
+        held, self._held, self._state = self._held, "", AssistantParser._content
         self._run(held)
 
     def _think_begin(self, text: str, at: int) -> int:
         if text[at] == "\n":
             return at + 1
-        self._state = self._think
+        self._state = AssistantParser._think
         return at
 
     def _think(self, text: str, at: int) -> int:
@@ -129,24 +143,25 @@ class AssistantParser:
         self._release(text[at:end], "\n", Reasoning)
         if end == len(text):
             return end
-        self._held, self._state = first, self._think_close
+        self._held, self._state = first, AssistantParser._think_close
         return end + 1
 
     def _think_close(self, text: str, at: int) -> int:
         closing = self._family.reasoning.close
         if text[at] != closing[len(self._held)]:
-            held, self._held, self._state = self._held, "", self._think
+            held, self._held, self._state = self._held, "", AssistantParser._think
             self._release(held, "\n", Reasoning)
             return at
         self._held += text[at]
         if self._held == closing:
-            self._held, self._space, self._bare, self._state = "", "", True, self._think_end
+            self._held, self._space, self._bare, self._state = "", "", True, AssistantParser._think_end
+            self.reasoning = False
         return at + 1
 
     def _think_end(self, text: str, at: int) -> int:
         if text[at] == "\n":
             return at + 1
-        self._state = self._content
+        self._state = AssistantParser._content
         return at
 
     # Content, and the way into a call.
@@ -175,7 +190,7 @@ class AssistantParser:
         return len(text)
 
     def _begin_head(self) -> None:
-        self._candidates, self._state = Alternatives(self._family.heads), self._head
+        self._candidates, self._state = Alternatives(self._family.heads), AssistantParser._head
 
     def _plain(self, text: str) -> None:
         self._release(text, SPACE, Content)
@@ -210,7 +225,7 @@ class AssistantParser:
         self._held = self._space = ""
         self._index += 1
         self._emit(CallStart(self._index, found.name, found.id))
-        self._arguments, self._state = self._family.arguments(), self._in_arguments
+        self._arguments, self._state = self._family.arguments(), AssistantParser._in_arguments
         return True
 
     def _is_offered(self, head: Expected) -> bool:
@@ -218,7 +233,7 @@ class AssistantParser:
 
     def _give_back(self) -> None:
         """The held text is not a head: its first character is content, the rest is read again."""
-        held, self._held, self._state = self._held, "", self._content
+        held, self._held, self._state = self._held, "", AssistantParser._content
         self._plain(held[0])
         self._run(held[1:])
 
@@ -230,13 +245,13 @@ class AssistantParser:
         if self._arguments.done:
             self._ends, self._candidates = Alternatives(self._family.tails), Alternatives(self._family.nexts)
             self._bare = True
-            self._state = self._between
+            self._state = AssistantParser._between
             self._end_call()
         return at
 
     def _end_call(self) -> None:
         if self._ends.complete() is not None:
-            self._held, self._state = "", self._content
+            self._held, self._state = "", AssistantParser._content
 
     def _between(self, text: str, at: int) -> int:
         letter = text[at]
@@ -247,6 +262,6 @@ class AssistantParser:
             self._held += letter
             self._end_call()
             return at + 1
-        held, self._held, self._state = self._held, "", self._content
+        held, self._held, self._state = self._held, "", AssistantParser._content
         self._run(held)
         return at

@@ -14,9 +14,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from penstock.chat.rendering.frames import Kind, receive, send
+from penstock.chat.resuming.waypoint import Waypoint
 from penstock.chat.template import ChatTemplate
 from penstock.errors import InvalidRequest
 
@@ -51,7 +53,7 @@ def main() -> None:
 
 def _answer(template: ChatTemplate, asked: bytearray, seconds: float) -> tuple[Kind, bytes]:
     try:
-        return "text", _limited(lambda: _render(template, asked), seconds)
+        return _limited(lambda: _render(template, asked), seconds)
     except InvalidRequest as error:
         return "refusal", error.message.encode(errors="replace")
     except _Stopped:
@@ -59,15 +61,20 @@ def _answer(template: ChatTemplate, asked: bytearray, seconds: float) -> tuple[K
         return "stopped", b""
 
 
-def _render(template: ChatTemplate, asked: bytearray) -> bytes:
+def _render(template: ChatTemplate, asked: bytearray) -> tuple[Kind, bytes]:
     try:
-        messages, tools = json.loads(asked)
-        return template.render(messages, tools).encode(errors="replace")
+        messages, tools, waypoint, generate, variables = json.loads(asked)
+        place = None if waypoint is None else Waypoint(**waypoint)
+        rest = template.resume(messages, tools, place, generate=generate, variables=variables)
+        if rest is None:
+            return "lost", b""
+        following = None if rest.waypoint is None else asdict(rest.waypoint)
+        return "text", json.dumps(following).encode() + b"\n" + rest.text.encode(errors="replace")
     except (RecursionError, MemoryError):
         raise InvalidRequest("the chat template cannot render these") from None
 
 
-def _limited(work: Callable[[], bytes], seconds: float) -> bytes:
+def _limited(work: Callable[[], tuple[Kind, bytes]], seconds: float) -> tuple[Kind, bytes]:
     """The result of `work`. Raises _Stopped when it takes more than `seconds` of a processor."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds) + 1, hard))

@@ -1,4 +1,8 @@
-"""What a process that renders and the one that asks it say to each other: a kind and some bytes."""
+"""What a process that renders and the one that asks it say to each other: a kind and some bytes.
+
+The content of `render` is JSON: messages, tools, a waypoint, whether an answer is opened, and variables; that of `text`
+is the next waypoint as JSON, a line feed, and the text.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import struct
 from typing import Literal
 
 _HEAD = struct.Struct("!BQ")
-_KINDS = ("setup", "render", "text", "refusal", "stopped")
+_KINDS = ("setup", "render", "text", "lost", "refusal", "stopped")
 
-Kind = Literal["setup", "render", "text", "refusal", "stopped"]
+Kind = Literal["setup", "render", "text", "lost", "refusal", "stopped"]
 
 
 def send(to: socket.socket, kind: Kind, content: bytes) -> None:

@@ -24,19 +24,20 @@ import structlog
 
 from penstock.chat.model import ChatModel
 from penstock.chat.rendering.frames import Kind, receive, send
-from penstock.chat.template import ChatTemplate
+from penstock.chat.resuming.waypoint import Rest, Waypoint
+from penstock.chat.template import ChatTemplate, Shown
 from penstock.errors import InvalidRequest, Unavailable
 
-RENDER_S = 2.0
+RENDER_S = 1.0
 """Seconds of a processor for one prompt, many times what the longest takes."""
 _SILENCE_S = 120.0
 """Seconds of the clock after which a process is ended that neither answers nor uses its processor."""
-_MOST = 4
+_MOST = 10
 """Processes; as many as there are threads that render."""
 
 
-_SLICE = 1 << 20
-"""Bytes that are decoded in one go."""
+_SLICE = 1 << 18
+"""Bytes that are decoded in one go, and characters that are encoded."""
 
 
 class RenderProcesses:
@@ -46,6 +47,7 @@ class RenderProcesses:
     def __init__(self, template: ChatTemplate, *, seconds: float = RENDER_S, most: int = _MOST) -> None:
         """`seconds` of a processor are allowed for one prompt; at most `most` processes render."""
         self.source = template.source
+        self.variables = template.variables
         self._setup = json.dumps(
             {"source": template.source, "special_tokens": template.special_tokens, "seconds": seconds}
         ).encode()
@@ -61,10 +63,32 @@ class RenderProcesses:
         with self._lock:
             return [process.pid for process in self._all]
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    def render(
+        self,
+        messages: Sequence[Shown],
+        tools: Sequence[Shown] | None,
+        *,
+        generate: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt's text. Raises InvalidRequest as `ChatTemplate.render` does, and when the template takes too long
         or too much memory; Unavailable when the process ends for another reason."""
-        asked = msgspec.json.encode((messages, tools))
+        rest = self.resume(messages, tools, None, generate=generate, variables=variables)
+        assert rest is not None, "a whole rendering is never lost"
+        return rest.text
+
+    def resume(
+        self,
+        messages: Sequence[Shown | str],
+        tools: Sequence[Shown] | None,
+        waypoint: Waypoint | None,
+        *,
+        generate: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Rest | None:
+        """See `Renders.resume`; raises like `render`."""
+        shown = [_sliced(message) for message in messages]
+        asked = msgspec.json.encode((shown, tools, waypoint, generate, variables))
         with self._room:
             process = self._take()
             try:
@@ -74,7 +98,7 @@ class RenderProcesses:
             else:
                 with self._lock:
                     self._idle.append(process)
-                return _text(kind, content)
+                return _rest(kind, content)
         if process.out_of_time:
             raise _too_slow()
         if self._closed:
@@ -158,19 +182,35 @@ class _Process:
         self._socket.close()
 
 
-def _text(kind: Kind, content: bytearray) -> str:
+def _rest(kind: Kind, content: bytearray) -> Rest | None:
     if kind == "text":
-        return _decoded(content)
+        end = content.index(b"\n")
+        waypoint = msgspec.json.decode(memoryview(content)[:end], type=Waypoint | None)
+        return Rest(_decoded(memoryview(content)[end + 1 :]), waypoint)
+    if kind == "lost":
+        return None
     if kind == "stopped":
         raise _too_slow()
     raise InvalidRequest(content.decode(), field="messages")
 
 
-def _decoded(content: bytearray) -> str:
+def _sliced(message: Shown | str) -> Shown | str:
+    """A message whose long texts are JSON already, encoded in slices, between which other threads run."""
+    if isinstance(message, str):
+        return message
+    long = {name: _encoded(value) for name, value in message.items() if isinstance(value, str) and len(value) > _SLICE}
+    return {**message, **long} if long else message
+
+
+def _encoded(text: str) -> msgspec.Raw:
+    slices = (msgspec.json.encode(text[at : at + _SLICE])[1:-1] for at in range(0, len(text), _SLICE))
+    return msgspec.Raw(b"".join([b'"', *slices, b'"']))
+
+
+def _decoded(content: memoryview) -> str:
     """In slices, between which other threads run."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    view = memoryview(content)
-    return "".join([decoder.decode(view[at : at + _SLICE]) for at in range(0, len(view), _SLICE)])
+    return "".join([decoder.decode(content[at : at + _SLICE]) for at in range(0, len(content), _SLICE)])
 
 
 def _stopping() -> Unavailable:

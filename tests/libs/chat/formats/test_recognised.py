@@ -9,7 +9,8 @@ from transformers.utils.chat_parsing.response_parser import parse_response
 
 from penstock.chat.formats.families import FAMILIES, FORMATS, NO_CALLS, recognise
 from penstock.chat.model import load_chat_model
-from penstock.chat.template import ChatTemplate, generated_arguments
+from penstock.chat.sandbox import generated_arguments
+from penstock.chat.template import ChatTemplate
 
 from ..tiny import TEMPLATE, write_model
 from .reading import parse
