@@ -8,11 +8,12 @@ time and of memory, a tenant never has all helpers, and what was refused once is
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sized
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from penstock.grammar.waiting import Turns
 from penstock.runtime.tasks import Failed, beside
 
 _HELPERS = 2
+_NICE = 10
+"""How much lower a helper's priority is, from its start on: reading a tokenizer is work as well."""
 _WAITING = 32
 """Recipes of one tenant that wait."""
 _START_S = 60.0
@@ -123,6 +126,8 @@ class GrammarCompiler:
         self.started += 1
         command = (sys.executable, "-m", "penstock.grammar.helper", str(self._tokenizer))
         helper = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        with suppress(ProcessLookupError):  # one that has ended at once says so when it is asked
+            os.setpriority(os.PRIO_PROCESS, helper.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         try:
             async with asyncio.timeout(_START_S):
                 await _ask(helper, msgspec.json.encode(self._bounds))

@@ -11,6 +11,7 @@ import msgspec
 from penstock.grammar import text
 from penstock.grammar.recipe import Recipe
 from penstock.grammar.schema import place
+from penstock.grammar.whitespace import as_sent
 
 _MOST_TOLD = 200
 _MOST_TRIES = 200
@@ -89,7 +90,7 @@ def _narrowest(schema: text.Json, at: str, wrong: Callable[[str], str], error: s
 def _inside(schema: text.Json, at: str) -> Iterator[tuple[Any, str]]:
     for keyword in ("properties", "patternProperties"):
         for name, inner in schema.get(keyword, {}).items():
-            yield inner, place(place(at, keyword), name)
+            yield inner, place(place(at, keyword), as_sent(name))
     for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
         for number, inner in enumerate(schema.get(keyword, ())):
             yield inner, place(place(at, keyword), number)

@@ -7,7 +7,6 @@ that needs more processor time or memory than it may ends this process, and its 
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import sys
@@ -22,7 +21,6 @@ from penstock.errors import InvalidRequest
 from penstock.grammar.complaints import complaint, locate
 from penstock.grammar.recipe import MAX_TEXT, Recipe, build
 
-NICE = 10
 _HEADER = 4
 _STEPS = 32
 """Tokens of a text that are tried: what a grammar costs shows where its text branches, not at its beginning."""
@@ -118,7 +116,6 @@ def _bound_memory(more: int) -> None:
 
 def main(tokenizer_file: str) -> None:
     """Serves until the input ends."""
-    os.nice(NICE)
     source, out = sys.stdin.buffer, sys.stdout.buffer
     first = read_frame(source)
     if first is None:

@@ -30,6 +30,7 @@ from penstock.grammar.keywords import (
     unknown,
     whole,
 )
+from penstock.grammar.whitespace import whitespace_of_ecmascript
 
 Json = dict[str, Any]
 
@@ -173,7 +174,8 @@ class _Reader:
         for name in value:
             (check_pattern if patterns else check_literal)(name, place(at, name), self.control)
         self._count(at, "characters", sum(map(len, value)), MAX_CHARACTERS)
-        return {name: self._schema(item, place(at, name), deep, objects) for name, item in value.items()}
+        read = {name: self._schema(item, place(at, name), deep, objects) for name, item in value.items()}
+        return {whitespace_of_ecmascript(name): item for name, item in read.items()} if patterns else read
 
     def _plain(self, found: Json, keyword: str, value: Any, at: str) -> None:
         if keyword == "$ref":
@@ -187,6 +189,7 @@ class _Reader:
                 check_literal(name, at, self.control)
         elif keyword == "pattern":
             check_pattern(value, at, self.control)
+            value = whitespace_of_ecmascript(value)
         elif keyword == "format":
             if value in HINTS or "string" not in found.get("type", "string"):
                 return

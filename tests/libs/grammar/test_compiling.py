@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import psutil
@@ -40,9 +40,12 @@ async def compiler(**bounds: Any) -> AsyncIterator[GrammarCompiler]:
 
 def helpers() -> list[psutil.Process]:
     """Those of the compilers here; gateways of other tests have theirs."""
-    return [
-        child for child in psutil.Process().children() if child.cmdline()[-2:] == ["penstock.grammar.helper", str(MINI)]
-    ]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # a zombie, too
+            if child.cmdline()[-2:] == ["penstock.grammar.helper", str(MINI)]:
+                found.append(child)
+    return found
 
 
 async def test_a_grammar_is_made_once_and_nothing_starts_before_it_is_needed() -> None:
@@ -57,7 +60,7 @@ async def test_a_grammar_is_made_once_and_nothing_starts_before_it_is_needed() -
                 assert await found.grammar(recipe({"type": "integer"}), "one") == texts[0]
         finally:
             helper.resume()
-        assert found.started == 1 and helper.nice() >= 10
+        assert found.started == 1 and helper.nice() >= min(19, psutil.Process().nice() + 10)
 
 
 async def test_what_is_wrong_is_known_the_second_time() -> None:

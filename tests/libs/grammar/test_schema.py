@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from tests.libs.grammar.walking import accepts, allows, grammar_of
+from tests.libs.grammar.walking import MINI, accepts, allows, grammar_of
 
 from penstock.errors import InvalidRequest
 from penstock.grammar import schema as rules
+from penstock.grammar.helper import Trial
+from penstock.grammar.recipe import Part, answer
 from penstock.grammar.schema import read_schema
 
 PERSON = {
@@ -121,6 +124,43 @@ def test_a_discriminator_demands_its_tag() -> None:
 )
 def test_options_that_may_match_together_stay(one: Any, other: Any, apart: bool) -> None:
     assert ("anyOf" in read_schema({"oneOf": [one, other]}, "s")) is apart
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\s$", "\ufeff \u3000\n", "\x85x\u200b"),
+        (r"^\S$", "\x85x\u200b", "\ufeff \u3000\n"),
+        (r"^[\s,]$", "\ufeff,", "\x85x"),
+        (r"^[^\s,]$", "\x85x", "\ufeff,"),
+        (r"^[\S\n]$", "\x85x\n", "\ufeff "),
+        (r"^[-\s]$", "\ufeff-", "\x85x"),
+        (r"^[^-\s]$", "\x85x", "\ufeff-"),
+        (r"^[a-c-\s]$", "b- ", "\x85x"),
+        (r"^\\s$", [r"\s"], " \ufeff"),
+    ],
+)
+def test_white_space_of_patterns_is_that_of_ecmascript(pattern: str, right: Any, wrong: str) -> None:
+    grammar = grammar_of({"type": "string", "pattern": pattern})
+    assert [text for text in right if not accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+    assert [text for text in wrong if accepts(grammar, json.dumps(text, ensure_ascii=False))] == []
+
+
+def test_white_space_of_the_patterns_of_names_is_that_of_ecmascript() -> None:
+    schema = {"type": "object", "patternProperties": {r"^\S$": {"type": "null"}}, "additionalProperties": False}
+    assert allows(schema, {"x": None}) and not allows(schema, {"\ufeff": None})
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"),
+    [
+        ({"pattern": r"[!-\s]"}, "s.pattern"),
+        ({"patternProperties": {r"^\s[\S]": {"pattern": "(?=x)"}}}, r's.patternProperties["^\\s[\\S]"].pattern'),
+    ],
+)
+def test_white_space_is_named_as_it_was_sent(schema: Any, field: str) -> None:
+    """In the first it ends a range."""
+    assert Trial(MINI.read_text(), ()).verdict(answer(Part("schema", json.dumps(schema), "s"))).field == field
 
 
 def test_white_space_is_what_templates_print_and_nothing_else() -> None:
