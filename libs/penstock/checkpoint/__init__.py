@@ -12,9 +12,10 @@ from penstock.checkpoint.model_config import Experts, ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 from penstock.checkpoint.remembered import remembered_fingerprint
 from penstock.checkpoint.rope import Rope
-from penstock.checkpoint.tensors import TensorInfo
+from penstock.checkpoint.tensors import EMBEDDING, TensorInfo
 
 __all__ = [
+    "EMBEDDING",
     "SUPPORTED",
     "Checkpoint",
     "CheckpointError",

@@ -10,7 +10,15 @@ from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import FAMILIES
 from penstock.checkpoint.files import Json, read_object, read_object_if_there
 from penstock.checkpoint.model_config import ModelConfig, parse_config, text_values
-from penstock.checkpoint.tensors import HEAD, TensorInfo, check_tensors, declared_tensors, text_tensors, weight_files
+from penstock.checkpoint.tensors import (
+    EMBEDDING,
+    HEAD,
+    TensorInfo,
+    check_tensors,
+    declared_tensors,
+    text_tensors,
+    weight_files,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,11 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
     """From generation_config.json, else config.json."""
     bos_token_id: int | None
+
+    @property
+    def dtype(self) -> str:
+        """Of the embedding, as safetensors calls it: F32, BF16 or F16."""
+        return self.tensors[EMBEDDING].dtype
 
     @property
     def parameters(self) -> int:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from penstock.checkpoint.directory import Checkpoint
 from penstock.checkpoint.fingerprint import fingerprint
 from penstock.runtime.caches import cache_directory
+from penstock.runtime.notes import read_note, write_note
 
 _WORTH_BYTES = 32 << 20
 _SETTLED_NS = 2 * 10**9
 """A file that changed more recently could change again without a new time: clocks of file systems are coarse."""
-_MOST = 256
 
 
 def remembered_fingerprint(checkpoint: Checkpoint, directory: Path | None = None) -> str:
@@ -34,12 +32,12 @@ def remembered_fingerprint(checkpoint: Checkpoint, directory: Path | None = None
         note = (directory or cache_directory("fingerprints")) / hashlib.sha256(described).hexdigest()
     except OSError:
         return fingerprint(checkpoint)
-    known = _noted(note)
+    known = read_note(note)
     if known is not None:
         return known
     found = fingerprint(checkpoint)
     if _state(checkpoint) == before and max(changed for *_, changed in before) < time.time_ns() - _SETTLED_NS:
-        _write(note, found)
+        write_note(note, found)
     return found
 
 
@@ -50,28 +48,3 @@ def _state(checkpoint: Checkpoint) -> list[tuple[int, int, int, int, int]] | Non
     except OSError:
         return None
     return [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in found]
-
-
-def _noted(note: Path) -> str | None:
-    """A note holds a fingerprint and its own checksum."""
-    try:
-        name, check = note.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return name if _check(name) == check else None
-
-
-def _check(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _write(note: Path, name: str) -> None:
-    """Whole or not at all; a cache that cannot be written only costs time."""
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = note.with_suffix(f".{os.getpid()}")
-        part.write_text(f"{name} {_check(name)}\n")
-        os.replace(part, note)
-        notes = sorted(note.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for old in notes[:-_MOST]:
-            old.unlink()

@@ -20,6 +20,7 @@ from penstock.checkpoint.naming import LayerNames, layer_names
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The element types this engine loads."""
+EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 """The output projection, where it is not the embedding."""
 _MAX_HEADER = 100_000_000
@@ -134,7 +135,7 @@ def needed_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the decoder reads."""
     hidden = config.hidden_size
     needed: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        EMBEDDING: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tied:

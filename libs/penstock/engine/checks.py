@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from penstock.checkpoint import ModelConfig
+from penstock.checkpoint import Checkpoint, ModelConfig
 from penstock.engine.config import EngineSettings
 from penstock.engine.errors import RequestRefused, RequestTooLong
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.request import Request, SamplingParams
 from penstock.runtime.config import ConfigError
 
+AnySettings = TypeVar("AnySettings", bound=EngineSettings)
+
 MOST_BIASED = 1024
 """Tokens in one logit_bias."""
+MOST_BAD_WORDS = 256
+LONGEST_BAD_WORD = 256
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,20 @@ SAMPLING_BOUNDS = {
 """The gateway's bounds (it turns a client's top_k of -1 into 0). Values beyond them overflow and fail a step."""
 
 
-def check_model(settings: EngineSettings, model: ModelConfig) -> None:
-    """Raises ConfigError when this engine cannot compute the model with these settings.
+def settled(settings: AnySettings, checkpoint: Checkpoint) -> AnySettings:
+    """The settings with the checkpoint's own dtype in place of `auto`. Raises ConfigError when this engine cannot
+    compute the model with them.
 
     float32 and bfloat16 always work: where the kernels of a CPU do not fit, torch computes.
     """
+    if settings.dtype == "auto":
+        own = "float32" if checkpoint.dtype == "F32" else "bfloat16"
+        settings = replace(settings, dtype=own)
+    _check_model(settings, checkpoint.config)
+    return settings
+
+
+def _check_model(settings: EngineSettings, model: ModelConfig) -> None:
     if model.experts is not None and settings.dtype in ("int8", "float8"):
         raise ConfigError("dtype", settings.dtype, "is not possible for a model with experts: use bfloat16 or float32")
     if settings.weights == "lossless":
@@ -89,6 +104,11 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     if len(params.banned_token_ids) >= vocab_size:
         raise RequestRefused("banned_token_ids", f"banned_token_ids holds all {vocab_size} tokens of the vocabulary")
     _check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
+    if len(params.bad_words) > MOST_BAD_WORDS:
+        reason = f"bad_words has {len(params.bad_words)} entries; at most {MOST_BAD_WORDS} are possible"
+        raise RequestRefused("bad_words", reason)
+    if not all(0 < len(word) <= LONGEST_BAD_WORD for word in params.bad_words):
+        raise RequestRefused("bad_words", f"bad_words: each string must have 1 to {LONGEST_BAD_WORD} characters")
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

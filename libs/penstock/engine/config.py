@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from penstock.runtime.config import ConfigError, Size, at_least, more_than, one_of, within
 
-DTYPES = ("float32", "bfloat16", "int8", "float8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "float8")
 KV_DTYPES = ("float32", "bfloat16", "int8")
-WEIGHTS = ("plain", "lossless")
+WEIGHTS = ("auto", "plain", "lossless")
 _MOST_THREADS = 1024
 _MOST_DRAFTS = 32
 
@@ -21,13 +21,15 @@ _MOST_DRAFTS = 32
 class EngineSettings:
     """Everything but the model. Checked when made: ConfigError names the field."""
 
-    dtype: str = "float32"
-    """Type of weights and KV: float32, bfloat16, int8, or on a CUDA device float8; with the last two KV is bfloat16."""
+    dtype: str = "auto"
+    """Type of weights and KV: auto, float32, bfloat16, int8, or on a CUDA device float8; with the last two KV is
+    bfloat16. auto: the checkpoint's own, and bfloat16 for one in float16."""
     kv_dtype: str = ""
     """Type of keys and values: float32, bfloat16, or on a CPU int8 with a scale for each head and token. Empty: float32
-    with dtype float32, else bfloat16. All workers need the same."""
-    weights: str = "plain"
-    """plain, or lossless: on a CPU, bfloat16 weights take 12 bits each and give the same tokens."""
+    with weights in float32, else bfloat16. All workers need the same."""
+    weights: str = "auto"
+    """auto, plain, or lossless: on a CPU, bfloat16 weights take 12 bits each and give the same tokens. auto: lossless
+    where the kernels are measured to be faster with them."""
     device: str = "cpu"
     """Where the model is computed: cpu, cuda, or cuda:0, cuda:1..."""
     threads: int = 0
@@ -41,6 +43,9 @@ class EngineSettings:
     context. All workers need the same."""
     kv_pool_tokens: int = 32768
     """Room for the KV of live sequences, in tokens, rounded up to whole blocks."""
+    resident_share: float = 0.5
+    """Share of that room, 0 to 1, in which blocks stay on a CPU while no request uses them; they give way to requests.
+    Each worker's memory grows that much beyond what its requests need at one time."""
     block_size: int = 16
     """Tokens in a block. All workers need the same."""
     max_batch_tokens: int = 512
@@ -61,6 +66,8 @@ class EngineSettings:
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     stall_s: Annotated[float, Parameter(parse=False)] = 1.0
     """When no sequence could run for this long, the engine takes pages from loads that are still filling them."""
+    again_s: Annotated[float, Parameter(parse=False)] = 0.2
+    """When a sequence has waited for this long, its source is asked once more before its prompt is computed."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -71,12 +78,12 @@ class EngineSettings:
         kind, _, number = self.device.partition(":")
         if kind not in ("cpu", "cuda") or not (number.isdecimal() or self.device == kind):
             raise ConfigError("device", self.device, "must be cpu, cuda, or cuda and its number, such as cuda:0")
-        if kind != "cpu" and self.kv != _own_kv(self.dtype):
+        if self.dtype != "auto" and kind != "cpu" and self.kv != _own_kv(self.dtype):
             right = f"must be {_own_kv(self.dtype)}, as dtype {self.dtype} has it, on {self.device}"
             raise ConfigError("kv_dtype", self.kv_dtype, right)
         if self.dtype == "float8" and kind == "cpu":
             raise ConfigError("dtype", self.dtype, "needs a CUDA device: use device cuda, or int8")
-        if self.weights == "lossless" and self.dtype != "bfloat16":
+        if self.weights == "lossless" and self.dtype not in ("auto", "bfloat16"):
             raise ConfigError("weights", self.weights, f"needs dtype bfloat16, not {self.dtype}")
         if self.weights == "lossless" and kind != "cpu":
             raise ConfigError("weights", self.weights, f"needs device cpu, not {self.device}")
@@ -85,8 +92,9 @@ class EngineSettings:
         at_least(self, 1, "block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting")
         at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms")
         within(self, 0, _MOST_THREADS, "threads")
+        within(self, 0, 1, "resident_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")
-        more_than(self, 0, "draft_timeout_s", "stall_s")
+        more_than(self, 0, "draft_timeout_s", "stall_s", "again_s")
         if self.max_batch_tokens < self.max_running:
             right = f"must be at least max_running, {self.max_running}: each running sequence needs a row in every step"
             raise ConfigError("max_batch_tokens", self.max_batch_tokens, right)
@@ -95,6 +103,11 @@ class EngineSettings:
     def pages(self) -> int:
         """Number of pages of `block_size` tokens that hold `kv_pool_tokens`."""
         return -(-self.kv_pool_tokens // self.block_size)
+
+    @property
+    def idle_pages(self) -> int:
+        """Most pages with a block that no request uses. On a CUDA device all memory is taken at the start."""
+        return int(self.resident_share * self.pages) if self.device == "cpu" else self.pages
 
     def context(self, max_positions: int) -> int:
         """Most tokens of one text, prompt and output together, for a model of `max_positions` positions."""
@@ -108,7 +121,7 @@ class EngineSettings:
 
     @property
     def kv(self) -> str:
-        """`kv_dtype` if it is given, else the KV type that `dtype` implies."""
+        """`kv_dtype` if it is given, else the KV type that `dtype` implies; not for `auto`, see `settled`."""
         return self.kv_dtype or _own_kv(self.dtype)
 
     @property
@@ -132,4 +145,5 @@ def kv_token_bytes(kv_dtype: str, layers: int, kv_heads: int, head_dim: int) -> 
 
 
 def _own_kv(dtype: str) -> str:
+    assert dtype != "auto", "not settled for a checkpoint"
     return "float32" if dtype == "float32" else "bfloat16"

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint import Checkpoint, inspect
-from penstock.engine.checks import check_model, check_request
+from penstock.engine.checks import check_request, settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.delivery.outlet import Outlet
 from penstock.engine.delivery.sinks import Lender, SinkFeed
-from penstock.engine.errors import EngineBusy, EngineClosed, EngineError
+from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, Load, load_model, set_threads
-from penstock.engine.grammars import RequestGrammars
-from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult
+from penstock.engine.grammars import RequestRules
+from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane
 from penstock.engine.loading.loads import Loads
 from penstock.engine.models.packed import PackedWeights
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, Update
+from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.chunking import chunk_tokens
 from penstock.engine.scheduling.live import Live, new_live
@@ -36,7 +37,7 @@ from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.engine.step.run import Run
-from penstock.grammar.guide import Guide
+from penstock.kv.identity import Chain
 from penstock.kv.spec import KvSpec
 
 _COPIERS = 4
@@ -75,12 +76,14 @@ class Engine:
         self._runner = runner
         self._lane = helpers.lane
         limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size)
-        self._scheduler = Scheduler(limits, PagePool(config.pages))
+        self.pool = PagePool(config.pages, most_idle=config.idle_pages)
+        """For others to ask and to watch; the scheduler alone changes it."""
+        self._scheduler = Scheduler(limits, self.pool)
         self._counters = Counters()
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
         self._speculation = Speculation(config, vocab_size, drafter, self._counters)
-        self._grammars = RequestGrammars(checkpoint, config.draft_tokens > 0)
+        self._rules = RequestRules(checkpoint, config.draft_tokens > 0)
         self._lender = Lender(self._scheduler, runner.memory, self._wake.set)
         self._loads = Loads(
             self._scheduler,
@@ -88,6 +91,7 @@ class Engine:
             tasks=helpers.tasks,
             threads=helpers.threads,
             vocab_size=vocab_size,
+            again_s=config.again_s,
             counters=self._counters,
             loaded=self._loaded,
             changed=self._wake.set,
@@ -110,7 +114,7 @@ class Engine:
         `drafter` proposes tokens for every request. `load` brings something else than the model to carry out the steps.
         """
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
-        check_model(config, checkpoint.config)
+        config = settled(config, checkpoint)
         with Lane("engine") as lane, ThreadPoolExecutor(_COPIERS, "load") as threads:
             await lane.call(set_threads, config.threads)
             runner, spec = await lane.call(load, config, checkpoint)
@@ -133,23 +137,38 @@ class Engine:
         check_request(request, self.checkpoint.config.vocab_size, self.max_model_len)
 
     async def generate(
-        self, request: Request, source: KvSource | None = None, sink: KvSink | None = None
+        self,
+        request: Request,
+        source: KvSource | None = None,
+        sink: KvSink | None = None,
+        *,
+        relay: Callable[[], Relay | None] = lambda: None,
+        chain: Chain | None = None,
     ) -> AsyncGenerator[Update, None]:
-        """Runs a request; yields news until one carries `finish`.
+        """Runs a request; yields news until one carries `finish`. After the first update it asks `relay` who takes the
+        tokens between that and the last one; None: the reader.
+
+        `chain` names the blocks of prompt and output, of which it covers those of the prompt: the request shares pages
+        with others whose blocks have the same keys. Without it its pages are its own.
 
         The request starts with the first `anext`, which raises RequestRefused, EngineBusy or EngineClosed. Closing
         or cancelling the generator drops the request and frees its pages, those in use by a step or a sink as
         soon as these let go. Raises EngineError when this request's part of a step failed.
         """
-        guide = await self._grammars.of(request) if request.sampling.grammar else None
-        outlet = self._accept(request, source, sink, guide)
+        rules = await self._rules.of(request)
+        outlet = self._accept(request, source, sink, rules, chain=chain)
         try:
-            finish = None
-            while finish is None:
-                if outlet.empty:
+            if outlet.empty:
+                await outlet.news()
+            update = outlet.take()
+            yield update
+            taker = relay()
+            while update.finish is None:
+                if taker is not None:
+                    await outlet.end(taker)
+                elif outlet.empty:
                     await outlet.news()
                 update = outlet.take()
-                finish = update.finish
                 yield update
         finally:
             self._drop(outlet)
@@ -163,6 +182,11 @@ class Engine:
         """Whether a block of this engine's KV holds finite numbers only. Callable from any thread."""
         return self._runner.memory.finite(block)
 
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """As in the statistics."""
+        return self._counters.prefill_tokens_per_s
+
     def stats(self) -> EngineStats:
         """Now."""
         return collect(self._scheduler.stats(), self._counters, len(self._loads), self._runner.packed)
@@ -170,18 +194,25 @@ class Engine:
     # A request's way in and out
 
     def _accept(
-        self, request: Request, source: KvSource | None, sink: KvSink | None, guide: Guide | None = None
+        self,
+        request: Request,
+        source: KvSource | None,
+        sink: KvSink | None,
+        rules: TextRules = FREE,
+        *,
+        chain: Chain | None = None,
     ) -> Outlet:
         if self._closing:
             raise EngineClosed("the engine is shutting down")
         self.check(request)
         if request.id in self._outlets:
             raise EngineBusy(f"a request named {request.id!r} is live already")
-        queued = self._scheduler.stats().waiting + len(self._loads)
+        queued = self._scheduler.waiting + len(self._loads)
         if queued >= self.config.max_waiting:
             raise EngineBusy(f"{queued} requests are waiting already")
         self._tickets += 1
-        live = new_live(request, self._tickets, self.checkpoint.eos_token_ids, guide)
+        assert chain is None or chain.block_size == self.config.block_size, "a block fills a page"
+        live = new_live(request, self._tickets, self.checkpoint.eos_token_ids, rules, chain)
         feed = None if sink is None else SinkFeed(live, sink, self._lender, self._counters)
         self._outlets[live.id] = outlet = Outlet(live, feed, self._speculation.begin(live))
         if source is None:
@@ -210,6 +241,8 @@ class Engine:
 
     def _fail(self, outlet: Outlet, error: Exception) -> None:
         outlet.fail(error)
+        if isinstance(error, NotFinite):
+            self._scheduler.distrust(outlet.live)
         self._drop(outlet)
 
     def _drop(self, outlet: Outlet) -> None:
@@ -241,6 +274,7 @@ class Engine:
                 if self._speculation.waits:
                     self._hand_out()
                 drafts = await self._speculation.ask(self._scheduler.decoding())
+            self._loads.look_again(self._scheduler.next_in_line())
             step = self._scheduler.next_step(drafts, stalled, self._chunk())
             stalled = False
             if step:
@@ -258,7 +292,7 @@ class Engine:
 
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
-        if not self._scheduler.waits:
+        if not self._scheduler.waiting:
             return await self._wake.wait()
         try:
             async with asyncio.timeout(self.config.stall_s):
@@ -301,7 +335,15 @@ class Engine:
         self._news = outlets
 
     def _compute(self, runs: Sequence[Run]) -> asyncio.Future[Sequence[list[Chosen] | EngineError]]:
-        return self._lane.call(self._runner.step, runs, begun=self._hand_out)
+        return self._lane.call(self._carry_out, runs, begun=self._hand_out)
+
+    def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
+        """In the lane: computes a step, and finds out whether the blocks that it has filled may be shared."""
+        answers, size = self._runner.step(runs), self.config.block_size
+        for run in runs:
+            if run.shared and run.start // size < run.end // size:
+                run.sound = self._runner.memory.sound(run.pages[run.start // size : run.end // size])
+        return answers
 
     def _hand_out(self) -> None:
         """Lets sinks and readers know of the last step."""

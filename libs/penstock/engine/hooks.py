@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from penstock.engine.request import TokenOut
+from penstock.engine.request import TokenOut, Update
 from penstock.kv.device.memory import DeviceView
 
 if TYPE_CHECKING:
@@ -39,8 +39,19 @@ class PageWriter(Protocol):
         Blocks are written from 0 upward; a block that was written before may be written again. Returns how many
         blocks were stored: fewer than given when the pool is short or `check` refused one, 0 when the load has been
         given up or its pages were needed elsewhere (a late write changes no page). ValueError for a block of another
-        length or one that leaves a gap.
+        length, for one that leaves a gap, and for one that is shared.
         """
+        ...
+
+    async def take(self, first_block: int, blocks: int) -> int:
+        """Takes the blocks from `first_block` up to the first `blocks` from pages of this engine, where other sequences
+        left them, up to the first that is not there; returns how many. They need not be written. Waits while another
+        source writes them; the caller is taken to write the rest, until it calls `settled`."""
+        ...
+
+    def settled(self, blocks: int) -> None:
+        """Says that the first `blocks` blocks are intact: others may share them, and nobody writes them again. More
+        will not come before the next `take`."""
         ...
 
 
@@ -52,6 +63,8 @@ class LoadResult:
     """Tokens that another worker sampled after `Request.output`. They count, and are not emitted again."""
     cached_tokens: int = 0
     """The number that `Update.cached_tokens` reports."""
+    stored_blocks: int | None = None
+    """Leading blocks that the sink need not know of; None: all that are valid."""
 
 
 class KvSource(Protocol):
@@ -64,8 +77,27 @@ class KvSource(Protocol):
         ...
 
 
+@runtime_checkable
+class PatientSource(KvSource, Protocol):
+    """A source that may have more when its sequence has waited for a while."""
+
+    async def load_more(self, pages: PageWriter) -> int | LoadResult:
+        """As `load`; the sequence still has the pages that it had after the last call, and those that it took since."""
+        ...
+
+
 class PageRef(Protocol):
     """Keeps one page alive and unchanged until `release`, which may be called twice but must be called once."""
+
+    @property
+    def page(self) -> int:
+        """The page's number; references of several sequences may have the same."""
+        ...
+
+    @property
+    def sound(self) -> bool:
+        """Whether the page is known to hold finite numbers only."""
+        ...
 
     def view(self) -> memoryview:
         """The page's bytes, read-only; not to be used after `release`."""
@@ -97,6 +129,24 @@ class KvSink(Protocol):
         `tail` is the partly filled last page, None when there is none; the sink releases it.
         """
         ...
+
+
+class Pending(Protocol):
+    """The tokens of one request that nobody has taken yet."""
+
+    @property
+    def more(self) -> bool:
+        """Whether there is something for `passed`."""
+        ...
+
+    def passed(self) -> Update:
+        """Takes them, while there is `more`: see Update. The last update is the reader's, and so is any error."""
+        ...
+
+
+Relay = Callable[[Pending], None]
+"""Hears, after each step, that a request has tokens. It takes them then or later, those of several steps at once, and
+spares the request's reader one wake per token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
-"""The pool of pages and the holds on them.
+"""The pool of pages, the holds on them and the names of what they hold.
 
-The pool hands out page numbers, counts the holds on each and knows their owners. It never touches the contents.
-Page 0 is never handed out: it stays all zeros, so that padding can point somewhere harmless.
+The pool hands out page numbers, counts the holds on each and knows their owners. It never touches the contents; others
+tell it when a page holds a full block, by its key. Such a page keeps its block when nobody holds it any more, until its
+room is needed. Page 0 is never handed out: it stays all zeros, so that padding can point somewhere harmless.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from penstock.engine.named import NamedPages, NameWatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,9 @@ class PoolStats:
     total: int
     """Pages that can be handed out."""
     free: int
+    """Pages that nobody holds."""
+    resident: int
+    """Pages that hold a block under its key, held or not."""
     shared: int
     """Pages with more than one hold."""
     owners: int
@@ -27,15 +34,24 @@ class PagePool:
     """Allocator of the pages 1..total. Ask with `can_allocate`, then `allocate`.
 
     Every hold is in an owner's name and is given back under that name; a page is free again when its last hold
-    is gone. Releasing a page that the owner does not hold fails an assertion. Not thread-safe: one thread owns the
-    pool.
+    is gone. A free page that has a key can be held again for what is in it, until it is allocated for something else.
+    Pages that were given back are handed out before others, and of those with a key only so many are kept: memory that
+    was never touched is touched as late as possible. Releasing a page that the owner does not hold fails an assertion.
+    Not thread-safe: one thread owns the pool.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(
+        self, total: int, clock: Callable[[], float] = time.monotonic, *, most_idle: int | None = None
+    ) -> None:
+        """`clock` gives seconds, for the order in which blocks leave. At most `most_idle` pages keep a block that
+        nobody uses; None: all may."""
         if total < 1:
             raise ValueError(f"a pool needs at least one page, not {total}")
         self.total = total
         self._free = list(range(total, 0, -1))
+        """Those without a key."""
+        self._named = NamedPages(clock)
+        self._most_idle = total if most_idle is None else most_idle
         self._refs = [0] * (total + 1)
         self._held: dict[str, Counter[int]] = {}
         self._shared = 0
@@ -43,15 +59,17 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        """Pages that nobody holds."""
+        return len(self._free) + self._named.idle
 
     def can_allocate(self, count: int) -> bool:
-        return count <= len(self._free)
+        return count <= self.free
 
     def allocate(self, owner: str, count: int) -> list[int]:
-        """Hands out `count` pages with one hold by `owner` on each; the owner must release them."""
-        assert 0 <= count <= len(self._free), "ask can_allocate first"
-        pages = [self._free.pop() for _ in range(count)]
+        """Hands out `count` pages with one hold by `owner` on each; the owner must release them. Pages without a key
+        come first, then those whose block is worth least; none has a key afterwards."""
+        assert 0 <= count <= self.free, "ask can_allocate first"
+        pages = [self._free.pop() if self._free else self._named.evict() for _ in range(count)]
         for page in pages:
             assert self._refs[page] == 0, f"page {page} was free and held"
             self._refs[page] = 1
@@ -64,10 +82,13 @@ class PagePool:
         """One more hold by `owner` on each of `pages`, each of which has a hold already."""
         for page in pages:
             assert self._refs[page] > 0, f"page {page} is free and cannot be held"
-            self._refs[page] += 1
-            self._shared += self._refs[page] == 2
-        if pages:
-            self._held.setdefault(owner, Counter()).update(pages)
+        self._add(owner, pages)
+
+    def share(self, owner: str, pages: Sequence[int]) -> None:
+        """One more hold by `owner`, who uses the blocks in `pages`, each of which has a key."""
+        for page in pages:
+            self._named.use(page)
+        self._add(owner, pages)
 
     def release(self, owner: str, pages: Iterable[int]) -> None:
         """Gives back one hold of `owner` on each of `pages`."""
@@ -81,16 +102,60 @@ class PagePool:
         if not held:
             self._held.pop(owner, None)
 
+    def _add(self, owner: str, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._refs[page] += 1
+            self._shared += self._refs[page] == 2
+        if pages:
+            self._held.setdefault(owner, Counter()).update(pages)
+
     def _drop(self, page: int) -> None:
         self._refs[page] -= 1
         if self._refs[page] == 0:
-            self._free.append(page)
+            if not self._named.rest(page):
+                self._free.append(page)
+            while self._named.idle > self._most_idle:
+                self._free.append(self._named.evict())
         elif self._refs[page] == 1:
             self._shared -= 1
 
-    def sole(self, pages: Iterable[int]) -> int:
-        """How many of `pages` have a single hold, and so would be free if it were given back."""
-        return sum(self._refs[page] == 1 for page in pages)
+    # Names
+
+    def watch(self, watcher: NameWatcher) -> None:
+        """Tells the watcher of every block that gets a page or loses it, from now on."""
+        self._named.watchers.append(watcher)
+
+    def keys(self) -> Iterable[bytes]:
+        """The keys of all blocks that pages hold; a live view."""
+        return self._named.keys()
+
+    def find(self, key: bytes) -> int | None:
+        """The page that holds the block of this key; None when no page does. `share` it before the next `allocate`."""
+        return self._named.find(key)
+
+    def name(self, page: int, key: bytes, parent: bytes, first_token: int) -> int:
+        """Says that `page`, which is held, holds the block of `key` from now on, which follows that of `parent`;
+        nobody writes to the page while it has the key. Returns the page that holds the block: another one when the
+        key was there already, and then `page` gets none."""
+        assert self._refs[page] > 0, f"page {page} is free and gets no key"
+        there = self._named.find(key)
+        if there is None:
+            self._named.add(page, key, parent, first_token)
+        return page if there is None else there
+
+    def named(self, page: int) -> bool:
+        """Whether the page has a key, so that nobody may write to it."""
+        return page in self._named
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Takes the keys of `pages`, so that nobody finds what is in them; holds stay."""
+        self._free.extend(page for page in pages if self._named.forget(page))
+
+    # Counts
+
+    def holds(self, page: int) -> int:
+        """How many holds there are on the page."""
+        return self._refs[page]
 
     def held_by(self, owner: str) -> int:
         """Holds in the name of `owner`."""
@@ -100,4 +165,4 @@ class PagePool:
         return frozenset(self._held)
 
     def stats(self) -> PoolStats:
-        return PoolStats(self.total, self.free, self._shared, len(self._held), self._allocations)
+        return PoolStats(self.total, self.free, len(self._named), self._shared, len(self._held), self._allocations)

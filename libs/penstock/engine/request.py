@@ -46,7 +46,10 @@ class SamplingParams:
     ignore_eos: bool = False
     """The model's end tokens are ordinary tokens."""
     banned_token_ids: frozenset[int] = frozenset()
-    """These cannot be sampled."""
+    """These cannot be sampled, unless the grammar allows nothing else."""
+    bad_words: tuple[str, ...] = ()
+    """The output's text has none of these as a word of its own, unless the grammar allows nothing else. Of the prompt
+    nothing counts. See `penstock.grammar.joining` for what a word of its own is."""
     grammar: str = ""
     """llguidance's JSON form: the output is a text of this grammar, or the beginning of one where `max_tokens` cuts it.
     Empty: any text. When the text is complete only an end token is possible, whatever `min_tokens` and `ignore_eos`
@@ -79,13 +82,15 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
 class Update(msgspec.Struct, frozen=True, gc=False):
     """New tokens since the last update, and running totals. The last update carries `finish`.
 
-    cached_tokens + computed_tokens = len(prompt + output as given) once the first token is there.
+    cached_tokens + shared_tokens + computed_tokens = len(prompt + output as given) once the first token is there.
     """
 
     tokens: tuple[TokenOut, ...]
     finish: FinishReason | None
     cached_tokens: int
-    """Leading tokens whose KV was fetched; the source's own count if it gives one."""
+    """Leading tokens whose KV came through the source; its own count if it gives one."""
+    shared_tokens: int
+    """Given tokens whose KV was in this engine's pages already, from another request, when they were to be computed."""
     computed_tokens: int
     """Given tokens whose KV this engine's steps computed (recomputation after preemption not counted again)."""
     drafted: int

@@ -24,9 +24,14 @@ class EngineStats:
     loading: int
     """Requests whose source is still working, including dropped requests."""
     queued_tokens: int
-    """Known tokens of waiting and running sequences whose KV is still to be computed, decode rows not counted."""
+    """Known tokens of waiting and running sequences whose KV steps have still to compute: those of a block that several
+    wait for once, those in pages and decode rows not at all."""
     free_pages: int
     total_pages: int
+    resident_pages: int
+    """Pages that hold a block under its key, whether a request uses it or not."""
+    shared_pages: int
+    """Pages that more than one request or sink holds."""
     prefill_tokens_per_s: float
     """Moving average; 0 until measured."""
     decode_step_s: float
@@ -97,6 +102,8 @@ def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: Pac
         queued_tokens=lines.queued_tokens,
         free_pages=lines.free_pages,
         total_pages=lines.total_pages,
+        resident_pages=lines.resident_pages,
+        shared_pages=lines.shared_pages,
         prefill_tokens_per_s=counters.prefill_tokens_per_s,
         decode_step_s=counters.decode_step_s,
         in_step_s=counters.in_step_s,

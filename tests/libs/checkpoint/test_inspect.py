@@ -56,6 +56,26 @@ def test_a_sound_directory(model):
     assert found.parameters == 2 * 320 * 32 + 32 * (2 + 1 + 1 + 2) * 16 + 3 * 32 * 32 + 3 * 32
 
 
+def test_code_in_the_directory_is_not_run(model, tmp_path):
+    """What Hugging Face's `auto_map` names is Python of whoever made the model."""
+    ran = tmp_path / "ran"
+    (model / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w').close()")
+    (model / "__init__.py").write_text("from . import modeling_own")
+    names = {"AutoConfig": "modeling_own.Config", "AutoModelForCausalLM": "modeling_own.Model"}
+    edit(model / "config.json", auto_map=names, trust_remote_code=True)
+    settings_file = model / "tokenizer_config.json"
+    edit(settings_file, auto_map={"AutoTokenizer": ["modeling_own.Tokenizer", None]})
+    program = (
+        "import asyncio, sys; from pathlib import Path; from penstock.chat.model import load_chat_model\n"
+        "from penstock.engine.config import EngineConfig; from penstock.engine.engine import Engine\n"
+        "async def main():\n"
+        "    async with Engine.open(EngineConfig(Path(sys.argv[1]), threads=1)): pass\n"
+        "load_chat_model(Path(sys.argv[1])); asyncio.run(main())"
+    )
+    subprocess.run([sys.executable, "-c", program, str(model)], check=True, cwd=model)
+    assert not ran.exists()
+
+
 def test_optional_files(model):
     (model / "generation_config.json").unlink()
     (model / "chat_template.jinja").unlink()

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from penstock.checkpoint import fingerprint, inspect, remembered, remembered_fingerprint
+from penstock.runtime import notes
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 
@@ -88,7 +89,7 @@ def test_without_a_place_for_notes_it_is_read_each_time(model, tmp_path, reads):
 
 
 def test_old_notes_are_removed(model, tmp_path, reads, monkeypatch):
-    monkeypatch.setattr(remembered, "_MOST", 2)
+    monkeypatch.setattr(notes, "_MOST", 2)
     (tmp_path / "notes").mkdir()
     for number in range(4):
         (tmp_path / "notes" / str(number)).write_text("old")

@@ -15,6 +15,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk, Drafter, KvSink, KvSource, LoadResult, PageRef, PageWriter
 from penstock.engine.request import Request, SamplingParams, TokenOut, Update
+from penstock.kv.identity import Chain
 from penstock.testing.checkpoints import write_checkpoint
 
 
@@ -67,10 +68,15 @@ class Kit:
     TokenOut = TokenOut
 
     async def read(
-        self, engine: Engine, request: Request, source: KvSource | None = None, sink: KvSink | None = None
+        self,
+        engine: Engine,
+        request: Request,
+        source: KvSource | None = None,
+        sink: KvSink | None = None,
+        chain: Chain | None = None,
     ) -> Answer:
         answer = Answer()
-        async with aclosing(engine.generate(request, source, sink)) as updates:
+        async with aclosing(engine.generate(request, source, sink, chain=chain)) as updates:
             async for update in updates:
                 answer.updates.append(update)
         return answer

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.engine.checks import MOST_BIASED, SAMPLING_BOUNDS, check_sampling
 from penstock.engine.config import EngineConfig
+from penstock.engine.delivery import outlet
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, RequestRefused, RequestTooLong
 from penstock.engine.request import Request, SamplingParams
@@ -505,6 +506,59 @@ async def test_slow_reader_gets_everything_merged(config, kit):
         kit.assert_same(expected, slow)
 
 
+async def test_what_a_slow_reader_gets_at_once_is_bounded(config, kit, monkeypatch):
+    monkeypatch.setattr(outlet, "_MOST", 64)
+    async with Engine.open(config) as engine:
+        request = kit.request("a", 30, kit.seeded(1, 200))
+        expected, slow = await kit.read(engine, request), kit.Answer()
+        async with aclosing(engine.generate(request)) as updates:
+            slow.updates.append(await anext(updates))
+            await kit.read(engine, kit.request("b", 30, kit.seeded(2, 400)))
+            slow.updates += [update async for update in updates]
+        assert [len(update.tokens) for update in slow.updates[1:-1]] == [64] * (len(slow.updates) - 2)
+        kit.assert_same(expected, slow)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_relay_takes_what_is_between_the_first_update_and_the_last(config, kit, late):
+    """At once, or the tokens of many steps together: the reader gets the first and the last, in all the same tokens."""
+    async with Engine.open(config) as engine:
+        request = kit.request("a", 30, kit.seeded(1, 200, logprobs=2))
+        expected = await kit.read(engine, request)
+        told, answer = [], kit.Answer()
+
+        def relay(pending):
+            told.append(pending)
+            if pending.more and (not late or len(told) % 50 == 0):
+                answer.updates.append(pending.passed())
+
+        async with aclosing(engine.generate(request, relay=lambda: relay)) as updates:
+            read = []
+            async for update in updates:
+                read.append(update)
+                answer.updates.append(update)
+        assert len(read) == 2 and len(told) > 100
+        assert [update.finish for update in answer.updates[:-1]] == [None] * (len(answer.updates) - 1)
+        kit.assert_same(expected, answer)
+        assert_idle(engine)
+
+
+async def test_an_error_is_the_readers_with_all_that_came_before_it(config, kit):
+    relayed = []
+    async with Engine.open(config) as engine:
+        generating = engine.generate(kit.request("a", 30, kit.seeded(1, 500)), relay=lambda: relayed.append)
+        async with aclosing(generating) as updates:
+            await anext(updates)
+            rest = asyncio.ensure_future(anext(updates))
+            while not relayed:
+                await asyncio.sleep(0)
+            engine._close()
+            update = await rest
+            assert update.tokens and update.finish is None and not relayed[-1].more
+            with pytest.raises(EngineClosed):
+                await anext(updates)
+
+
 async def test_refusals(config, kit):
     def ask(**fields):
         return Request("a", (1, 2, 3), SamplingParams(**{"max_tokens": 5, **fields}))
@@ -706,11 +760,12 @@ async def test_kv_may_have_fewer_bits_than_weights(config, kit, caplog):
 @pytest.mark.parametrize("given", [{"kv_dtype": "int4"}, {"kv_dtype": "int8", "device": "cuda"}])
 def test_an_impossible_kv_dtype_is_refused(config, given):
     with pytest.raises(ValueError, match="kv_dtype"):
-        replace(config, **given)
+        replace(config, dtype="float32", **given)
 
 
 def test_kv_that_weights_imply_has_their_identity(config):
-    assert replace(config, kv_dtype="float32").identity == config.identity == "float32"
+    plain = replace(config, dtype="float32")
+    assert replace(plain, kv_dtype="float32").identity == plain.identity == "float32"
     assert replace(config, dtype="int8", kv_dtype="bfloat16").identity == "int8"
     assert replace(config, dtype="bfloat16", kv_dtype="int8").identity == "bfloat16, KV int8"
 

@@ -12,6 +12,9 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
+from penstock.chat.formats.grammar import CallRules, call_recipe
+from penstock.chat.messages import Tool
+from penstock.chat.model import load_chat_model
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
@@ -22,6 +25,7 @@ from penstock.engine.request import Request, SamplingParams
 from penstock.engine.speculation.draft_model import ModelProposer
 from penstock.grammar.compiled import Grammars
 from penstock.grammar.guide import Endings
+from penstock.grammar.recipe import Part, build
 from penstock.models import embedded
 from penstock.testing import schemas
 from penstock.testing.drafters import thread_drafter
@@ -40,7 +44,9 @@ ASKS = (
 
 @pytest.fixture(scope="module")
 def mini() -> EngineConfig:
-    return EngineConfig(model=MINI, kv_pool_tokens=16384, max_running=32, threads=1, draft_timeout_s=30)
+    return EngineConfig(
+        model=MINI, dtype="float32", kv_pool_tokens=16384, max_running=32, threads=1, draft_timeout_s=30
+    )
 
 
 def prompt_of(number: int) -> tuple[int, ...]:
@@ -287,3 +293,52 @@ async def test_compiling_holds_no_other_request(kit, mini, monkeypatch):
             free = await kit.read(engine, Request("free", prompt_of(0), SamplingParams(max_tokens=5, temperature=0.0)))
             assert len(free.ids) == 5 and not waiting.done()
             gate.set()
+
+
+TOOLS = [
+    Tool("get_weather", "", {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}}),
+    Tool("add", "", {"properties": {"a": {"type": "integer"}, "b": {"enum": [1, 2]}}, "required": ["a", "b"]}),
+]
+FORM = Part("schema", json.dumps(schemas.HAND_WRITTEN[0]), "response_format")
+RULES = {
+    "auto": {},
+    "required": {"required": True},
+    "one": {"required": True, "parallel": False},
+    "or a form": {"content": FORM},
+    "reasoning first": {"thinks": True, "required": True},
+}
+
+
+@pytest.mark.parametrize("options", RULES.values(), ids=RULES)
+async def test_drafts_of_an_adversary_change_no_call(kit, mini, options):
+    """It proposes the right tokens and a wrong one: an end, a marker of calls, a token of another place, any token."""
+    model = load_chat_model(MINI)
+    rules = CallRules(tools=[("t", tool) for tool in TOOLS], **options)
+    grammar = build(call_recipe(model.family, rules, model.added), ())
+    asked = [
+        Request(f"t{number}", prompt_of(number), SamplingParams(
+            max_tokens=60, temperature=number % 3 * 0.8, seed=number, grammar=grammar,
+        ))
+        for number in range(24)
+    ]  # fmt: skip
+    async with Engine.open(replace(mini, draft_tokens=0)) as engine:
+        plain = await read_all(kit, engine, asked)
+    known = {one.id: [*one.prompt, *answer.ids] for one, answer in zip(asked, plain, strict=True)}
+    source, wrong = random.Random(5), [EOS, *model.added.values()]
+    elsewhere = [token for answer in plain for token in answer.ids]
+    lies = 0
+
+    def adversary(ask):
+        nonlocal lies
+        right = known[ask.id][len(ask.tokens) : len(ask.tokens) + ask.k]
+        at = source.randrange(len(right) + 1)
+        told = [*right[:at], source.choice([*wrong, *source.sample(elsewhere, 9), source.randrange(4096)]), *right[at:]]
+        lies += told[: len(right)] != right
+        return told[: ask.k]
+
+    async with Engine.open(mini, kit.Drafts(adversary)) as engine:
+        drafted = await read_all(kit, engine, asked)
+        assert engine.stats().drafted >= engine.stats().accepted > 0 and engine.stats().failed_steps == 0
+    assert lies > 50
+    assert [(one.ids, one.last.finish) for one in plain] == [(one.ids, one.last.finish) for one in drafted]
+    assert any(model.call_tokens.intersection(answer.ids) for answer in plain) or not options

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from penstock.checkpoint import inspect
+from penstock.engine.bans import WordBans
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError, GrammarFailed, NotFinite
 from penstock.engine.forward.runner import Runner, _choices
@@ -23,6 +24,7 @@ from penstock.engine.step.run import Run
 from penstock.grammar.guide import Endings, Guide
 from penstock.grammar.masks import MaskMaker
 from penstock.grammar.matcher import Matcher
+from penstock.grammar.vocabulary import Vocabulary
 from penstock.models import embedded
 from penstock.testing import schemas
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
@@ -105,6 +107,34 @@ def test_bans_keep_the_quick_way_and_are_those_of_the_masked_logits(tmp_path, vo
     assert [chosen.token for chosen in model.sampler.sample(logits, rows)] == tokens
     monkeypatch.setattr(model, "logits", lambda order: pytest.fail("the way of logits was taken"))
     assert model.step(runs) == quick
+
+
+def test_a_bad_word_costs_the_quick_way_nothing(tmp_path, monkeypatch):
+    """Neither where it has begun, with drafts and without, nor where it has not. Each token is a letter of its own."""
+    model = runner(write_checkpoint(tmp_path / "model"))
+    runs = [run_of(0, 40), run_of(1, 5, drafts=2), run_of(2, 33)]
+    with torch.inference_mode():
+        logits = model.logits(runs)
+    best = logits.argsort(-1, descending=True).tolist()
+    drafts = runs[1].choice.drafts
+    letters = [chr(0x4E00 + token) for token in range(320)]
+    said = ((*runs[0].choice.tokens[-2:], best[0][0]), (drafts[0], best[2][0]), (*drafts, best[3][0]))
+    words = tuple("".join(letters[token] for token in tokens) for tokens in said)
+    bans = WordBans(words, frozenset(), Vocabulary([letter.encode() for letter in letters]))
+    for run, output in zip(runs, (3, 0, 9), strict=True):
+        run.choice.prompt_length -= output
+        run.choice.words = bans
+    rows = [best[0][1], best[1][0], best[2][1], best[3][1], best[4][0]]
+    choices = [Choice(one.params, one.stops, one.tokens, one.prompt_length, one.drafts[:count], words=bans)
+               for run in runs for one in [run.choice] for count in range(run.samples)]  # fmt: skip
+    assert [chosen.token for chosen in model.sampler.sample(logits, choices)] == rows
+    alone = [model.step([run])[0][0].token for run in runs]
+    assert alone == [rows[0], rows[1], rows[4]]
+    monkeypatch.setattr(model, "logits", lambda order: pytest.fail("the way of logits was taken"))
+    assert [chosen[0].token for chosen in model.step(runs)] == alone
+    runs[0].choice.prompt_length = 40
+    assert model.step(runs)[0][0].token == best[0][0], "what the prompt ends with is no beginning"
+    assert model._masking.begin([runs[2]]) is None, "nothing has begun, so nothing is masked"
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.bans import WordBans
 from penstock.engine.request import SamplingParams
 from penstock.engine.sampling import noise, reference
 from penstock.engine.sampling.choice import Choice, SamplerState
 from penstock.engine.sampling.sampler import Sampler
+from penstock.grammar.vocabulary import Vocabulary
 
 VOCAB = 24
+TEXTS = [*(text.encode() for text in ("a", "b", "ab", " a", "c", " ", "bc", "(c)")), *[b""] * 16]
+VOCABULARY = Vocabulary(TEXTS)
 CPU = torch.device("cpu")
 SAMPLER = Sampler(VOCAB, CPU)
 
@@ -28,6 +32,8 @@ def choice_of(params, prompt, output, stops=frozenset(), drafts=0, state=None, l
     known = len(output) - drafts
     tokens = [*prompt, *output[:known]]
     guided = {} if legal is None else {"guide": object(), "legal": words_of(legal, params, output, stops)}
+    if params.bad_words:
+        guided["words"] = WordBans(params.bad_words, params.banned_token_ids, VOCABULARY)
     return Choice(params, stops, tokens, len(prompt), tuple(output[known:]), state or SamplerState(), **guided)
 
 
@@ -54,13 +60,13 @@ sampling = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.35, -0.2]),
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.3, 2.6]), max_size=3),
     banned_token_ids=st.frozensets(st.integers(0, VOCAB - 2), max_size=3),
+    bad_words=st.lists(st.sampled_from(["ab", "a b", "abc", "c", "a a", "b"]), max_size=3).map(tuple),
     seed=st.integers(-(2**63), 2**64),
 )
 ids = st.integers(0, VOCAB - 1)
 legal_ids = st.none() | st.frozensets(ids, min_size=1, max_size=5) | st.frozensets(ids, min_size=VOCAB // 2)
-rows = st.tuples(sampling, tokens.filter(bool), tokens, st.frozensets(ids, max_size=3), legal_ids).filter(
-    lambda row: row[4] is None or row[4] - row[3] - row[0].banned_token_ids or not row[0].banned_token_ids
-)
+repeating = tokens | st.lists(st.integers(0, 3), max_size=12)
+rows = st.tuples(sampling, tokens.filter(bool), repeating, st.frozensets(ids, max_size=3), legal_ids)
 
 
 def acceptable(logits, params, prompt, output, stops, legal=None):
@@ -71,7 +77,7 @@ def acceptable(logits, params, prompt, output, stops, legal=None):
         top_p = params.top_p if params.top_p == 1.0 else params.top_p + nudge
         min_p = params.min_p if params.min_p == 0.0 else params.min_p + nudge
         changed = SamplingParams(**near, top_p=top_p, min_p=min_p)
-        found.add(reference.sample(logits, changed, prompt, output, stops, legal=legal))
+        found.add(reference.sample(logits, changed, prompt, output, stops, legal=legal, texts=TEXTS))
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import Situation, StepLimits
 from penstock.engine.scheduling.plan import plan as plan_of
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.kv.identity import Chain
 
 
 @dataclass
@@ -25,6 +28,7 @@ class One:
     length: int
     remaining: int
     pages: list[int] = field(default_factory=list)
+    next_key: bytes | None = None
 
 
 LIMITS = StepLimits(max_batch_tokens=32, max_running=4, block_size=8)
@@ -33,7 +37,12 @@ LIMITS = StepLimits(max_batch_tokens=32, max_running=4, block_size=8)
 def running(ticket, length, remaining=1):
     """Holds pages for all it knows, but for the last token of a decode step when that opens a page."""
     held = LIMITS.pages_for(length - 1 if remaining == 1 else length)
-    return One(ticket, length, remaining, list(range(held)))
+    return One(ticket, length, remaining, own(ticket, held))
+
+
+def own(ticket, count, first=0):
+    """Page numbers that no other ticket has."""
+    return [100 * ticket + at for at in range(first, count)]
 
 
 def plan(limits, free, running, waiting, drafts, **fields):
@@ -87,16 +96,27 @@ def test_sits_out_when_none_younger_can_help():
 
 
 def test_pages_that_sinks_hold_do_not_help():
-    lent = {3: 0, 2: 1}
+    lent = {*own(3, 20), *own(2, 20, 1)}
     made = plan(
         LIMITS,
         0,
         [running(1, 9), running(2, 20, 5), running(3, 30, 20)],
         [],
         {},
-        freeable=lambda pages: lent.get(len(pages) - 1, 0),
+        holds=lambda page: 1 + (page in lent),
     )
     assert made.preempt == [2] and rows_of(made) == [(1, 1, 0, 1), (3, 20, 0, 0)]
+
+
+def test_pages_that_several_hold_help_when_all_can_give_them_back():
+    line = [One(4, 20, 12, [1, 2]), One(5, 20, 12, [1, 2])]
+    made = plan(LIMITS, 0, [running(1, 9)], line, {}, holds=lambda page: 2)
+    assert made.strip == [5, 4] and rows_of(made)[0] == (1, 1, 0, 1)
+    made = plan(LIMITS, 0, [running(1, 9)], line, {}, holds=lambda page: 3)
+    assert made.strip == [] and rows_of(made) == [], "somebody else has them too"
+    younger = One(2, 17, 1, [1, 2])
+    made = plan(LIMITS, 0, [running(1, 9), younger], line[:1], {}, holds=lambda page: 1 + (page < 3))
+    assert (made.preempt, made.strip) == ([2], [4]) and rows_of(made)[0] == (1, 1, 0, 1)
 
 
 def test_loads_give_way_to_the_line_only_when_nothing_moves():
@@ -111,6 +131,24 @@ def test_drafts_shrink_to_free_pages():
     assert rows_of(made) == [(1, 1, 2, 0)]
 
 
+def test_a_block_is_computed_once():
+    """Whoever comes first computes it; those that run and those in the line wait for it, and none overtakes."""
+    first, second = running(1, 50, 40), running(2, 60, 50)
+    first.next_key = second.next_key = b"k"
+    head, behind = One(4, 30, 30, next_key=b"k"), One(5, 9, 9)
+    made = plan(StepLimits(100, 8, 8), 100, [first, second, running(3, 20, 20)], [head, behind], {})
+    assert rows_of(made) == [(1, 40, 0, 0), (3, 20, 0, 0)] and made.admit == []
+    made = plan(StepLimits(100, 8, 8), 100, [second], [head, behind], {})
+    assert rows_of(made) == [(2, 50, 0, 0)], "the next one takes over"
+    made = plan(StepLimits(100, 8, 8), 100, [], [head, behind], {})
+    assert made.admit == [4, 5], "in the line as well"
+
+
+def test_none_waits_for_a_block_of_which_it_has_to_compute_the_last_token():
+    lives = [One(ticket, 16, 16 - done, next_key=key) for ticket, done, key in [(1, 8, b"k"), (2, 8, b"k")]]
+    assert rows_of(plan(LIMITS, 100, [], lives, {})) == [(1, 8, 0, 2), (2, 8, 0, 2)]
+
+
 @st.composite
 def situations(draw):
     limits = StepLimits(draw(st.integers(4, 40)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 16])))
@@ -122,16 +160,28 @@ def situations(draw):
             length = draw(st.integers(1, 60))
             computed = draw(st.integers(0, length - 1))
             held = limits.pages_for(computed) if length - computed == 1 or line else limits.pages_for(length)
-            lines[line].append(One(ticket, length, length - computed, [0] * held))
+            key = draw(st.sampled_from([None, None, b"k", b"l"]))
+            pages = own(ticket, held)
+            if draw(st.booleans()):
+                common = draw(st.integers(0, min(held, 3)))
+                pages[:common] = own(1000, common)
+            lines[line].append(One(ticket, length, length - computed, pages, key))
     drafts = draw(st.dictionaries(st.sampled_from(tickets), st.integers(0, 9))) if tickets else {}
     return limits, draw(st.integers(0, 20)), *lines, drafts, draw(st.none() | st.integers(1, 40))
+
+
+def _shares(one, limits):
+    done = one.length - one.remaining
+    whole = done // limits.block_size < (one.length - 1) // limits.block_size
+    return one.next_key is not None and one.remaining > 1 and whole
 
 
 @given(situations())
 def test_plans_are_sound(situation):
     limits, free, active, line, drafts, chunk = situation
+    users = Counter(page for one in [*active, *line] for page in one.pages)
     before = repr((active, line))
-    made = plan(limits, free, active, line, drafts, chunk=chunk)
+    made = plan(limits, free, active, line, drafts, chunk=chunk, holds=users.__getitem__)
     assert repr((active, line)) == before, "the policy touches nothing"
     known = {one.ticket: one for one in [*active, *line]}
     assert sum(portion.known + portion.drafts for portion in made.portions) <= limits.max_batch_tokens
@@ -139,9 +189,13 @@ def test_plans_are_sound(situation):
     assert len(set(tickets)) == len(tickets) and not set(tickets) & set(made.preempt)
     assert len(active) - len(made.preempt) + len(made.admit) <= limits.max_running
     assert made.admit == [one.ticket for one in line][: len(made.admit)]
-    holders = sorted(one.ticket for one in active if one.pages)
-    assert sorted(made.preempt) == holders[len(holders) - len(made.preempt) :], "the youngest go"
-    freed = sum(len(known[ticket].pages) for ticket in [*made.preempt, *made.strip])
+    given = Counter(page for ticket in [*made.preempt, *made.strip] for page in known[ticket].pages)
+    freed = sum(given[page] == users[page] for page in given)
+    stays = [one for one in active if one.ticket not in made.preempt]
+    for one in stays if made.preempt else []:
+        if one.ticket > min(made.preempt):
+            others = {page for older in stays for page in older.pages if older.ticket < one.ticket}
+            assert set(one.pages) <= others, "the youngest go, unless that frees no page"
     assert sum(portion.new_pages for portion in made.portions) <= free + freed
     for portion in made.portions:
         one = known[portion.ticket]
@@ -154,7 +208,13 @@ def test_plans_are_sound(situation):
     going = {one.ticket for one in active if one.remaining == 1}
     if chunk is not None and going & set(tickets):
         assert sum(portion.known for portion in made.portions if portion.ticket not in going) <= chunk
-    unbounded = plan(limits, free, active, line, drafts)
+    whole = [one.next_key for one in map(known.get, tickets) if _shares(one, limits) and one.ticket not in made.strip]
+    assert len(set(whole)) == len(whole), "no block is computed twice"
+    apart = [replace(one, next_key=None) for one in active], [replace(one, next_key=None) for one in line]
+    assert bool(made.portions) == bool(
+        plan(limits, free, *apart, drafts, chunk=chunk, holds=users.__getitem__).portions
+    ), "somebody computes"
+    unbounded = plan(limits, free, active, line, drafts, holds=users.__getitem__)
     assert bool(made.portions) == bool(unbounded.portions)
     for ours, theirs in zip(made.portions, unbounded.portions, strict=False):
         assert ours.ticket == theirs.ticket and ours.known <= theirs.known, "chunks are smaller, the order is the same"
@@ -162,12 +222,15 @@ def test_plans_are_sound(situation):
 
 class Play:
     """A simulated engine over a scheduler: prompts, drafts accepted or not, loaded pages, sinks that hold pages, steps
-    that fail for one sequence, readers that leave between steps and during them."""
+    that fail for one sequence, readers that leave between steps and during them, pages that sequences share.
+
+    `memory` says what is in the pages, which stays when their owners go."""
 
     def __init__(self, requests, limits, spare, seed):
         self.luck = Random(seed)
         largest = max(limits.pages_for(prompt + output - 1) for prompt, output, _ in requests)
-        self.pool = PagePool(largest + spare)
+        self.pool = PagePool(largest + spare, itertools.count().__next__)
+        self.memory, self.kv = defaultdict(dict), {}
         self.scheduler = Scheduler(limits, self.pool)
         self.limits = limits
         self.lives, self.ended, self.lent = [], set(), []
@@ -176,8 +239,11 @@ class Play:
 
     def _live(self, ticket, prompt, output, loaded):
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
-        request = Request(str(ticket), tuple(range(prompt)), sampling)
-        return new_live(request, ticket, frozenset()), min(loaded, self.limits.pages_for(prompt))
+        family = self.luck.choice([0, 0, 100, 200])
+        tokens = tuple(at + (family if at > 9 else 0) for at in range(prompt))
+        chain = Chain(b"", self.limits.block_size, tokens) if self.luck.random() < 0.7 else None
+        live = new_live(Request(str(ticket), tokens, sampling), ticket, frozenset(), chain=chain)
+        return live, min(loaded, self.limits.pages_for(prompt))
 
     def arrive(self):
         live, blocks = self.arrivals.pop(0)
@@ -186,9 +252,27 @@ class Play:
             assert self.scheduler.add(live) is None
             return
         self.scheduler.load(live)
-        written = self.scheduler.room_for(live, 0, blocks)
+        taken = self.scheduler.take(live, 0, self.luck.choice([0, blocks]))
+        written = taken + self.scheduler.room_for(live, taken, blocks - taken) if taken < blocks else taken
         tokens = written * self.limits.block_size
+        self._write(live, taken * self.limits.block_size, min(tokens, live.length))
+        if self.luck.random() < 0.5:
+            self.scheduler.settled(live, written)
         assert self.scheduler.loaded(live, written, LoadResult(tokens, (), tokens)) is None
+
+    def queued(self):
+        """The tokens that steps have still to compute, block by block."""
+        size, own, common = self.limits.block_size, 0, {}
+        for live in [*self.scheduler._waiting, *self.scheduler._running]:
+            if live.remaining == 1 and live in self.scheduler._running:
+                continue
+            for block in range(live.computed // size, self.limits.pages_for(live.length)):
+                tokens = min(live.length, (block + 1) * size) - max(live.computed, block * size)
+                if live.chain is None or block >= min(len(live.chain.keys), (live.length - 1) // size):
+                    own += tokens
+                elif self.pool.find(key := live.chain.keys[block]) is None:
+                    common[key] = min(tokens, common.get(key, size))
+        return own + sum(common.values())
 
     def drafts(self, drafted):
         lives = self.scheduler.decoding() if drafted else []
@@ -197,6 +281,9 @@ class Play:
 
     def step(self, drafts, chunk):
         """One turn; whether something moved."""
+        assert self.scheduler.stats().queued_tokens == self.queued()
+        self.scheduler._share()
+        assert self.scheduler.stats().queued_tokens == self.queued()
         expected = plan_of(self.scheduler.situation(drafts, chunk=chunk))
         again = self.scheduler._once_more
         if drafts:
@@ -209,6 +296,9 @@ class Play:
             (portion.ticket, portion.known, portion.drafts) for portion in expected.portions
         ], "also when it is the last again"
         self._check_pages()
+        assert self.scheduler.stats().queued_tokens == self.queued()
+        for live in step:
+            self._check_run(live)
         answers = [self._answer(live) for live in step]
         for live in step:
             if self.luck.random() < 0.01:
@@ -239,12 +329,42 @@ class Play:
         self.scheduler.drop(live)
         self.scheduler.drop(live)
 
+    def _kv(self, live, drafts=()):
+        """The KV of each token: a hash of all tokens up to it."""
+        known = self.kv.setdefault(live.ticket, [0])
+        for token in live.tokens[len(known) - 1 :]:
+            known.append(hash((known[-1], token)))
+        found = known[1:]
+        for token in drafts:
+            found.append(hash((found[-1], token)))
+        return found
+
+    def _write(self, live, start, end, drafts=()):
+        size, kv = self.limits.block_size, self._kv(live, drafts)
+        for at in range(start, end):
+            self.memory[live.pages[at // size]][at % size] = kv[at]
+
     def _check_pages(self):
-        pages = [page for live in self.lives for page in live.pages]
-        assert len(set(pages)) == len(pages), "no page has two owners"
-        assert len({*pages, *self.lent}) + self.pool.free == self.pool.total
+        users = defaultdict(set)
         for live in self.lives:
             assert not live.gone or live.busy or not live.pages
+            assert len(set(live.pages)) == len(live.pages)
+            for block, page in enumerate(live.pages):
+                shared = live.chain is not None and block < live.named
+                users[page].add(live.chain.keys[block] if shared else live.owner)
+                assert not shared or self.pool.find(live.chain.keys[block]) == page, "equal keys are one page"
+        assert all(len(keys) == 1 for keys in users.values()), "who shares a page agrees on what is in it"
+        assert len({*users, *self.lent}) + self.pool.free == self.pool.total
+
+    def _check_run(self, live):
+        """What a run reads is there, and it writes to pages that are its own. Then it writes."""
+        run, size = live.run, self.limits.block_size
+        kv = self._kv(live)
+        for at in range(run.start):
+            assert self.memory[live.pages[at // size]][at % size] == kv[at]
+        written = live.pages[run.start // size : self.limits.pages_for(run.end)]
+        assert not any(self.pool.named(page) for page in written), "no page is written while it has a key"
+        self._write(live, run.start, run.end, run.choice.drafts)
 
     def give_back(self):
         if self.lent and self.luck.random() < 0.5:
@@ -299,6 +419,7 @@ def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, c
         play.arrive()
     decoding = 0
     while len(play.ended) < len(requests):
+        play.scheduler._share()
         situation = play.scheduler.situation({}, chunk=chunk)
         expected = plan_of(situation)
         before = {live.ticket: len(live.pages) for live in play.lives}

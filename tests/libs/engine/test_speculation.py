@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer
 
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
@@ -19,6 +20,7 @@ from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.draft_model import ModelProposer
 from penstock.engine.speculation.drafting import NgramProposer, draft_misfit
 from penstock.engine.stats import Counters
+from penstock.grammar.joining import standing
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
 from penstock.testing.drafters import InlineDrafter, thread_drafter
 
@@ -88,6 +90,37 @@ async def test_same_tokens_with_any_drafter(config, kit, plain, kind):
         if kind in ("shifted", "no tokens", "silent"):
             assert stats.accepted == 0
     assert sorted(drafter.forgotten) == sorted(request.id for request in kit.mixed())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_bad_words_are_never_generated_drafts_or_not(config, kit, temperature):
+    """Whoever drafts what is banned, and wherever the sequence moves in between. The words are what is said without
+    them, two and three tokens at a time, where that is text."""
+    plain = [
+        replace(one, sampling=replace(one.sampling, temperature=temperature, logprobs=None)) for one in kit.mixed()
+    ]
+    async with Engine.open(config) as engine:
+        free = await kit.read_all(engine, plain)
+        tokenizer = Tokenizer.from_file(str(config.model / "tokenizer.json"))
+        said = [tokenizer.decode(answer.ids[at : at + 2 + at % 2]) for answer in free for at in range(len(answer.ids))]
+        words = tuple(sorted({word for word in said if word.strip() and "\ufffd" not in word}))[:256]
+        assert len(words) > 5
+        banned = [replace(one, sampling=replace(one.sampling, bad_words=words)) for one in plain]
+        expected = await kit.read_all(engine, banned)
+        moved = [replace(one, output=tuple(answer.ids[:7])) for one, answer in zip(banned, expected, strict=True)]
+        rest = await kit.read_all(engine, moved)
+    assert any(standing(word, tokenizer.decode(answer.ids)) for word in words for answer in free)
+    assert not any(standing(word, tokenizer.decode(answer.ids)) for word in words for answer in expected)
+    assert [answer.ids[7:] for answer in expected] == [answer.ids for answer in rest]
+    for known in (free, expected):
+        drafter = kit.Drafts(
+            lambda ask, known=known: {
+                one.id: [*one.prompt, *answer.ids] for one, answer in zip(plain, known, strict=True)
+            }[ask.id][len(ask.tokens) : len(ask.tokens) + ask.k]
+        )
+        async with Engine.open(config, drafter) as engine:
+            assert [answer.ids for answer in await kit.read_all(engine, banned)] == [one.ids for one in expected]
+            assert engine.stats().drafted > 0
 
 
 async def test_rejected_drafts_never_reach_a_sink(config, kit, plain):

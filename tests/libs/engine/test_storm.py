@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine.engine import Engine
+from penstock.kv.identity import Chain
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -41,7 +42,8 @@ async def test_every_answer_is_the_one_it_would_have_been_alone(config, kit, see
                 await asyncio.sleep(0)
             patience = luck.choice([1, 3, 1000, 1000, 1000])
             seen, lent = kit.Answer(), kit.Sink(hold=luck.random() < 0.2)
-            async with aclosing(engine.generate(request, source, lent)) as updates:
+            chain = luck.choice([None, *[Chain(root, 16, request.prompt) for root in (b"one tenant", b"another")]])
+            async with aclosing(engine.generate(request, source, lent, chain=chain)) as updates:
                 async for update in updates:
                     seen.updates.append(update)
                     lent.release()
@@ -68,4 +70,6 @@ def draw_request(kit, luck, number):
         fields |= {"min_tokens": luck.randint(1, 9), "logit_bias": {luck.randrange(320): luck.uniform(-5, 5)}}
     count = luck.randint(1, 60)
     sampling = kit.greedy(count, **fields) if luck.random() < 0.5 else kit.seeded(number, count, **fields)
-    return kit.request(f"storm {number}", luck.choice([1, 5, 16, 31, 32, 33, 80, 150]), sampling)
+    one = kit.request(f"storm {number}", luck.choice([1, 5, 16, 31, 32, 33, 80, 150]), sampling)
+    common = kit.request("common", 150, sampling).prompt[: luck.choice([0, 10, 40, 150])]
+    return replace(one, prompt=common[: len(one.prompt)] + one.prompt[len(common) :])

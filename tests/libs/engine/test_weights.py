@@ -159,7 +159,7 @@ def private():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
 
 before = private()
-config = EngineConfig(model=Path(sys.argv[1]), dtype="bfloat16", kv_pool_tokens=64)
+config = EngineConfig(model=Path(sys.argv[1]), dtype="bfloat16", weights="plain", kv_pool_tokens=64)
 runner = Runner(inspect(config.model), config)
 print(private() - before, flush=True)
 sys.stdin.readline()  # until all have loaded

@@ -7,10 +7,14 @@ import time
 from dataclasses import dataclass
 
 from penstock.engine.delivery.sinks import SinkFeed
+from penstock.engine.hooks import Relay
 from penstock.engine.request import FinishReason, TokenOut, Update
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.appetite import Appetite
+
+_MOST = 1024
+"""Tokens of one update, so that it fits into a message with its logprobs."""
 
 
 @dataclass(slots=True)
@@ -27,8 +31,9 @@ class Timeline:
     prefill_s: float = 0.0
 
     def load_over(self, now: float) -> None:
-        """Notes the end of loading; the sequence enters the line."""
-        self.loaded, self.load_s = now, now - self.submitted
+        """Notes the end of loading; the sequence enters the line. What is loaded after that is part of its wait."""
+        if self.loaded is None:
+            self.loaded, self.load_s = now, now - self.submitted
 
     def step_begins(self, now: float) -> None:
         """Notes the beginning of the first step."""
@@ -56,6 +61,7 @@ class Outlet:
         """Index of the first token of `_chosen` among the generated tokens."""
         self._appetite = appetite
         self._reader: asyncio.Future[None] | None = None
+        self._relay: Relay | None = None
 
     def enter(self) -> None:
         """The sequence is in the line, with all the output that was given to it."""
@@ -79,14 +85,15 @@ class Outlet:
         self.wake()
 
     def tell(self) -> None:
-        """Lets sink and reader know of the last step."""
+        """Lets sink and reader, or its relay, know of the last step."""
         if self.feed is not None and not self.live.gone:
             self.feed.report()
-        reader = self._reader
-        if reader is not None and self._chosen:
-            self._reader = None
-            if not reader.done():
-                reader.set_result(None)
+        if not self._chosen:
+            return
+        if self._relay is not None and not self._over:
+            self._relay(self)
+        else:
+            self.wake()
 
     def wake(self) -> None:
         """Wakes the reader if it waits."""
@@ -104,15 +111,38 @@ class Outlet:
         self._reader = asyncio.get_running_loop().create_future()
         return self._reader
 
+    async def end(self, relay: Relay) -> None:
+        """For the reader: returns when the request has ended. Until then its tokens are left to `relay`."""
+        self._relay = relay
+        if self.more:
+            relay(self)
+        while not self._over:
+            await self.news()
+
+    @property
+    def _over(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+    @property
+    def more(self) -> bool:
+        """Whether tokens are pending, and neither an end nor an error: then they are the reader's."""
+        return bool(self._chosen) and self.finish is None and self.error is None
+
+    def passed(self) -> Update:
+        """For the relay, while there is `more`."""
+        return self.take()
+
     def take(self) -> Update:
-        """For the reader: everything new since the last call. Raises the error once all tokens are taken."""
+        """For the reader: what is new since the last call, up to a bound; the end comes with the last token. Raises the
+        error once all tokens are taken."""
         if self.error is not None and not self._chosen:
             raise self.error
         live, times, appetite = self.live, self.timeline, self._appetite
         return Update(
             self._tokens(),
-            self.finish,
+            None if self._chosen else self.finish,
             live.cached_tokens,
+            live.shared_tokens,
             live.computed_tokens,
             appetite.drafted,
             appetite.accepted,
@@ -125,7 +155,10 @@ class Outlet:
 
     def _tokens(self) -> tuple[TokenOut, ...]:
         chosen, first = self._chosen, self._index
-        self._chosen, self._index = [], first + len(chosen)
+        rest: list[Chosen] = []
+        if len(chosen) > _MOST:
+            chosen, rest = chosen[:_MOST], chosen[_MOST:]
+        self._chosen, self._index = rest, first + len(chosen)
         if len(chosen) == 1:  # nearly always
             [one] = chosen
             return (TokenOut(first, one.token, one.logprob, one.top),)

@@ -18,26 +18,28 @@ _log = logging.getLogger(__name__)
 class LentPage:
     """PageRef: one hold on one page."""
 
-    def __init__(self, memory: PageMemory, page: int, give_back: Callable[[int], None]) -> None:
+    def __init__(self, memory: PageMemory, page: int, sound: bool, give_back: Callable[[int], None]) -> None:
+        """`sound`: the page is known to hold finite numbers only."""
+        self.page = page
+        self.sound = sound
         self._memory = memory
-        self._page = page
         self._give_back: Callable[[int], None] | None = give_back
 
     def view(self) -> memoryview:
         """The page's bytes, read-only; do not use them after `release`."""
         assert self._give_back is not None, "the page was released"
-        return self._memory.view(self._page)
+        return self._memory.view(self.page)
 
     def read_into(self, destination: memoryview) -> None:
         """Copies the page's bytes to `destination`, one block long; callable from any thread."""
         assert self._give_back is not None, "the page was released"
-        self._memory.read_into(self._page, destination)
+        self._memory.read_into(self.page, destination)
 
     def release(self) -> None:
         """Ends the hold; a second call does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
-            give_back(self._page)
+            give_back(self.page)
 
 
 class Lender:
@@ -57,7 +59,7 @@ class Lender:
     def lend(self, pages: Sequence[int]) -> list[LentPage]:
         """One reference for each page; the borrower releases each."""
         self._scheduler.hold(_LENT, pages)
-        return [LentPage(self._memory, page, self._take_back) for page in pages]
+        return [LentPage(self._memory, page, self._scheduler.shares(page), self._take_back) for page in pages]
 
     def _take_back(self, page: int) -> None:
         self._scheduler.release(_LENT, (page,))

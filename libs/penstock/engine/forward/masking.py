@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from queue import SimpleQueue
 from threading import Lock, Thread
 from weakref import finalize
 
-import numpy as np
-
 from penstock.engine.errors import EngineError, GrammarFailed
 from penstock.engine.kernels.cpu.legality import Legality
+from penstock.engine.sampling.bans import WORD_BITS, all_but
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.step.run import Run
 from penstock.grammar.masks import MaskAsk, MaskMaker, StepMasks
@@ -21,7 +19,6 @@ from penstock.grammar.matcher import GrammarLeft
 from penstock.grammar.tokenizer import MaskWords
 from penstock.runtime.cores import available_cores
 
-WORD_BITS = 32
 _MOST_THREADS = 4
 """For the masks of one step: more would take cores from the model."""
 
@@ -30,23 +27,30 @@ class RunMasks:
     """The masks of some runs, which may still be in the making."""
 
     def __init__(self, guided: Sequence[Run], banned: Sequence[Run], words: int) -> None:
-        """`guided` runs have a grammar, the `banned` have none and some tokens that they can't have. A mask has
+        """`guided` runs have a grammar, the `banned` have none and may have tokens that they can't have. A mask has
         `words`."""
         self._number = {id(run): number for number, run in enumerate(guided)}
         asks = [MaskAsk(guide, run.choice.tokens, run.choice.drafts) for run in guided if (guide := run.choice.guide)]
-        bans = {run.choice.params.banned_token_ids: 0 for run in banned}
-        self._masks = StepMasks(asks, words, len(bans))
-        for row, tokens in enumerate(bans, self._masks.made):
-            self._masks.rows[row] = _without(tokens, words)
-            bans[tokens] = row
-        self._bans = {id(run): bans[run.choice.params.banned_token_ids] for run in banned}
-        """The row of each banned run."""
+        sets = {id(run): [run.choice.banned_after(count) for count in range(run.samples)] for run in banned}
+        different = {tokens for several in sets.values() for tokens in several if tokens}
+        self._masks = StepMasks(asks, words, len(different))
+        number = {frozenset[int](): -1}
+        for row, tokens in enumerate(different, self._masks.made):
+            self._masks.rows[row] = all_but(tokens, words)
+            number[tokens] = row
+        self._bans = {run: [number[tokens] for tokens in several] for run, several in sets.items()}
+        """The row of each sample of a banned run, -1 where everything is legal."""
         self._defect: BaseException | None = None
         self._ready = array("i", [0 if guided else 1])
         """What C++ waits for."""
         self._making = Lock()  # quicker than an Event, and there is one for each step
         if guided:
             self._making.acquire()
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is any mask."""
+        return bool(len(self._masks.rows))
 
     def make(self, maker: MaskMaker) -> None:
         """Makes them, in a thread; whatever happens, they are ready then."""
@@ -69,8 +73,8 @@ class RunMasks:
         row: list[int] = []
         for run in order:
             first = self._first(run)
-            same = self._bans.get(id(run), -1)
-            row += [same] * run.samples if first is None else range(first, first + run.samples)
+            free = self._bans.get(id(run)) or [-1] * run.samples
+            row += free if first is None else range(first, first + run.samples)
         return Legality(self._masks.rows, row, self._ready)
 
     def choices(self, run: Run) -> list[Choice]:
@@ -83,8 +87,8 @@ class RunMasks:
             legal = list(self._masks.rows[first : first + run.samples])
         given = (own.params, own.stops, own.tokens, own.prompt_length)
         return [
-            Choice(*given, own.drafts[:count], own.state, guide=own.guide, legal=words)
-            for count, words in enumerate(legal)
+            Choice(*given, own.drafts[:count], own.state, guide=own.guide, legal=mask, words=own.words)
+            for count, mask in enumerate(legal)
         ]
 
     def answer(self, run: Run, answer: list[Chosen]) -> list[Chosen] | EngineError:
@@ -121,13 +125,14 @@ class Masking:
 
     def begin(self, runs: Sequence[Run]) -> RunMasks | None:
         """Begins with the masks of those of the runs that are sampled with a grammar or a ban; None when none is."""
-        if all(run.choice.guide is None and not run.choice.params.banned_token_ids for run in runs):
+        if all(run.choice.guide is None and not run.choice.bans for run in runs):
             return None  # the usual case costs next to nothing
         sampled = [run for run in runs if run.samples]
         guided = [run for run in sampled if run.choice.guide is not None]
-        banned = [run for run in sampled if run.choice.guide is None and run.choice.params.banned_token_ids]
+        banned = [run for run in sampled if run.choice.guide is None and run.choice.bans]
         if not guided:
-            return RunMasks((), banned, self._words) if banned else None
+            masks = RunMasks((), banned, self._words)
+            return masks if masks.needed else None
         if not self._working:
             self._working = True
             Thread(target=_work, args=(self._wanted,), name="masks", daemon=True).start()
@@ -137,15 +142,6 @@ class Masking:
         self._last = RunMasks(guided, banned, self._words)
         self._wanted.put(self._last)
         return self._last
-
-
-@lru_cache(maxsize=64)
-def _without(tokens: frozenset[int], words: int) -> MaskWords:
-    """A mask in which all but `tokens` are legal."""
-    bits = np.ones(words * WORD_BITS, dtype=np.bool_)
-    bits[list(tokens)] = False
-    mask: MaskWords = np.packbits(bits, bitorder="little").view(np.int32)
-    return mask
 
 
 def _work(wanted: SimpleQueue[RunMasks | None]) -> None:

@@ -9,13 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, ModelConfig
+from penstock.checkpoint import EMBEDDING, Checkpoint, ModelConfig
+from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.forward.accepting import accepted
 from penstock.engine.forward.masking import Masking
 from penstock.engine.kernels.cpu.build import NotBuilt
 from penstock.engine.kernels.cpu.decoder import CompiledDecoder
+from penstock.engine.kernels.cpu.forms import quicker_form
 from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.shapes import misfit
@@ -25,7 +27,7 @@ from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Stack, as_it_is
 from penstock.engine.layers.weights import Weights
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.loading import EMBEDDING, load_weights
+from penstock.engine.models.loading import load_weights
 from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_weights
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
@@ -61,6 +63,7 @@ class Runner:
 
     def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
         """Raises CheckpointError, and ConfigError when this engine cannot compute the model with these settings."""
+        config = settled(config, checkpoint)
         self.packed: PackedWeights | None = None
         """The weights in the kernels' layout; None when torch holds the weights."""
         self._compiled: CompiledDecoder | None = None
@@ -183,7 +186,7 @@ def _machine(checkpoint: Checkpoint, config: EngineConfig) -> Machine | None:
 def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> tuple[PackedWeights, Weights]:
     """Packs the weights; returns an account of the packing, and the weights."""
     kept = _WEIGHTS[config.dtype]
-    kind = "lossless" if config.weights == "lossless" else config.dtype
+    kind = _form(checkpoint, config, machine)
     packed = packed_weights(checkpoint, kind, kept, torch.get_num_threads(), config.packed_bytes)
     _log.info("weights: %s", packed)
 
@@ -192,6 +195,16 @@ def _packed(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> t
 
     table = StoredTable(checkpoint.tensors[EMBEDDING]) if packed.nbytes >= SMALL_BYTES else None
     return packed, load_weights(checkpoint, kept, _CPU, keep=keep, table=table)
+
+
+def _form(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> str:
+    """How the weights are packed. A small model stays in the processor's caches, where fewer bits gain nothing."""
+    if config.dtype != "bfloat16" or config.weights == "plain":
+        return config.dtype
+    if config.weights == "lossless":
+        return "lossless"
+    size = sum(file.stat().st_size for file in checkpoint.weight_files)
+    return quicker_form(machine) if size >= SMALL_BYTES else "bfloat16"
 
 
 def _rounded(_: Stack, matrix: Callable[[], Tensor], bias: Tensor | None) -> tuple[Matrix, Tensor | None]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from penstock.engine.hooks import Check, Source
+from penstock.engine.loading.fetches import BlockFetch, Fetches
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.step.memory import PageMemory
@@ -21,8 +22,13 @@ class LoadWriter:
     sequence from the moment they are allocated; while a thread copies, the copy holds them too, so that no other
     sequence can get them."""
 
-    def __init__(self, memory: PageMemory, scheduler: Scheduler, live: Live, threads: Executor) -> None:
+    def __init__(
+        self, memory: PageMemory, scheduler: Scheduler, live: Live, threads: Executor, fetches: Fetches
+    ) -> None:
+        """`threads` copy large blocks; `fetches` are those of all loads of the engine."""
         self._memory = memory
+        self._fetches = fetches
+        self._fetch: BlockFetch | None = None
         self._scheduler = scheduler
         self._live = live
         self._threads = threads
@@ -30,7 +36,7 @@ class LoadWriter:
         self._copies = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._written = 0
+        self._written = live.named
 
     @property
     def block_size(self) -> int:
@@ -44,7 +50,7 @@ class LoadWriter:
 
     @property
     def written(self) -> int:
-        """Leading blocks that were written and are still there; 0 when the pages were taken away."""
+        """Leading blocks that were written or taken and are still there; 0 when the pages were taken away."""
         return 0 if self._live.stripped else self._written
 
     @property
@@ -65,6 +71,8 @@ class LoadWriter:
         held = len(self._live.pages)
         if not 0 <= first_block <= held:
             raise ValueError(f"block {first_block} leaves a gap after {held} blocks")
+        if first_block < self._live.named:
+            raise ValueError(f"block {first_block} is one of {self._live.named} that others may share")
         count = self._scheduler.room_for(self._live, first_block, len(blocks))
         if count:
             good = await self._copy(self._live.pages[first_block : first_block + count], blocks[:count], check)
@@ -74,6 +82,40 @@ class LoadWriter:
                 self._written = min(self._written, first_block + good)
             count = good
         return count if self._usable else 0
+
+    async def take(self, first_block: int, blocks: int) -> int:
+        """Takes blocks from pages of this engine, see PageWriter; waits while another load fetches the next one. 0 when
+        the load was closed or its pages were taken away."""
+        self._end_fetch()
+        chain = self._live.chain
+        if chain is None or first_block > self._written:
+            return 0
+        taken, before = self._take(first_block, blocks), -1
+        while first_block + taken < min(blocks, len(chain.keys)) and before < taken and self._usable:
+            fetch = self._fetches.of(chain.keys[first_block + taken])
+            if fetch is None:
+                break
+            await fetch.over.wait()
+            before, taken = taken, taken + self._take(first_block + taken, blocks)
+        if self._usable:
+            self._fetch = self._fetches.begin(chain.keys[first_block + taken : blocks])
+        return taken
+
+    def _take(self, first_block: int, blocks: int) -> int:
+        taken = self._scheduler.take(self._live, first_block, blocks) if self._usable else 0
+        self._written = max(self._written, first_block + taken)
+        return taken
+
+    def settled(self, blocks: int) -> None:
+        """Lets other sequences share the first `blocks` blocks, and those who wait for more go on."""
+        if self._usable:
+            self._scheduler.settled(self._live, min(blocks, self._written))
+        self._end_fetch()
+
+    def _end_fetch(self) -> None:
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            self._fetches.end(fetch)
 
     async def _copy(self, pages: Sequence[int], blocks: Sequence[Source], check: Check | None) -> int:
         if len(blocks) * self.block_bytes <= _INLINE_BYTES:
@@ -93,6 +135,7 @@ class LoadWriter:
     def close(self) -> None:
         """Makes later writes return 0 without touching a page."""
         self._open = False
+        self._end_fetch()
 
     async def drain(self) -> None:
         """Waits until every copy has ended, also copies whose caller has been cancelled."""

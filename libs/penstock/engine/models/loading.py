@@ -11,14 +11,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, CheckpointError, LayerNames, ModelConfig, TensorInfo, layer_names
+from penstock.checkpoint import (
+    EMBEDDING,
+    Checkpoint,
+    CheckpointError,
+    LayerNames,
+    ModelConfig,
+    TensorInfo,
+    layer_names,
+)
 from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.feedforward import Dense, Routed
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Keep, Stack, as_it_is
 from penstock.engine.layers.weights import LayerWeights, Weights
-
-EMBEDDING = "model.embed_tokens.weight"
 
 Source = Callable[[TensorInfo], Tensor]
 """Brings a tensor to the device, in its stored type and memory of its own."""

@@ -11,6 +11,7 @@ import msgspec
 from penstock.engine.request import SamplingParams
 
 if TYPE_CHECKING:
+    from penstock.engine.bans import WordBans
     from penstock.engine.sampling.occurrences import Occurrences
     from penstock.grammar.guide import Guide
     from penstock.grammar.tokenizer import MaskWords
@@ -42,6 +43,8 @@ class Choice:
     """The sequence's way through its grammar, if it has one. Its masks know of bans too."""
     legal: MaskWords | None = None
     """Of a guided choice: the tokens that may be chosen."""
+    words: WordBans | None = None
+    """What the request's bad words ban, `banned_token_ids` included; None: it has none."""
     plain: bool = field(init=False)
     """Whether the choice is greedy, without bias, penalty, early end or logprobs: an argmax (of what is legal, and not
     banned) is enough."""
@@ -50,7 +53,7 @@ class Choice:
         params = self.params
         unbanned = params.min_tokens == 0 or not self.stops or self.guide is not None
         unbiased = unbanned and not params.logit_bias and not self.penalised
-        twice = self.guide is not None and bool(params.banned_token_ids)
+        twice = self.guide is not None and self.bans
         self.plain = self.greedy and unbiased and params.logprobs is None and not twice
 
     @property
@@ -71,10 +74,22 @@ class Choice:
         return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
     @property
+    def bans(self) -> bool:
+        """Whether the request bans tokens anywhere."""
+        return self.words is not None or bool(self.params.banned_token_ids)
+
+    def banned_after(self, drafts: int) -> frozenset[int]:
+        """Tokens that the request bans behind so many of the drafts."""
+        if self.words is None:
+            return self.params.banned_token_ids
+        return self.words.after(self.tokens, self.prompt_length, self.drafts[:drafts])
+
+    @property
     def banned(self) -> frozenset[int]:
-        """Tokens that can't be chosen here, whatever a grammar allows."""
+        """Tokens that can't be chosen here, unless a grammar allows nothing else."""
         early = self.guide is None and self.generated < self.params.min_tokens
-        return self.params.banned_token_ids | self.stops if early else self.params.banned_token_ids
+        banned = self.banned_after(len(self.drafts))
+        return banned | self.stops if early else banned
 
     @property
     def bare(self) -> bool:

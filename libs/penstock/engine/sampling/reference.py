@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from penstock.engine.request import SamplingParams
+from penstock.grammar.joining import standing
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -35,10 +36,13 @@ def sample(
     stops: frozenset[int] = frozenset(),
     *,
     legal: Collection[int] | None = None,
+    texts: Sequence[bytes] = (),
 ) -> int:
     """The token that follows `prompt` and `output`; `stops` are all tokens that would end the sequence, `legal` those
-    that the grammar allows here, ends included (None: there is no grammar)."""
-    shaped = shape(logits, params, prompt, output, stops, legal=legal)
+    that the grammar allows here, ends included (None: there is no grammar). `texts` are those of all tokens, which bad
+    words need."""
+    banned = params.banned_token_ids | (completing(params.bad_words, output, texts) if params.bad_words else set())
+    shaped = shape(logits, params, prompt, output, stops, legal=legal, banned=banned)
     if params.temperature < 1e-5:
         return shaped.index(max(shaped))
     scaled = keep([value / params.temperature for value in shaped], params.top_k, params.top_p, params.min_p)
@@ -55,23 +59,33 @@ def shape(
     stops: frozenset[int],
     *,
     legal: Collection[int] | None = None,
+    banned: Collection[int] = (),
 ) -> list[float]:
-    """Bias, repetition penalty, frequency and presence penalty, then banned tokens and the ban on early ends (unless
-    the grammar allows nothing else), then the grammar."""
+    """Bias, repetition penalty, frequency and presence penalty, then the grammar, the ban on early ends, and what is
+    banned otherwise; neither ban holds where it would leave nothing."""
     shaped = [value + params.logit_bias.get(token, 0.0) for token, value in enumerate(logits)]
     for token in {*prompt, *output}:
         value = shaped[token]
         shaped[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token, count in Counter(output).items():
         shaped[token] -= params.frequency_penalty * count + params.presence_penalty
-    for token in params.banned_token_ids:
-        shaped[token] = -math.inf
-    if len(output) < params.min_tokens and (legal is None or set(legal) - stops):
-        for token in stops:
-            shaped[token] = -math.inf
-    if legal is not None:
-        shaped = [value if token in legal else -math.inf for token, value in enumerate(shaped)]
-    return shaped
+    left = set(range(len(logits)) if legal is None else legal)
+    for some in (stops if len(output) < params.min_tokens else (), banned):
+        left = left.difference(some) or left
+    return [value if token in left else -math.inf for token, value in enumerate(shaped)]
+
+
+def completing(words: Collection[str], output: Sequence[int], texts: Sequence[bytes]) -> set[int]:
+    """The tokens with which one more of the words would stand in the output's text."""
+    before = b"".join(texts[token] for token in output)
+    known = len(before.decode(errors="replace"))
+
+    def completes(text: bytes) -> bool:
+        after = (before + text).decode(errors="replace")
+        return any(end > known for word in words for end in standing(word, after))
+
+    found = {token for token, text in enumerate(texts) if completes(text)}
+    return found if len(found) < len(texts) else set()
 
 
 def keep(scaled: Sequence[float], top_k: int, top_p: float, min_p: float) -> list[float]:

@@ -3,7 +3,8 @@
 Order: logprobs are taken from the raw logits; then logit bias, repetition penalty, frequency and presence penalty,
 banned tokens, the ban on end tokens below min_tokens, the grammar; then, unless greedy, temperature, min-p, top-k,
 top-p (of the tokens that top-k left, renormalised) and Gumbel noise. So min-p, top-k and top-p count legal tokens only.
-Where a grammar allows nothing but an end, min_tokens doesn't ban it. Greedy and noise both end in an argmax in which
+Where a grammar allows nothing but an end, min_tokens doesn't ban it; where it allows nothing but banned tokens, they
+are not banned. Greedy and noise both end in an argmax in which
 the lowest id wins ties. `reference.sample` computes the same in plain Python.
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from penstock.engine.errors import NotFinite
 from penstock.engine.sampling import noise
+from penstock.engine.sampling.bans import left
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.occurrences import Occurrences
 from penstock.grammar.tokenizer import MaskWords
@@ -100,11 +102,11 @@ class Sampler:
                 logits[row].index_add_(0, ids, bias)
             if choice.penalised:
                 self._penalise(logits[row], choice)
-            if choice.banned:
-                logits[row].index_fill_(0, self._tensor(list(choice.banned), torch.int64), _OUT)
+            if choice.legal is None and (banned := choice.banned):
+                logits[row].index_fill_(0, self._tensor(list(banned), torch.int64), _OUT)
         guided = [row for row, choice in enumerate(choices) if choice.legal is not None]
         if guided:
-            legal = np.stack([words for choice in choices if (words := choice.legal) is not None])
+            legal = np.stack([left(words, one.banned) for one in choices if (words := one.legal) is not None])
             logits[guided] = logits[guided].masked_fill_(~self._unpacked(legal), _OUT)
 
     def _unpacked(self, legal: MaskWords) -> Tensor:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.engine.request import FinishReason, Request
+from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.step.run import Run
 
 if TYPE_CHECKING:
     from penstock.grammar.guide import Guide
+    from penstock.kv.identity import Chain
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -38,6 +40,10 @@ class Live:
     guide: Guide | None
     """Its way through its grammar. Belongs to the step while one is computed."""
     pages: list[int]
+    chain: Chain | None = None
+    """Names its blocks; None: they are its own, and it uses nobody else's."""
+    named: int = 0
+    """Leading blocks whose pages have their keys, so that nobody writes to them."""
     version: int = 0
     """Changes whenever `pages` changes."""
     computed: int = 0
@@ -45,11 +51,13 @@ class Live:
     loaded: int = 0
     """Leading given tokens that a source provided and that were used."""
     loaded_blocks: int = 0
-    """Leading blocks that a source provided, so that no sink needs them."""
+    """Leading blocks that a source provided and that no sink needs."""
     reached: int = 0
-    """The most given tokens that were ever computed or loaded."""
+    """The most given tokens that were ever computed, loaded or shared."""
     cached_tokens: int = 0
     """Given tokens that the source calls cached."""
+    shared_tokens: int = 0
+    """Given tokens whose KV another sequence had left in this engine's pages when they were to be computed."""
     computed_tokens: int = 0
     """Given tokens that steps computed, those computed again after a preemption counted once."""
     stripped: bool = False
@@ -74,6 +82,14 @@ class Live:
     def generated(self) -> int:
         """Output tokens, those of `Request.output` included."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def next_key(self) -> bytes | None:
+        """The key of the block that its next token belongs to, as far as it is known."""
+        if self.chain is None:
+            return None
+        block = self.computed // self.chain.block_size
+        return self.chain.keys[block] if block < len(self.chain.keys) else None
 
     def pages_changed(self) -> None:
         """Renames the block table, under whose name others cache it. Call this after every change of `pages`."""
@@ -109,8 +125,9 @@ class Live:
         known = run.start + run.known
         self.computed = known + len(answer) - 1 if answer else known
         if self.reached < self.given:
-            reached = min(known, self.given)
-            self.computed_tokens += max(0, reached - max(run.start, self.reached))
+            start, reached = min(run.start, self.given), min(known, self.given)
+            self.shared_tokens += max(0, start - self.reached)
+            self.computed_tokens += max(0, reached - max(start, self.reached))
             self.reached = max(self.reached, reached)
         return finish
 
@@ -123,12 +140,15 @@ class Live:
         return "length" if self.length >= self.ends_at else None
 
 
-def new_live(request: Request, ticket: int, eos: frozenset[int], guide: Guide | None = None) -> Live:
-    """A sequence at the start of its life; `eos` are the model's end tokens."""
-    sampling, tokens = request.sampling, [*request.prompt, *request.output]
+def new_live(
+    request: Request, ticket: int, eos: frozenset[int], rules: TextRules = FREE, chain: Chain | None = None
+) -> Live:
+    """A sequence at the start of its life; `eos` are the model's end tokens, `chain` names its blocks."""
+    sampling, tokens, guide = request.sampling, [*request.prompt, *request.output], rules.guide
     stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos) if guide is None else guide.ends
     pages: list[int] = []
     owner = f"{request.id}#{ticket}"
+    choice = Choice(sampling, stops, tokens, len(request.prompt), guide=guide, words=rules.words)
     return Live(
         request=request,
         id=request.id,
@@ -138,12 +158,13 @@ def new_live(request: Request, ticket: int, eos: frozenset[int], guide: Guide | 
         tokens=tokens,
         given=len(tokens),
         ends_at=len(request.prompt) + sampling.max_tokens,
-        run=_idle(Choice(sampling, stops, tokens, len(request.prompt), guide=guide), pages, owner),
+        run=_idle(choice, pages, owner, chain is not None),
         guide=guide,
         pages=pages,
+        chain=chain,
     )
 
 
-def _idle(choice: Choice, pages: Sequence[int], owner: str) -> Run:
+def _idle(choice: Choice, pages: Sequence[int], owner: str, shared: bool) -> Run:
     """A run without tokens."""
-    return Run(choice, 0, 0, pages, (owner, 0))
+    return Run(choice, 0, 0, pages, (owner, 0), shared)

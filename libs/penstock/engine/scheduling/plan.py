@@ -7,10 +7,15 @@ within `max_batch_tokens`; in a step with decode rows, prompts get at most `chun
 that do not run yet give up their loaded pages; then the youngest running sequence goes back to the line and keeps its
 output. That does not free pages that a sink still holds; a sequence for which no page can be freed skips steps until
 the sink lets go.
+
+No block is computed twice: a sequence whose next block is computed in this step, by another before it, skips the step
+and has that block's page at the next one. It keeps its place, and none behind it in the line begins before it. Who
+computes is chosen anew for each step, so one that ends or has to wait holds nobody up.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -50,6 +55,11 @@ class Schedulable(Protocol):
     @property
     def pages(self) -> Sequence[int]:
         """Held by the sequence."""
+        ...
+
+    @property
+    def next_key(self) -> bytes | None:
+        """Names the block that its next token belongs to; None when that is its own, whatever others compute."""
         ...
 
 
@@ -92,8 +102,8 @@ class Situation:
     """Not in line yet; a source is filling their pages."""
     drafts: Mapping[int, int] = field(default_factory=dict)
     """Proposed tokens at hand, by ticket."""
-    freeable: Callable[[Sequence[int]], int] = len
-    """How many of a sequence's pages come free when it gives them back: not those that a sink or a copy holds."""
+    holds: Callable[[int], int] = lambda _page: 1
+    """How many hold a page: sequences, sinks and copies. It comes free when all have given it back."""
     stalled: bool = False
     """No sequence could run for a while, so the plan may take even pages that are being filled."""
     chunk: int | None = None
@@ -106,46 +116,81 @@ class _Planner:
     def __init__(self, situation: Situation) -> None:
         self.limits = situation.limits
         self.free = situation.free
-        self.freeable = situation.freeable
+        self.holds = situation.holds
+        self.given: Counter[int] = Counter()
+        """Holds that sequences give back in this plan, by page."""
         self.budget = situation.limits.max_batch_tokens
         self.running = list(situation.running)
         self.waiting = situation.waiting
         self.loading = situation.loading
         self.plan = StepPlan()
+        self.computed: set[bytes] = set()
+        """The next blocks of all sequences that compute one in this step."""
 
     def missing(self, live: Schedulable, tokens: int) -> int:
         held = 0 if live.ticket in self.plan.strip else len(live.pages)
         return max(0, self.limits.pages_for(tokens) - held)
 
-    def strip(self, line: Sequence[Schedulable], after: int = -1) -> bool:
-        """Takes the pages of the youngest in `line` that came after ticket `after` and whose pages help."""
-        for live in reversed(line):
-            taken = live.ticket in self.plan.strip or live.ticket in self.plan.admit
-            if live.ticket > after and not taken and (gain := self.freeable(live.pages)):
-                self.plan.strip.append(live.ticket)
-                self.free += gain
-                return True
-        return False
+    def waits(self, live: Schedulable) -> bool:
+        """Whether another sequence computes its next block in this step. One that needs only some of the block's tokens
+        does not wait: it has to compute its last token itself."""
+        done = live.length - live.remaining
+        whole = done // self.limits.block_size < (live.length - 1) // self.limits.block_size
+        return whole and live.ticket not in self.plan.strip and live.next_key in self.computed
+
+    def strip(self, line: Sequence[Schedulable], also: Sequence[Schedulable] = (), after: int = -1) -> bool:
+        """Takes the pages of the youngest in `line` that came after ticket `after` and whose pages help; those that it
+        shares do when the others are in `line` or `also`, and can be taken too."""
+        live = self.helpful(line, self.strippable(*line, *also), after)
+        if live is None:
+            return False
+        self.plan.strip.append(live.ticket)
+        self.give_back(live)
+        return True
 
     def preempt(self, after: int) -> bool:
         """Sends the youngest running sequence back that came after ticket `after` and whose pages help."""
-        for live in reversed(self.running):
-            if live.ticket > after and (gain := self.freeable(live.pages)):
-                self.running.remove(live)
-                self.plan.preempt.append(live.ticket)
-                self.free += gain
-                return True
-        return False
+        younger = [live for live in self.running if live.ticket > after]
+        live = self.helpful(younger, [*younger, *self.strippable(*self.waiting, *self.loading)], after)
+        if live is None:
+            return False
+        self.running.remove(live)
+        self.plan.preempt.append(live.ticket)
+        self.give_back(live)
+        return True
+
+    def strippable(self, *line: Schedulable) -> list[Schedulable]:
+        """Those that can still give up their pages."""
+        return [live for live in line if live.ticket not in self.plan.strip and live.ticket not in self.plan.admit]
+
+    def helpful(self, line: Sequence[Schedulable], able: Sequence[Schedulable], after: int) -> Schedulable | None:
+        """The youngest in `line` that came after ticket `after`, is `able` to give up its pages, and holds one that
+        comes free when all who are able to give it back do."""
+        able = [live for live in able if live.ticket > after]
+        theirs = Counter(page for live in able for page in live.pages)
+        for live in reversed(line):
+            if live in able and any(self.holds(page) - self.given[page] == theirs[page] for page in live.pages):
+                return live
+        return None
+
+    def give_back(self, live: Schedulable) -> None:
+        self.given.update(live.pages)
+        self.free += sum(self.given[page] == self.holds(page) for page in live.pages)
 
     def decode(self, live: Schedulable) -> Portion | None:
         """The portion of a running sequence with one token to go; None when it has to skip this step."""
         need = self.missing(live, live.length)
         while self.free < need:
-            if not (self.strip(self.waiting) or self.strip(self.loading) or self.preempt(live.ticket)):
+            if not self.make_room(live):
                 return None
         self.free -= need
         self.budget -= 1
         return Portion(live.ticket, 1, need)
+
+    def make_room(self, live: Schedulable) -> bool:
+        """Takes the pages of one sequence for a running one; False when that helps no more."""
+        line, loading = self.waiting, self.loading
+        return self.strip(line, loading) or self.strip(loading, line) or self.preempt(live.ticket)
 
     def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
         """Adds as many drafts as budget and free pages allow; it takes no page from another sequence."""
@@ -157,7 +202,10 @@ class _Planner:
         self.budget -= portion.drafts
 
     def prefill(self, live: Schedulable, new_pages: int) -> None:
-        remaining = live.length if live.ticket in self.plan.strip else live.remaining
+        stripped = live.ticket in self.plan.strip
+        if live.next_key is not None and not stripped:
+            self.computed.add(live.next_key)
+        remaining = live.length if stripped else live.remaining
         count = min(remaining, self.budget)
         self.budget -= count
         self.free -= new_pages
@@ -166,11 +214,12 @@ class _Planner:
     def admit(self, stalled: bool) -> None:
         """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way."""
         for live in self.waiting:
-            if len(self.running) >= self.limits.max_running or self.budget < 1:
+            if len(self.running) >= self.limits.max_running or self.budget < 1 or self.waits(live):
                 return
             need = self.missing(live, live.length)
             while not self.running and self.free < need:
-                if not (self.strip(self.waiting, live.ticket) or (stalled and self.strip(self.loading))):
+                loading = self.loading if stalled else ()
+                if not (self.strip(self.waiting, loading, live.ticket) or self.strip(loading)):
                     break
             if self.free - need < len(self.running):
                 return
@@ -198,7 +247,7 @@ def plan(situation: Situation) -> StepPlan:
     if decoding and situation.chunk is not None:
         work.budget = min(work.budget, situation.chunk)
     for live in list(work.running):
-        if live.remaining > 1 and work.budget > 0:
+        if live.remaining > 1 and work.budget > 0 and not work.waits(live):
             work.prefill(live, 0)
     if not work.plan.preempt:
         work.admit(situation.stalled)

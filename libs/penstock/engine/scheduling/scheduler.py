@@ -12,7 +12,9 @@ from penstock.engine.pages import PagePool
 from penstock.engine.request import FinishReason
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live
+from penstock.engine.scheduling.outstanding import Outstanding
 from penstock.engine.scheduling.plan import Situation, StepLimits, plan
+from penstock.engine.scheduling.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,14 @@ class SchedulerStats:
     waiting: int
     loading: int
     queued_tokens: int
-    """Known tokens of waiting and running sequences whose KV is still to be computed, decode rows not counted."""
+    """Known tokens of waiting and running sequences whose KV steps have still to compute: those of a block that several
+    wait for once, those in pages and decode rows not at all."""
     free_pages: int
     total_pages: int
+    resident_pages: int
+    """Pages that hold a block under its key, whether a sequence uses it or not."""
+    shared_pages: int
+    """Pages that more than one sequence or sink holds."""
     preemptions: int
     generated_tokens: int
     """Number of tokens that steps have generated."""
@@ -48,6 +55,8 @@ class Scheduler:
     def __init__(self, limits: StepLimits, pool: PagePool) -> None:
         self._limits = limits
         self._pool = pool
+        self._sharing = Sharing(pool, limits.block_size)
+        self._outstanding = Outstanding(pool, limits.block_size)
         self._running: list[Live] = []
         self._waiting: list[Live] = []
         self._loading: list[Live] = []
@@ -58,23 +67,24 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Now."""
-        behind = [live.remaining for live in self._waiting]
-        behind += [live.remaining for live in self._running if live.remaining > 1]
+        pool = self._pool.stats()
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
             loading=len(self._loading),
-            queued_tokens=sum(behind),
-            free_pages=self._pool.free,
-            total_pages=self._pool.total,
+            queued_tokens=self._outstanding.tokens,
+            free_pages=pool.free,
+            total_pages=pool.total,
+            resident_pages=pool.resident,
+            shared_pages=pool.shared,
             preemptions=self._preemptions,
             generated_tokens=self._generated,
         )
 
     @property
-    def waits(self) -> bool:
-        """Whether a sequence is in the line."""
-        return bool(self._waiting)
+    def waiting(self) -> int:
+        """Sequences in the line."""
+        return len(self._waiting)
 
     # A sequence comes
 
@@ -82,6 +92,16 @@ class Scheduler:
         """A source begins to fill the sequence's pages; ends with `loaded` or `drop`."""
         self._decoding = None
         insort(self._loading, live, key=_by_ticket)
+
+    def next_in_line(self) -> Sequence[Live]:
+        """Waiting sequences that may begin with the next step, as far as their number goes."""
+        return self._waiting[: self._limits.max_running - len(self._running)]
+
+    def load_again(self, live: Live) -> None:
+        """A source begins to fill further pages of a sequence in the line; ends with `loaded` or `drop`."""
+        self._waiting.remove(live)
+        self._outstanding.leave(live)
+        self.load(live)
 
     def room_for(self, live: Live, first_block: int, wanted: int) -> int:
         """Returns how many blocks from `first_block` on a source may fill, at most `wanted`; allocates pages as far as
@@ -94,14 +114,30 @@ class Scheduler:
         return max(0, min(last, len(live.pages)) - first_block)
 
     def loaded(self, live: Live, blocks: int, result: LoadResult) -> Ended | None:
-        """The source is done and has written the first `blocks` blocks; `result` is not trusted beyond them."""
+        """The source is done and has filled the first `blocks` blocks; `result` is not trusted beyond them."""
         self._loading.remove(live)
         live.tokens.extend(token.token for token in result.output)
         size = self._limits.block_size
         valid = min(result.valid_tokens, blocks * size, live.given)
+        if valid < live.named * size:  # the source has failed; what it shared is found again by its keys
+            self._take_pages(live)
+            valid = 0
         plain = result.cached_tokens == result.valid_tokens and not result.output
         live.use_loaded(valid, None if plain else result.cached_tokens, size)
+        if result.stored_blocks is not None:
+            live.loaded_blocks = min(live.loaded_blocks, result.stored_blocks)
+        self._sharing.name(live, live.computed)
         return self.add(live)
+
+    def settled(self, live: Live, blocks: int) -> None:
+        """The first `blocks` blocks of a sequence that is being loaded are intact: others may share them."""
+        tokens = min(blocks * self._limits.block_size, live.length - 1)
+        self._sharing.name(live, tokens)
+
+    def take(self, live: Live, first_block: int, blocks: int) -> int:
+        """Gives a sequence that is being loaded the pages of its blocks from `first_block` to `blocks` that are here
+        already, up to the first that is not; returns how many."""
+        return self._sharing.take(live, first_block, blocks)
 
     def add(self, live: Live) -> Ended | None:
         """Puts a sequence in the line, at its place by arrival; not one that its given tokens end already."""
@@ -110,6 +146,7 @@ class Scheduler:
         if finish is not None:
             return Ended(live, finish)
         insort(self._waiting, live, key=_by_ticket)
+        self._outstanding.follow(live)
         return None
 
     # Steps
@@ -151,6 +188,7 @@ class Scheduler:
         return step
 
     def _planned(self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, chunk: int | None) -> list[Live]:
+        self._share()
         made = plan(self.situation(drafts, stalled, chunk))
         lines = (self._running, self._waiting, self._loading)
         by_ticket = {live.ticket: live for line in lines for live in line}
@@ -161,18 +199,43 @@ class Scheduler:
         for ticket in made.admit:
             self._waiting.remove(by_ticket[ticket])
             insort(self._running, by_ticket[ticket], key=_by_ticket)
+            self._progressed(by_ticket[ticket])
         step, single = [], True
         for portion in made.portions:
             live = by_ticket[portion.ticket]
             if portion.new_pages:
                 self._grow(live, portion.new_pages)
             assert not live.busy, f"{live.owner} is in two steps"
+            assert live.named * self._limits.block_size <= live.computed, f"{live.owner} would write to a shared page"
             live.busy = True
             live.run.aim(live.computed, portion.known, drafts[live.ticket][: portion.drafts] if portion.drafts else ())
             single = single and live.run.tokens == 1
             step.append(live)
         self._decoding = step if single and len(step) == len(self._running) and not self._waiting else None
         return step
+
+    def _share(self) -> None:
+        """Sequences take the pages of blocks that came since the last step: those that run, and in the line those that
+        may begin now, so that the others hold nothing back."""
+        for live in self._running:
+            self._advance(live)
+        need = len(self._running)
+        for live in self.next_in_line():
+            self._advance(live)
+            need += max(0, self._limits.pages_for(live.length) - len(live.pages))
+            if need > self._pool.free:
+                break
+
+    def _advance(self, live: Live) -> None:
+        if self._sharing.advance(live):
+            self._outstanding.follow(live)
+
+    def _progressed(self, live: Live) -> None:
+        """A sequence begins to run, or more of its prompt is computed. Its last token is a decode row."""
+        if live.remaining > 1:
+            self._outstanding.follow(live)
+        else:
+            self._outstanding.leave(live)
 
     def situation(
         self, drafts: Mapping[int, tuple[int, ...]], stalled: bool = False, chunk: int | None = None
@@ -185,7 +248,7 @@ class Scheduler:
             waiting=self._waiting,
             loading=self._loading,
             drafts={ticket: len(tokens) for ticket, tokens in drafts.items()},
-            freeable=self._pool.sole,
+            holds=self._pool.holds,
             stalled=stalled,
             chunk=chunk,
         )
@@ -205,11 +268,21 @@ class Scheduler:
                     answer.clear()
             elif isinstance(answer, list):
                 finish = live.advance(answer)
+                if live.run.sound:
+                    self._sharing.name(live, live.computed)
+                else:
+                    live.chain = None
+                if live in self._outstanding:
+                    self._progressed(live)
                 generated += len(answer)
                 if finish is not None:
                     ended.append(Ended(live, finish))
         self._generated += generated
         return ended
+
+    def distrust(self, live: Live) -> None:
+        """Takes the keys of the sequence's pages: its KV may be damaged, so no other sequence may begin to use it."""
+        self._sharing.forget(live)
 
     def drop(self, live: Live) -> None:
         """Removes a sequence for good; may be called more than once. Its pages are freed at once, or in
@@ -218,6 +291,7 @@ class Scheduler:
             return
         self._decoding = None
         live.gone = True
+        self._outstanding.leave(live)
         for line in (self._running, self._waiting, self._loading):
             if live in line:
                 line.remove(live)
@@ -234,6 +308,10 @@ class Scheduler:
         """Ends one hold of `owner` on each page."""
         self._pool.release(owner, pages)
 
+    def shares(self, page: int) -> bool:
+        """Whether sequences may share what is in the page, which is a whole and sound block then."""
+        return self._pool.named(page)
+
     def _grow(self, live: Live, pages: int) -> None:
         live.pages.extend(self._pool.allocate(live.owner, pages))
         live.pages_changed()
@@ -244,13 +322,17 @@ class Scheduler:
         live.preemptions += 1
         self._preemptions += 1
         insort(self._waiting, live, key=_by_ticket)
+        self._outstanding.follow(live)
 
     def _strip(self, live: Live) -> None:
         self._take_pages(live)
-        live.forget_loaded()
+        if not live.preemptions:  # else its pages are those of others, and what it computed before counts
+            live.forget_loaded()
+        if live in self._outstanding:
+            self._outstanding.follow(live)
 
     def _take_pages(self, live: Live) -> None:
-        self._pool.release(live.owner, live.pages)
+        self._pool.release(live.owner, reversed(live.pages))  # so the end of a chain becomes idle before its beginning
         live.pages.clear()
         live.pages_changed()
-        live.computed = 0
+        live.computed = live.named = 0

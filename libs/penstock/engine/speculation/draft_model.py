@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.checkpoint import Checkpoint, inspect
-from penstock.engine.checks import check_model
+from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.engine.hooks import DraftAsk
@@ -82,7 +82,7 @@ class ModelProposer:
 
     def __init__(self, config: EngineConfig, max_sequences: int = 256) -> None:
         self.checkpoint: Checkpoint = inspect(config.model, config.max_model_len or None)
-        check_model(config, self.checkpoint.config)
+        config = settled(config, self.checkpoint)
         self._limit = config.context(self.checkpoint.config.max_positions)
         self._runner = Runner(self.checkpoint, config)
         self._pool = PagePool(config.pages)

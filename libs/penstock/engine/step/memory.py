@@ -191,6 +191,12 @@ class PageMemory:
                 return index
         return len(blocks)
 
+    def sound(self, pages: Sequence[int]) -> bool:
+        """Whether the pages hold finite numbers only. Call it in the thread that computes steps."""
+        if self._host is not None:
+            return all(self.finite(self._host[page].data) for page in pages)
+        return bool(torch.isfinite(self.data[list(pages)]).all())
+
     def finite(self, block: memoryview) -> bool:
         """Whether a block in host memory holds finite numbers only. Callable from any thread."""
         if self._scaled:

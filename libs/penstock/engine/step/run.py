@@ -22,10 +22,14 @@ class Run:
     """Block table; covers every position of the run."""
     table: tuple[str, int]
     """Names the content of `pages`: a sequence and the version of its table."""
+    shared: bool = False
+    """Whether other sequences may use the blocks that it fills."""
     tokens: int = field(init=False)
     """Number of tokens, drafts included; each is one row of the step."""
     end: int = field(init=False)
     """Position behind the last token's."""
+    sound: bool = field(init=False)
+    """False when a block that the step has filled, and that others may use, does not hold finite numbers only."""
     samples: int = field(init=False)
     """How many of its last tokens are sampled after: 0 while known tokens are left for later steps."""
 
@@ -35,6 +39,7 @@ class Run:
     def aim(self, start: int, known: int, drafts: tuple[int, ...]) -> None:
         """Chooses the tokens: `known` ones from position `start` on, and the drafts behind them."""
         self.start, self.known = start, known
+        self.sound = True
         choice = self.choice
         choice.drafts = drafts
         self.tokens = known + len(drafts)

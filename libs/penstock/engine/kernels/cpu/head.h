@@ -199,10 +199,11 @@ template <class Own, class Cache> class Head {
     for (int t = count; t % kTokens; ++t) tokens_[t] = tokens_[count - 1];
   }
 
-  // Prefetches listed tokens. The processor can't guess their addresses: those of one head lie too far apart.
-  void fetch(int from, int count, int all) const {
+  // Prefetches listed tokens to the cache of that level. The processor can't guess their addresses: those of one head
+  // lie too far apart.
+  template <int level> void fetch(int from, int count, int all, int64_t apart = 0) const {
     for (int t = from; t < std::min(from + count, all); ++t)
-      for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(tokens_[t] + i);
+      for (int i = 0; i < dim_; i += 64 / int(sizeof(Number))) __builtin_prefetch(tokens_[t] + apart + i, 0, 4 - level);
   }
 
   static constexpr int kListed = 2 * (kPiece + kTokens);  // size of the list in floats

@@ -58,7 +58,7 @@ class HeadTiles : public Head<HeadTiles, Bf16Cache> {
     const int first = span.begin / 32 * 32, all = span.end - first;
     list(span.zero + first, all, 1);
     for (int t = first; t < span.end; t += 32) {
-      fetch(t + 32 - first, 32, all);
+      fetch<1>(t + 32 - first, 32, all);
       turn_values(tokens_ + t - first, std::min(32, span.end - t), dim_, value_ + t, kValues);
     }
   }

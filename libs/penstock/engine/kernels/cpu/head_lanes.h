@@ -5,9 +5,9 @@
 namespace penstock {
 
 constexpr int kStride =
-    kPiece + 16;           // floats between two queries' scores; not a power of two, which would share a cache set
-constexpr int kAhead = 8;  // how many tokens ahead are prefetched
-constexpr int kBlock = 8;  // tokens whose values stay in the nearest cache while all queries use them
+    kPiece + 16;            // floats between two queries' scores; not a power of two, which would share a cache set
+constexpr int kAhead = 48;  // how many tokens ahead are fetched, to the second cache: the first waits for few
+constexpr int kBlock = 8;   // tokens whose values stay in the nearest cache while all queries use them
 constexpr float kNever = -1e30f;  // the score of a token that is not seen
 
 // Turns score[begin, end) into weights and fills up to whole vectors with zeros. Positions are relative to the piece.
@@ -59,13 +59,16 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     for (int q = 0; q < count_; ++q) std::fill_n(to + q * Seen::size(dim_), Seen::size(dim_), 0.0f);
     if (begin >= end) return;
     this->list(zero + begin, end - begin, 0);
+    this->template fetch<2>(0, kAhead, end - begin);
     for (int t = begin; t < end; t += kTokens) {
-      this->fetch(t - begin + kAhead, kTokens, end - begin);
+      this->template fetch<2>(t - begin + kAhead, kTokens, end - begin);
       over<4>([&]<int queries, int dim>(int q) {
         scores<Cache, queries, dim>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
       });
     }
     if constexpr (Cache::kScale) scale(begin, end);
+    const int64_t values = this->at(zero + begin, 1) - this->at(zero + begin, 0);
+    this->template fetch<2>(0, kAhead, end - begin, values);
     for (int q = 0; q < count_; ++q) {
       float *score = score_ + q * kStride;
       const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
@@ -73,11 +76,10 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
       std::fill(score + begin, score + std::max(begin, std::min(own, end)), 0.0f);
       std::fill(score + std::max(until, begin), score + end, 0.0f);
     }
-    const int64_t values = this->at(zero + begin, 1) - this->at(zero + begin, 0);
     for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
     if constexpr (Cache::kScale) scale(begin, end);
     for (int t = begin; t < end; t += kBlock) {
-      this->fetch(t - begin + kAhead, kBlock, end - begin);
+      this->template fetch<2>(t - begin + kAhead, kBlock, end - begin);
       over<kMixes>([&]<int queries, int dim>(int q) {
         const int tokens = std::min(kBlock, end - t);
         mix<Cache, queries, dim>(tokens_ + t - begin, tokens, score_ + q * kStride + t, kStride, dim_, Seen::size(dim_),

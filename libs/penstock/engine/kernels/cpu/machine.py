@@ -36,6 +36,7 @@ class Machine:
     def __init__(self, threads: int, isa: str = "") -> None:
         """`isa` is one of `instruction_sets`; empty: the best. Raises NotBuilt."""
         self.isa = isa or instruction_sets()[0]
+        self.threads = threads
         self._library = library(isa)
         self._handle = self._library.penstock_open(threads)
         weakref.finalize(self, self._library.penstock_close, self._handle)

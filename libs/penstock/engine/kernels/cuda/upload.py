@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint, CheckpointError, TensorInfo
+from penstock.checkpoint import EMBEDDING, Checkpoint, CheckpointError, TensorInfo
 from penstock.engine.kernels.cuda.chunks import Chunk, deal, in_order
 from penstock.engine.kernels.cuda.streams import new_stream, recorded
 
-_EMBEDDING = "model.embed_tokens.weight"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -49,7 +48,7 @@ class Upload:
         self._begins = [0, *accumulate(self._sizes)]
         """Where each tensor begins when all are laid end to end."""
         self._arriving: dict[int, _Arriving] = {}
-        self._again = {_EMBEDDING} if checkpoint.config.tied else set()
+        self._again = {EMBEDDING} if checkpoint.config.tied else set()
         self._wanted = 0
         """Bytes up to the last tensor that was asked for; lanes go at most `ahead_bytes` beyond them."""
         self._news = threading.Condition()

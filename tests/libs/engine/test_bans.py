@@ -1,0 +1,69 @@
+"""Bad words, however they are tokenized."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.engine.bans import WordBans
+from penstock.engine.sampling.reference import completing
+from penstock.grammar.joining import standing
+from penstock.grammar.vocabulary import Vocabulary
+
+LETTERS = "fox .é不"
+texts = st.lists(st.text(LETTERS, max_size=4).map(str.encode), min_size=2, max_size=30)
+bad = st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@given(texts, bad, st.lists(st.integers(0, 29), max_size=12), st.integers(0, 12))
+@example([b"fo", b"x", b"f", b"o"], ["fox"], [0, 2, 3], 1)
+def test_the_tokens_are_those_of_a_plain_search(vocabulary, words, said, drafts):
+    said = [token % len(vocabulary) for token in said]
+    bans = WordBans(words, frozenset(), Vocabulary(vocabulary))
+    known = max(0, len(said) - drafts)
+    assert bans.after([0, 1, *said[:known]], 2, said[known:]) == completing(words, said, vocabulary)
+
+
+@given(texts, bad, st.lists(st.integers(0, 1 << 16), max_size=40))
+def test_a_text_that_keeps_to_it_never_has_a_bad_word(vocabulary, words, wishes):
+    """Also where tokens begin and end within characters."""
+    vocabulary = [*vocabulary, *(bytes([byte]) for byte in "éfox".encode()), b""]
+    bans, said = WordBans(words, frozenset(), Vocabulary(vocabulary)), []
+    for wish in wishes:
+        left = sorted({*range(len(vocabulary))} - bans.after(said, 0))
+        said.append(left[wish % len(left)])
+        text = b"".join(vocabulary[token] for token in said).decode(errors="replace")
+        assert not any(standing(word, text) for word in words), text
+
+
+SPELLED = [b"fox", b" fox", b"f", b"o", b"x", b" f", b"ox", b"foxes", b" foxy", b"fire", b"(fox)", b"", b"s", b"\n"]
+
+
+@pytest.mark.parametrize(
+    ("said", "banned"),
+    [
+        ([], {b"fox", b" fox", b"(fox)"}),
+        ([b"fire"], {b" fox", b"(fox)"}),
+        ([b"f"], {b"ox", b" fox", b"(fox)"}),
+        ([b" f", b"o"], {b"x", b" fox", b"(fox)"}),
+        ([b" f", b"", b"o"], {b"x", b" fox", b"(fox)"}),
+        ([b"fire", b"f", b"o"], {b" fox", b"(fox)"}),
+        ([b"\n"], {b"fox", b" fox", b"(fox)"}),
+    ],
+)
+def test_words_that_hold_it_are_left(said, banned):
+    bans = WordBans(["fox"], frozenset(), Vocabulary(SPELLED))
+    assert {SPELLED[token] for token in bans.after([SPELLED.index(text) for text in said], 0)} == banned
+
+
+def test_what_is_banned_anyway_and_control_tokens():
+    vocabulary = Vocabulary([*SPELLED, b"", b""], {b"<call>": len(SPELLED), b"<|fox|>": len(SPELLED) + 1})
+    bans = WordBans(["<call>", "fox"], frozenset({5}), vocabulary)
+    assert bans.after([], 0) == {0, 1, 5, 10, len(SPELLED)}, "a word bans the control token of its name alone"
+    assert bans.after([], 0) is bans.after([9, 13], 0)
+
+
+def test_where_nothing_would_be_left_nothing_is_banned():
+    assert WordBans(["a", "b"], frozenset(), Vocabulary([b"a", b"b"])).after([], 0) == frozenset()
+    assert WordBans(["a", "b"], frozenset(), Vocabulary([b"a", b"b", b""])).after([], 0) == {0, 1}
