@@ -71,6 +71,7 @@ def _sampling(message: common_pb2.Sampling, max_tokens: int | None) -> SamplingP
         ignore_eos=message.ignore_eos,
         grammar=message.grammar,
         banned_token_ids=frozenset(message.banned_token_ids),
+        bad_words=tuple(message.bad_words),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import structlog
 import torch
 
+from penstock.checkpoint import inspect
+from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.device.memory import Device, DeviceFault
@@ -17,7 +19,7 @@ def check_device(settings: EngineConfig) -> None:
         from penstock.engine.kernels.cuda.setup import check  # imported only for CUDA devices
 
         try:
-            check(settings.dtype, torch.device(settings.device))
+            check(settled(settings, inspect(settings.model)).dtype, torch.device(settings.device))
         except ValueError as error:
             raise ConfigError("device", settings.device, str(error)) from error
 

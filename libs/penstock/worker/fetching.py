@@ -1,4 +1,4 @@
-"""Blocks from the KV store into the engine's pages.
+"""Blocks into the pages of one sequence: those that the engine has already, and those of the KV store.
 
 The store is an optimisation, never an authority: every failure here is counted and logged, and the engine recomputes
 the blocks.
@@ -18,6 +18,7 @@ from penstock.engine.hooks import LoadResult, PageWriter, Source
 from penstock.kv.client.client import NOBODY, Leased, Origin, StoreClient, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.rates import FetchRates
+from penstock.worker.stored import StoredKeys
 
 _LEASE_BLOCKS = 512
 _LOG = structlog.get_logger("penstock.worker")
@@ -34,6 +35,8 @@ class Fetcher:
     metrics: WorkerMetrics
     keys: Sequence[bytes]
     block_size: int
+    known: StoredKeys
+    """Learns which blocks the store gave, and hears which were in the engine's pages."""
     origin: Origin = NOBODY
     rates: FetchRates = field(default_factory=FetchRates)
     cost: Callable[[int], float] = lambda first_token: 0.0
@@ -41,10 +44,24 @@ class Fetcher:
     blocks: int = 0
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
+    _told: int = 0
+    """Blocks from pages of whose use the store has heard."""
 
     async def upto(self, count: int, pages: PageWriter) -> bool:
-        """Loads blocks until the first `count` are in the pages; False when the store could not give them all."""
+        """Loads blocks until the first `count` are in the pages; False when neither the engine nor the store could give
+        them all."""
+        try:
+            return await self._upto(count, pages)
+        finally:
+            pages.settled(self.blocks)
+
+    async def _upto(self, count: int, pages: PageWriter) -> bool:
         while self.blocks < count:
+            taken = await pages.take(self.blocks, count)
+            self.blocks += taken
+            self.tiers += ["worker"] * taken
+            if self.blocks == count:
+                break
             if not self.store.connected:
                 self.metrics.store_faults.labels("away").inc()
                 return False
@@ -52,6 +69,8 @@ class Fetcher:
             begin, before = time.monotonic(), self.blocks
             try:
                 more = await self._some(wanted, pages)
+                pages.settled(self.blocks)
+                self.known.learn(self.keys[before : self.blocks])
             except StoreFault as fault:
                 self.metrics.store_faults.labels("fetch").inc()
                 _LOG.warning("fetch became a recompute", reason=str(fault))
@@ -59,6 +78,23 @@ class Fetcher:
             if self.blocks < before + len(wanted) and not (more and self._worth_it(before, time.monotonic() - begin)):
                 return False
         return True
+
+    @property
+    def stored(self) -> int:
+        """Leading blocks that the store has: it gave them, or is known to have them."""
+        known, count = self.known.leading(self.keys[: len(self.tiers)]), 0
+        for tier in self.tiers:
+            if tier == "worker" and count >= known:
+                break
+            count += 1
+        return count
+
+    def tell_uses(self) -> None:
+        """Lets the store hear of the blocks that it has and that were taken from pages, once of each."""
+        stored = self.stored
+        taken = [key for key, tier in zip(self.keys[:stored], self.tiers, strict=False) if tier == "worker"]
+        self.known.used(taken[self._told :], self.origin.session)
+        self._told = len(taken)
 
     def used(self, tokens: int) -> Counter[str]:
         """Counts the first `tokens` tokens by the tier of their blocks; tokens that were not loaded are left out."""
@@ -95,7 +131,7 @@ def _check(leased: Leased, on_device: int, index: int, copy: memoryview) -> bool
 
 
 class StoredPrefix:
-    """KvSource: the longest prefix that the store holds, up to `limit` blocks."""
+    """KvSource: the longest prefix that the engine and the store hold, up to `limit` blocks."""
 
     def __init__(self, fetcher: Fetcher, limit: int, loaded: Callable[[int], None]) -> None:
         """`loaded` is told how many leading blocks came from the store."""
@@ -104,8 +140,13 @@ class StoredPrefix:
         self._loaded = loaded
 
     async def load(self, pages: PageWriter) -> LoadResult:
-        """Asks once for all blocks; the engine computes those that are missing."""
+        """Asks once for all blocks; the engine computes those that are missing, or asks for them again later."""
         await self.fetcher.upto(self._limit, pages)
-        self._loaded(self.fetcher.blocks)
+        self._loaded(self.fetcher.stored)
+        self.fetcher.tell_uses()
         valid = self.fetcher.blocks * self.fetcher.block_size
-        return LoadResult(valid_tokens=valid, cached_tokens=valid)
+        return LoadResult(valid_tokens=valid, cached_tokens=valid, stored_blocks=self.fetcher.stored)
+
+    async def load_more(self, pages: PageWriter) -> LoadResult:
+        """As `load`: blocks that are in the pages already are not asked for."""
+        return await self.load(pages)

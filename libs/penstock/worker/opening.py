@@ -23,6 +23,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.device import check_device, device_of
 from penstock.worker.publishing import open_publisher
 from penstock.worker.rotation import in_rotation
+from penstock.worker.stored import StoredKeys
 from penstock.worker.worker import Worker
 
 _LOG = structlog.get_logger("penstock.worker")
@@ -78,7 +79,9 @@ async def open_worker(
                 device=device,
                 failed=metrics.task_failed,
             ) as store,
-            open_publisher(store, metrics, waiting_pages, finite=engine.finite) as publisher,
+            open_publisher(
+                store, metrics, waiting_pages, known=StoredKeys(store, engine.pool, metrics), finite=engine.finite
+            ) as publisher,
         ):
             worker = Worker(config, engine, store=store, publisher=publisher, channels=channels, metrics=metrics)
             async with serve(
@@ -109,6 +112,8 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.RUNNING: stats.running,
         WorkerMetrics.WAITING: stats.waiting,
         WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
+        WorkerMetrics.RESIDENT: stats.resident_pages,
+        WorkerMetrics.SHARED: stats.shared_pages,
         WorkerMetrics.PREEMPTIONS: stats.preemptions,
         WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
     }

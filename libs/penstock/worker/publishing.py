@@ -7,7 +7,7 @@ and the pages are released. KV that is not finite stays here: it would fail ever
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,10 +19,11 @@ import structlog
 
 from penstock.engine.hooks import PageRef
 from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreClient, StoreFault
-from penstock.kv.identity import extend_keys
+from penstock.kv.identity import Chain
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import being_cancelled, beside, within
 from penstock.runtime.threads import to_its_end
+from penstock.worker.stored import StoredKeys
 
 _LOG = structlog.get_logger("penstock.worker")
 
@@ -47,8 +48,8 @@ class _Batch:
 class BlockPublisher:
     """Stores filled pages, in order, from one queue; made by `open_publisher`.
 
-    Pages stay referenced until their bytes are in the store. A queue longer than `max_pages` drops new pages
-    instead of holding memory that sequences need.
+    Pages stay referenced until their bytes are in the store. A queue that holds `max_pages` drops further pages instead
+    of holding memory that sequences need; a page that several requests publish counts once.
     """
 
     def __init__(
@@ -57,16 +58,20 @@ class BlockPublisher:
         metrics: WorkerMetrics,
         max_pages: int,
         *,
+        known: StoredKeys,
         finite: Callable[[memoryview], bool],
         thread: Executor,
     ) -> None:
-        """`finite` says whether a block's bytes are finite numbers; `thread` calls it."""
+        """`known` learns what the store has; `finite` says whether a block's bytes are finite numbers, `thread` calls
+        it."""
+        self.known = known
         self._store = store
         self._metrics = metrics
         self._max_pages = max_pages
         self._finite = finite
         self._thread = thread
-        self._queued = 0
+        self._queued: Counter[int] = Counter()
+        """References in the queue, by page."""
         self._batches: deque[_Batch] = deque()
         self._wake = asyncio.Event()
 
@@ -85,14 +90,26 @@ class BlockPublisher:
         `context` is the request's: its id and trace go with the store's calls. `soundness` is the request's as well:
         this changes it when the KV turns out not to be finite, and looks at it when it is the pages' turn.
         """
-        if not self._store.connected or self._queued + len(pages) > self._max_pages:
+        fit = self._fitting(pages) if self._store.connected else 0
+        if fit < len(pages):
             self._metrics.store_faults.labels("publish").inc()
-            _release(pages)
+            _release(pages[fit:])
+        if not fit:
             done(0)
             return
-        self._queued += len(pages)
-        self._batches.append(_Batch(blocks, origin, pages, done, context, soundness))
+        self._queued.update(page.page for page in pages[:fit])
+        self._batches.append(_Batch(blocks[:fit], origin, tuple(pages[:fit]), done, context, soundness))
         self._wake.set()
+
+    def _fitting(self, pages: Sequence[PageRef]) -> int:
+        """How many of the leading pages there is room for."""
+        new: set[int] = set()
+        for at, page in enumerate(pages):
+            if page.page not in self._queued:
+                new.add(page.page)
+                if len(self._queued) + len(new) > self._max_pages:
+                    return at
+        return len(pages)
 
     async def run(self) -> None:
         """Stores queued blocks until it is cancelled. When it raises, only the blocks that it was storing are lost."""
@@ -115,13 +132,14 @@ class BlockPublisher:
                 put = self._store.put(blocks, batch.origin)
                 self._metrics.published.inc(await within(batch.context, put))
                 stored = len(blocks)
+                self.known.learn(block.key for block in blocks)
         except (StoreFault, asyncio.CancelledError) as fault:
             if isinstance(fault, asyncio.CancelledError) and being_cancelled():
                 raise
             self._metrics.store_faults.labels("publish").inc()
             _LOG.warning("blocks were not published", blocks=len(batch.blocks), reason=str(fault))
         finally:
-            self._queued -= len(batch.pages)
+            self._queued -= Counter(page.page for page in batch.pages)
             _release(batch.pages)
             batch.done(stored)
 
@@ -130,7 +148,7 @@ class BlockPublisher:
         request = batch.soundness
         if not request.sound:
             return 0
-        count = await to_its_end(self._thread, lambda: self._count_finite(batch.blocks))
+        count = await to_its_end(self._thread, lambda: self._count_finite(batch))
         sound = request.sound  # it may have failed meanwhile
         if count < len(batch.blocks):
             request.sound = False
@@ -138,19 +156,32 @@ class BlockPublisher:
             _LOG.error("blocks are not published: their KV is not finite", blocks=len(batch.blocks) - count)
         return count if sound else 0
 
-    def _count_finite(self, blocks: Sequence[BlockPut]) -> int:
-        return sum(1 for _ in takewhile(lambda block: self._finite(memoryview(block.data)), blocks))
+    def _count_finite(self, batch: _Batch) -> int:
+        found = (
+            page.sound or self._finite(memoryview(block.data))
+            for block, page in zip(batch.blocks, batch.pages, strict=True)
+        )
+        return sum(takewhile(bool, found))
 
 
 @asynccontextmanager
 async def open_publisher(
-    store: StoreClient, metrics: WorkerMetrics, max_pages: int, *, finite: Callable[[memoryview], bool]
+    store: StoreClient,
+    metrics: WorkerMetrics,
+    max_pages: int,
+    *,
+    known: StoredKeys,
+    finite: Callable[[memoryview], bool],
 ) -> AsyncIterator[BlockPublisher]:
-    """A publisher that works for the length of the block; `finite` is called in a thread."""
+    """A publisher that works for the length of the block, as does `known`; `finite` is called in a thread."""
+    failed = metrics.task_failed
     with ThreadPoolExecutor(1, "publish") as thread:
-        publisher = BlockPublisher(store, metrics, max_pages, finite=finite, thread=thread)
+        publisher = BlockPublisher(store, metrics, max_pages, known=known, finite=finite, thread=thread)
         try:
-            async with beside(publisher.run, name="publish", on_failure="restart", failed=metrics.task_failed):
+            async with (
+                beside(publisher.run, name="publish", on_failure="restart", failed=failed),
+                beside(known.run, name="touch", on_failure="restart", failed=failed),
+            ):
                 yield publisher
         finally:
             publisher.close()
@@ -162,20 +193,16 @@ class BlockSink:
     def __init__(
         self,
         publisher: BlockPublisher,
-        root: bytes,
-        keys: Sequence[bytes],
-        block_size: int,
+        chain: Chain,
         *,
         origin: Origin = NOBODY,
         cost: Callable[[int], float] = lambda _first_token: 0.0,
     ) -> None:
-        """`keys` are those known so far, from block 0; `cost` gives a block's seconds by its first token."""
+        """`chain` names the sequence's blocks; `cost` gives a block's seconds by its first token."""
         self._publisher = publisher
         self._origin = origin
         self._cost = cost
-        self._root = root
-        self._keys = list(keys)
-        self._block_size = block_size
+        self._chain = chain
         self._context = copy_context()
         self._pending = 0
         self._soundness = Soundness()
@@ -189,21 +216,27 @@ class BlockSink:
     @property
     def keys(self) -> Sequence[bytes]:
         """The keys of all full blocks so far, at least those of the prompt."""
-        return self._keys
+        return self._chain.keys
 
     def loaded(self, blocks: int) -> None:
-        """Notes that the first `blocks` blocks came from the store."""
+        """Notes that the store has the first `blocks` blocks."""
         self.stored = max(self.stored or 0, blocks)
         self.changed.set()
 
     def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
-        """Queues the blocks for the store; their pages are released when it has them or is given up."""
-        size, end = self._block_size, first_block + len(pages)
-        self._keys = extend_keys(self._root, self._keys, tokens[: end * size], size)
+        """Queues the blocks that the store lacks; their pages are released when it has them or is given up."""
+        chain, size = self._chain, self._chain.block_size
+        chain.cover(tokens)
+        there = self._stored_already(first_block, len(pages))
+        if there:
+            _release(pages[:there])
+            first_block, pages = first_block + there, pages[there:]
+        if not pages:
+            return
         blocks = [
             BlockPut(
-                key=self._keys[index],
-                parent=self._keys[index - 1] if index else self._root,
+                key=chain.keys[index],
+                parent=chain.parent(index),
                 first_token=index * size,
                 data=page.view(),
                 seconds=self._cost(index * size),
@@ -219,6 +252,17 @@ class BlockSink:
             self._context,
             soundness=self._soundness,
         )
+
+    def _stored_already(self, first_block: int, blocks: int) -> int:
+        """How many of these blocks the store has, as far as it has all before them; it hears that they are used."""
+        if first_block != (self.stored or 0):
+            return 0
+        known, keys = self._publisher.known, self._chain.keys[first_block : first_block + blocks]
+        there = known.leading(keys)
+        if there:
+            known.used(keys[:there], self._origin.session)
+            self.loaded(first_block + there)
+        return there
 
     def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
         """Keeps the bytes of the partly filled last page for the hand-off."""

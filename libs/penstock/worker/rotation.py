@@ -97,6 +97,7 @@ class _Place:
             worker.channels.to(worker.config.router or ""),
             self._hello,
             lambda: load(worker),
+            blocks=worker.resident.followed,
             changed=worker.changed,
             draining=self._draining,
             joined=self._joined,

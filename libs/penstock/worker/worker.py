@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite, RequestRefused
-from penstock.engine.hooks import KvSource
+from penstock.engine.hooks import KvSource, Relay
 from penstock.engine.request import Request, Update
 from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.kv.client.client import StoreClient
 from penstock.kv.cost import PrefillCost
-from penstock.kv.identity import block_keys
+from penstock.kv.identity import Chain
+from penstock.kv.recent import RecentKeys
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.config import WorkerConfig
@@ -23,6 +24,7 @@ from penstock.worker.fetching import Fetcher, StoredPrefix
 from penstock.worker.order import Order
 from penstock.worker.publishing import BlockPublisher, BlockSink
 from penstock.worker.rates import FetchRates
+from penstock.worker.resident import ResidentBlocks
 from penstock.worker.retaining import Retainer
 
 
@@ -30,6 +32,7 @@ from penstock.worker.retaining import Retainer
 class Work:
     """The source and the sink of one request's KV."""
 
+    chain: Chain
     fetcher: Fetcher
     fetchable: int
     """Leading blocks without the last given token, which has to be computed for its logits."""
@@ -37,8 +40,10 @@ class Work:
     retainer: Retainer
 
     def used(self, update: Update) -> Counter[str]:
-        """Given tokens whose KV was fetched and used, by tier."""
-        return self.fetcher.used(update.cached_tokens)
+        """Given tokens whose KV was not computed for this request, by tier: fetched, or in the engine's pages."""
+        used = self.fetcher.used(update.cached_tokens)
+        used["worker"] += update.shared_tokens
+        return used
 
 
 class Worker:
@@ -60,42 +65,54 @@ class Worker:
         self.publisher = publisher
         self.channels = channels
         self.metrics = metrics
+        self._keys = RecentKeys(engine.spec.block_size)
         self.rates = FetchRates()
+        self.resident = ResidentBlocks(engine.pool)
         self.changed = asyncio.Event()
         """Set when the load has changed."""
 
     def work(self, order: Order) -> Work:
         """The hooks of one request."""
         tokens, size = order.tokens, self.engine.spec.block_size
-        keys = block_keys(order.cache_root, tokens, size)
+        chain = Chain(order.cache_root, size, tokens, self._keys.of(order.cache_root, tokens))
         fetcher = Fetcher(
             store=self.store,
             metrics=self.metrics,
-            keys=keys,
+            keys=list(chain.keys),
+            known=self.publisher.known,
             block_size=size,
             origin=order.origin,
             rates=self.rates,
             cost=self._block_seconds,
         )
-        sink = BlockSink(self.publisher, order.cache_root, keys, size, origin=order.origin, cost=self._block_seconds)
+        sink = BlockSink(self.publisher, chain, origin=order.origin, cost=self._block_seconds)
         retainer = Retainer(self.store, self.metrics, order.marks, order.origin.namespace)
-        return Work(fetcher, (len(tokens) - 1) // size, sink, retainer)
+        return Work(chain, fetcher, (len(tokens) - 1) // size, sink, retainer)
 
     def _block_seconds(self, first_token: int) -> float:
         """Seconds to compute the block that begins with this token; 0 while the rate is unknown."""
-        rate = self.engine.stats().prefill_tokens_per_s
+        rate = self.engine.prefill_tokens_per_s
         if rate <= 0:
             return 0.0
         cost = PrefillCost.of_model(self.engine.checkpoint.config.hidden_size, rate)
         return cost.seconds(first_token, self.engine.spec.block_size)
 
-    async def generate(self, request: Request, work: Work, source: KvSource | None = None) -> AsyncIterator[Update]:
-        """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix."""
+    async def generate(
+        self,
+        request: Request,
+        work: Work,
+        source: KvSource | None = None,
+        relay: Callable[[], Relay | None] = lambda: None,
+    ) -> AsyncIterator[Update]:
+        """The engine's updates; its errors become those of the mesh. `source` defaults to the stored prefix; `relay` is
+        that of `Engine.generate`."""
         self.changed.set()
         work.retainer.begin(work.fetcher.keys)
         origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded)
         try:
-            async with aclosing(self.engine.generate(request, source=origin, sink=work.sink)) as updates:
+            async with aclosing(
+                self.engine.generate(request, origin, work.sink, relay=relay, chain=work.chain)
+            ) as updates:
                 async for update in updates:
                     yield update
         except RequestRefused as error:

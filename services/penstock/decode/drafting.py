@@ -18,7 +18,7 @@ from penstock.rpc.channels import open_channels
 from penstock.rpc.context import trace_parent
 from penstock.rpc.stay import Connection, Unsuitable, stay
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.runtime.tasks import beside
+from penstock.runtime.tasks import beside, first_of
 from penstock.v1 import draft_pb2, draft_pb2_grpc
 
 _LOG = structlog.get_logger("penstock.decode")
@@ -41,7 +41,8 @@ class DraftClient:
         """`tokenizer` is the fingerprint of the target's; a draft model with another one is not used."""
         self._stub = draft_pb2_grpc.DraftStub(channel)
         self._tokenizer = tokenizer
-        self._call: _Call | None = None
+        self._outgoing: asyncio.Queue[draft_pb2.DraftAsk] | None = None
+        """One ask on its way into the stream; None: there is no stream."""
         self._known: dict[str, _Known] = {}
         self._traces: dict[str, str] = {}
         self._ids = itertools.count(1)
@@ -54,16 +55,17 @@ class DraftClient:
         self._traces[id] = trace_parent()
 
     async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """An empty answer at once when the service is away; the engine bounds the wait for any other."""
-        if self._call is None:
+        """An empty answer at once when the service is away or has not taken the last ask; the engine bounds the wait
+        for any other. An ask whose answer is not waited for is sent all the same: later ones go on from it."""
+        if self._outgoing is None or self._outgoing.full():
             return {}
         message = self._message(asks)
         answer: asyncio.Future[draft_pb2.DraftProposal] = asyncio.get_running_loop().create_future()
         self._waiting = (message.number, answer)
+        self._outgoing.put_nowait(message)
         try:
-            await self._call.write(message)
             proposal = await answer
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except asyncio.InvalidStateError:
             return {}
         finally:
             self._waiting = None
@@ -127,25 +129,39 @@ class DraftClient:
         if found.tokenizer not in ("", self._tokenizer):
             raise Unsuitable(f"the draft model has another tokenizer, {found.tokenizer}, not {self._tokenizer}")
         call = self._stub.Propose()
-        self._call = call
+        self._outgoing = asyncio.Queue(1)
         try:
-            async for proposal in call:
-                connection.established = True
-                self._came(proposal)
+            await first_of(self._read(call, connection), _write(call, self._outgoing))
         finally:
             call.cancel()
             self._lost()
+
+    async def _read(self, call: _Call, connection: Connection) -> None:
+        """Returns when the service ended the stream; raises AioRpcError when the stream broke."""
+        async for proposal in call:
+            connection.established = True
+            self._came(proposal)
 
     def _came(self, proposal: draft_pb2.DraftProposal) -> None:
         if self._waiting is not None and self._waiting[0] == proposal.number and not self._waiting[1].done():
             self._waiting[1].set_result(proposal)
 
     def _lost(self) -> None:
-        self._call = None
+        self._outgoing = None
         self._known.clear()
         self._gone.clear()
         if self._waiting is not None and not self._waiting[1].done():
             self._waiting[1].set_exception(asyncio.InvalidStateError("the draft stream ended"))
+
+
+async def _write(call: _Call, outgoing: asyncio.Queue[draft_pb2.DraftAsk]) -> None:
+    """Writes what there is; never returns: the reader says when and why the stream ended. Only the stream's end cancels
+    this, since gRPC ends a call whose write is cancelled."""
+    try:
+        while True:
+            await call.write(await outgoing.get())
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await asyncio.get_running_loop().create_future()
 
 
 def _grammar(ask: DraftAsk) -> draft_pb2.DraftGrammar | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 
 from penstock.decode.config import DecodeConfig
 from penstock.decode.drafting import DraftClient, open_drafter
 from penstock.decode.handoff import HandoffPrefix
+from penstock.decode.listening import Listeners, Way
 from penstock.engine.request import Update
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import decode_pb2, decode_pb2_grpc, router_pb2
@@ -33,34 +34,62 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     def __init__(self, worker: Worker, drafter: DraftClient | None) -> None:
         self._worker = worker
         self._drafter = drafter
+        self._listeners = Listeners(worker.metrics.told.labels("decode").inc)
 
     async def Generate(
         self,
         request: decode_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent],
     ) -> AsyncIterator[decode_pb2.GenerateEvent]:
-        """Streams tokens until the sequence ends."""
+        """Streams tokens until the sequence ends, here or to a listener."""
+        async with (
+            self._listeners.way(request.to) as way,
+            aclosing(self._events(request, context.time_remaining(), way)) as events,
+        ):
+            async for event in events:
+                if not await way.send(event):
+                    yield event
+
+    async def _events(
+        self, request: decode_pb2.GenerateRequest, left_s: float | None, way: Way
+    ) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
+        """Those events of a request that `way` does not take as they come to be: at least the first and the last."""
         order = order_from_message(request.request)
         asked, work = order.request, self._worker.work(order)
         source: HandoffPrefix | None = None
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
-            source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, context.time_remaining())
-        first = True
+            source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, left_s)
+        first, counted = True, False
+        metrics = self._worker.metrics
         try:
             if self._drafter is not None:
                 self._drafter.begin(asked.id)
-            async for update in self._worker.generate(asked, work, source):
+            async for update in self._worker.generate(asked, work, source, way.relay):
                 event = _event(update, work, source, first)
                 if work.retainer and (first or update.finish is not None):
                     ended = update.finish is not None
                     kept = await (work.retainer.answer(work.sink.keys) if ended else work.retainer.prompt())
                     event.retained.CopyFrom(retained_to_message(kept))
+                if event.HasField("cache") and not counted:
+                    metrics.count_given("decode", update.computed_tokens, work.used(update))
+                    counted = True
+                metrics.told.labels("decode").inc(len(event.tokens))
                 yield event
                 first = False
         finally:
             if self._drafter is not None:
                 self._drafter.forget(asked.id)
+
+    async def Listen(
+        self,
+        request: decode_pb2.ListenRequest,
+        context: grpc.aio.ServicerContext[decode_pb2.ListenRequest, decode_pb2.TokenBatch],
+    ) -> AsyncIterator[decode_pb2.TokenBatch]:
+        """Streams what the calls that name this listener generate."""
+        with self._listeners.opened(request.listener) as listener:
+            async for batch in listener.batches():
+                yield batch
 
 
 def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool) -> decode_pb2.GenerateEvent:

@@ -24,8 +24,8 @@ class DraftConfig:
     """A Hugging Face model directory, or ngram for guesses from the text itself."""
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port; port 0 picks a free port."""
-    dtype: str = "float32"
-    """Type of the weights: float32 or bfloat16."""
+    dtype: str = "auto"
+    """Type of the weights: auto, float32 or bfloat16. auto: the checkpoint's own, and bfloat16 for one in float16."""
     threads: int = 1
     """Threads that compute one step."""
     max_sequences: int = 256

@@ -47,6 +47,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         order = order_from_message(message, max_tokens=min(wanted, first))
         work = self._worker.work(order)
         with self._handoffs.offer((message.request_id, request.epoch), work.sink) as entry:
+            told = 0
             async for update in self._worker.generate(order.request, work):
                 for token in update.tokens:
                     cache = cache_to_message(update.computed_tokens, work.used(update))
@@ -54,6 +55,10 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     if finish == "length" and self._more(message):
                         finish = None
                     entry.finish(token)
+                    if not told:
+                        self._worker.metrics.count_given("prefill", update.computed_tokens, work.used(update))
+                    told += 1
+                    self._worker.metrics.told.labels("prefill").inc()
                     retained = retained_to_message(await work.retainer.prompt()) if work.retainer else None
                     yield prefill_pb2.PrefillEvent(
                         token=token_to_message(token),

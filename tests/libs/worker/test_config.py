@@ -16,7 +16,7 @@ from penstock.engine.config import EngineConfig, EngineSettings
 from penstock.prefill.config import PrefillConfig
 from penstock.runtime.config import ConfigError, arguments, service_app
 
-HIDDEN = {"kernels", "stall_s"}
+HIDDEN = {"kernels", "stall_s", "again_s"}
 OPTIONS = [field.name for field in fields(EngineSettings) if field.name not in HIDDEN]
 
 
@@ -53,7 +53,7 @@ def test_a_worker_takes_its_engines_settings_from_the_line_the_environment_and_t
 
 def test_defaults_are_what_they_were():
     engine = settled(DecodeConfig, "--model", "/m").engine
-    assert (engine.dtype, engine.kv_dtype, engine.device, engine.weights) == ("float32", "", "cpu", "plain")
+    assert (engine.dtype, engine.kv_dtype, engine.device, engine.weights) == ("auto", "", "cpu", "auto")
     assert (engine.block_size, engine.kv_pool_tokens, engine.max_batch_tokens) == (16, 32768, 512)
     assert (engine.itl_target_ms, engine.itl_target_s, engine.threads) == (100.0, 0.1, 0)
     assert (engine.max_running, engine.max_waiting, engine.max_model_len) == (64, 256, 0)
@@ -63,9 +63,9 @@ def test_defaults_are_what_they_were():
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("dtype", "int3", "dtype = 'int3': must be float32, bfloat16, int8 or float8"),
+        ("dtype", "int3", "dtype = 'int3': must be auto, float32, bfloat16, int8 or float8"),
         ("kv_dtype", "int4", "kv_dtype = 'int4': must be float32, bfloat16 or int8"),
-        ("weights", "lossless", "weights = 'lossless': needs dtype bfloat16, not float32"),
+        ("weights", "gzip", "weights = 'gzip': must be auto, plain or lossless"),
         ("threads", -1, "threads = -1: must be 0 to 1024"),
         ("max_model_len", -1, "max_model_len = -1: must be 0 or more"),
         ("itl_target_ms", float("nan"), "itl_target_ms = nan: must be 0 or more"),

@@ -23,6 +23,7 @@ from penstock.runtime.metrics import WorkerMetrics
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 from penstock.worker.order import Order
 from penstock.worker.publishing import open_publisher
+from penstock.worker.stored import StoredKeys
 from penstock.worker.worker import Worker
 
 SPOILT, SPOILT_AT, SIZE = 77, 37, 16
@@ -36,6 +37,7 @@ class Store:
     """Takes all blocks."""
 
     connected: bool = True
+    attachment: str = "one"
     taken: dict[bytes, bytes] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -69,7 +71,13 @@ async def run(config: EngineConfig, prompt: tuple[int, ...], store: Store) -> tu
     async with (
         asyncio.timeout(60),
         Engine.open(config) as engine,
-        open_publisher(store, metrics, 64, finite=engine.finite) as publisher,  # type: ignore[arg-type]
+        open_publisher(
+            store,  # type: ignore[arg-type]
+            metrics,
+            64,
+            known=StoredKeys(store, engine.pool, metrics),  # type: ignore[arg-type]
+            finite=engine.finite,
+        ) as publisher,
     ):
         worker: Any = Worker(
             SimpleNamespace(),  # type: ignore[arg-type]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextvars import copy_context
 from dataclasses import dataclass, field
 
+from penstock.engine.pages import PagePool
 from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.worker.publishing import Soundness, open_publisher
+from penstock.worker.stored import StoredKeys
 
 
 @dataclass
@@ -16,7 +19,9 @@ class Page:
     """A page of one byte."""
 
     content: bytes = b"x"
+    sound: bool = False
     released: bool = False
+    page: int = field(default_factory=itertools.count(1).__next__)
 
     def view(self) -> memoryview:
         return memoryview(self.content)
@@ -30,6 +35,7 @@ class Store:
     """Takes everything, after the errors that it was given; holds what it takes while `gate` is closed."""
 
     connected: bool = True
+    attachment: str = "one"
     errors: list[Exception] = field(default_factory=list)
     taken: list[BlockPut] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,6 +46,11 @@ class Store:
             raise self.errors.pop(0)
         self.taken += blocks
         return len(blocks)
+
+
+def publishing(store: Store, pages: int, metrics: WorkerMetrics | None = None):
+    metrics = metrics or WorkerMetrics()
+    return open_publisher(store, metrics, pages, known=StoredKeys(store, PagePool(1), metrics), finite=finite)
 
 
 def finite(block: memoryview) -> bool:
@@ -69,7 +80,7 @@ async def test_a_defect_costs_the_blocks_that_were_being_stored_and_no_others() 
     metrics = WorkerMetrics()
     store = Store(errors=[ZeroDivisionError(), StoreFault("away")])
     store.gate.set()
-    async with open_publisher(store, metrics, 8, finite=finite) as publisher:
+    async with publishing(store, 8, metrics) as publisher:
         for expected in (0, 0, 1, 1):
             count, page = await stored(publisher)
             assert (count, page.released) == (expected, True)
@@ -81,17 +92,45 @@ async def test_a_defect_costs_the_blocks_that_were_being_stored_and_no_others() 
 
 async def test_the_end_and_a_full_queue_release_every_page() -> None:
     store, told = Store(), []
-    async with open_publisher(store, WorkerMetrics(), 2, finite=finite) as publisher:
+    async with publishing(store, 2) as publisher:
         pages = [publish(publisher, told.append) for _ in range(3)]
         assert (pages[2].released, told) == (True, [0]), "the third did not fit"
         await asyncio.sleep(0)
     assert all(page.released for page in pages) and not store.taken
 
 
+async def test_of_more_pages_than_there_is_room_for_the_first_are_stored() -> None:
+    store, told = Store(), []
+    store.gate.set()
+    async with publishing(store, 2) as publisher:
+        pages = publish_all(publisher, told.append, b"a", b"b", b"c", b"d")
+        assert [page.released for page in pages] == [False, False, True, True]
+        while not told:
+            await asyncio.sleep(0)
+    assert told == [2] and [bytes(block.data) for block in store.taken] == [b"a", b"b"]
+
+
+async def test_a_page_that_several_publish_takes_room_once() -> None:
+    store, told = Store(), []
+    async with publishing(store, 2) as publisher:
+        for _ in range(3):
+            page = Page(b"!", sound=True, page=7)
+            block = BlockPut(key=b"k", parent=b"p", first_token=0, data=page.view(), seconds=0.0)
+            publisher.publish([block], NOBODY, [page], told.append, copy_context(), soundness=Soundness())
+        publish(publisher, told.append)
+        assert told == [], "there is room for two pages"
+        publish(publisher, told.append)
+        assert told == [0]
+        store.gate.set()
+        while len(told) < 5:
+            await asyncio.sleep(0)
+    assert [bytes(block.data) for block in store.taken[:3]] == [b"!"] * 3, "sound pages are not looked at again"
+
+
 async def test_blocks_of_a_request_from_the_first_that_is_not_finite_on_stay_here() -> None:
     store, metrics, told, request = Store(), WorkerMetrics(), [], Soundness()
     store.gate.set()
-    async with open_publisher(store, metrics, 8, finite=finite) as publisher:
+    async with publishing(store, 8, metrics) as publisher:
         pages = publish_all(publisher, told.append, b"a", b"b", b"!", b"c", soundness=request)
         pages += publish_all(publisher, told.append, b"d", soundness=request)
         pages += publish_all(publisher, told.append, b"!")
@@ -104,7 +143,7 @@ async def test_blocks_of_a_request_from_the_first_that_is_not_finite_on_stay_her
 
 async def test_blocks_of_a_request_that_has_failed_stay_here() -> None:
     store, told, request = Store(), [], Soundness()
-    async with open_publisher(store, WorkerMetrics(), 8, finite=finite) as publisher:
+    async with publishing(store, 8) as publisher:
         pages = publish_all(publisher, told.append, b"a")
         pages += publish_all(publisher, told.append, b"b", soundness=request)
         request.sound = False

@@ -78,6 +78,20 @@ async def test_sequences_grow_by_differences():
         assert [tokens for _, tokens in proposer.asked[-1]] == [[1, 2, 3, 4], [9, 8]]
 
 
+async def test_an_ask_that_is_given_up_leaves_the_stream_as_it_is():
+    """Also one that is given up while it is being written: gRPC would end its call."""
+    proposer = Echo()
+    async with draft_server(proposer) as port, draft_client(port) as client:
+        await until_answered(client, ask("a", [1, 2, 3]))
+        asking = asyncio.ensure_future(client.propose([ask("a", [1, 2, 3, 4])]))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert await until_answered(client, ask("a", [1, 2, 3, 4, 5])) == {"a": [4, 5]}
+    assert [tokens for [(_, tokens)] in proposer.asked] == [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    assert len({id for [(id, _)] in proposer.asked}) == 1  # of one stream
+
+
 async def test_a_forgotten_sequence_leaves_the_service():
     proposer = Echo()
     async with draft_server(proposer) as port, draft_client(port) as client:

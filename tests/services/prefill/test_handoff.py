@@ -6,6 +6,7 @@ import pytest
 
 from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
+from penstock.kv.identity import Chain
 from penstock.prefill.handoff import Handoffs
 from penstock.worker.publishing import BlockSink
 
@@ -14,7 +15,7 @@ TOKEN = TokenOut(0, 5, None)
 
 
 def sink():
-    return BlockSink(publisher=None, root=b"", keys=[], block_size=16)
+    return BlockSink(publisher=None, chain=Chain(b"", 16))
 
 
 async def test_decode_may_come_first():

@@ -1,0 +1,217 @@
+"""Listeners: the tokens of many calls of one gateway in one stream.
+
+A message costs both sides about as much as all the tokens in it. So tokens of calls that a gateway has here wait for
+each other, but no longer than the write before them takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.engine.hooks import Pending, Relay
+from penstock.engine.request import Update
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.rpc.bounds import bad, check_id
+from penstock.v1 import decode_pb2
+from penstock.worker.convert import token_to_message
+
+_MOST_TOKENS = 2048
+"""Tokens of one batch, give or take the last of its updates."""
+
+
+@dataclass(slots=True)
+class _Posted:
+    """An event on its way."""
+
+    event: decode_pb2.CallEvent
+    sent: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Listener:
+    """One stream to a gateway. It has one batch in flight; what is not in it stays with the engine, one entry a call:
+    a slow reader costs no memory here."""
+
+    def __init__(self, passed: Callable[[int], object]) -> None:
+        """`passed` hears of the number of tokens that it took from the engine, of each call."""
+        self._passed = passed
+        self._ready: dict[int, Pending] = {}
+        """The calls that have tokens."""
+        self._posted: deque[_Posted] = deque()
+        self._drafted: dict[int, int] = {}
+        """The count that the gateway has, of calls with drafts."""
+        self._calls: dict[int, asyncio.Timeout] = {}
+        """The blocks of calls, which end with this listener."""
+        self._news = asyncio.Event()
+
+    @asynccontextmanager
+    async def call(self, number: int) -> AsyncIterator[None]:
+        """A call sends here for the length of the block, which is left with Unavailable when the stream breaks. Raises
+        InvalidRequest for a number in use."""
+        if number in self._calls:
+            raise bad("to.number", str(number), "must be that of no other call")
+        try:
+            async with asyncio.timeout(None) as block:
+                self._calls[number] = block
+                yield
+        except TimeoutError:
+            if not block.expired():
+                raise
+            raise Unavailable("the listener has gone") from None
+        finally:
+            del self._calls[number]
+            self._ready.pop(number, None)
+            self._drafted.pop(number, None)
+
+    def ready(self, number: int, pending: Pending) -> None:
+        """The call has tokens."""
+        self._ready[number] = pending
+        self._news.set()
+
+    async def send(self, number: int, event: decode_pb2.GenerateEvent) -> None:
+        """Sends an event; returns when it was written."""
+        posted = _Posted(decode_pb2.CallEvent(call=number, event=event))
+        self._posted.append(posted)
+        self._news.set()
+        await posted.sent.wait()
+
+    async def batches(self) -> AsyncIterator[decode_pb2.TokenBatch]:
+        """What is ready, whenever the reader has taken the batch before; never ends. The first batch is empty: it says
+        that the listener stands."""
+        yield decode_pb2.TokenBatch()
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            batch = decode_pb2.TokenBatch()
+            written, room = self._add_posted(batch, _MOST_TOKENS)
+            self._add_tokens(batch, room)
+            if self._posted or self._ready:
+                self._news.set()
+            if batch.calls or batch.events:
+                yield batch
+            for posted in written:
+                posted.sent.set()
+
+    def close(self) -> None:
+        """Ends the calls that send here."""
+        now = asyncio.get_running_loop().time()
+        for block in self._calls.values():
+            block.reschedule(now)
+
+    def _add_posted(self, batch: decode_pb2.TokenBatch, room: int) -> tuple[list[_Posted], int]:
+        """The events that are now in the batch, and for how many tokens it still has room."""
+        added: list[_Posted] = []
+        while self._posted and room > 0:
+            posted = self._posted.popleft()
+            if posted.event.call in self._calls:
+                batch.events.append(posted.event)
+                added.append(posted)
+                room -= len(posted.event.event.tokens)
+        return added, room
+
+    def _add_tokens(self, batch: decode_pb2.TokenBatch, room: int) -> None:
+        """Fills the room; calls that get none, or have more, come first next time, in this order."""
+        ready = self._ready
+        more: dict[int, Pending] = {}
+        calls: list[int] = []
+        indices: list[int] = []
+        ids: list[int] = []
+        while ready and room > 0:
+            number = next(iter(ready))
+            pending = ready.pop(number)
+            if not pending.more:
+                continue
+            update = pending.passed()
+            room -= len(update.tokens)
+            self._passed(len(update.tokens))
+            if update.tokens[0].logprob is None:
+                for token in update.tokens:
+                    calls.append(number)
+                    indices.append(token.index)
+                    ids.append(token.token)
+                if update.drafted:
+                    self._add_drafts(batch, number, update)
+            else:
+                _add_event(batch, number, update)
+            if pending.more:
+                more[number] = pending
+        ready |= more
+        batch.calls.extend(calls)
+        batch.indices.extend(indices)
+        batch.ids.extend(ids)
+
+    def _add_drafts(self, batch: decode_pb2.TokenBatch, number: int, update: Update) -> None:
+        if self._drafted.get(number) != update.drafted:
+            self._drafted[number] = update.drafted
+            batch.drafts.add(call=number, drafted=update.drafted, accepted=update.accepted)
+
+
+def _add_event(batch: decode_pb2.TokenBatch, number: int, update: Update) -> None:
+    tokens = [token_to_message(token) for token in update.tokens]
+    event = decode_pb2.GenerateEvent(tokens=tokens, drafted=update.drafted, accepted=update.accepted)
+    batch.events.append(decode_pb2.CallEvent(call=number, event=event))
+
+
+class Listeners:
+    """All listeners of a worker."""
+
+    def __init__(self, passed: Callable[[int], object] = lambda _tokens: None) -> None:
+        """`passed`: see Listener."""
+        self._passed = passed
+        self._open: dict[str, Listener] = {}
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Listener]:
+        """A listener of that name, for the length of the block. Raises InvalidRequest."""
+        check_id("listener", name)
+        if name in self._open:
+            raise InvalidRequest(f"listener = {name!r}: another stream has this name", field="listener")
+        listener = self._open[name] = Listener(self._passed)
+        try:
+            yield listener
+        finally:
+            del self._open[name]
+            listener.close()
+
+    @asynccontextmanager
+    async def way(self, to: decode_pb2.Destination) -> AsyncIterator[Way]:
+        """The way of one call, for the length of the block, which is left with Unavailable when it led to a listener
+        whose stream broke."""
+        async with AsyncExitStack() as stack:
+            yield Way(self, to, stack)
+
+    def named(self, name: str) -> Listener | None:
+        """The listener of that name, if it is there."""
+        return self._open.get(name)
+
+
+class Way:
+    """Where the events of one call go: to its listener, if there is one when the first event is ready, else to the
+    call's own stream. Made by `Listeners.way`."""
+
+    def __init__(self, listeners: Listeners, to: decode_pb2.Destination, stack: AsyncExitStack) -> None:
+        self._listeners = listeners
+        self._to = to
+        self._stack = stack
+        self._chosen = False
+        self._listener: Listener | None = None
+
+    async def send(self, event: decode_pb2.GenerateEvent) -> bool:
+        """Sends an event, and returns when it was written; False when it belongs on the call's own stream. Tokens
+        relayed before are sent before."""
+        if not self._chosen:
+            self._chosen = True
+            self._listener = self._listeners.named(self._to.listener)
+            if self._listener is not None:
+                await self._stack.enter_async_context(self._listener.call(self._to.number))
+        if self._listener is not None:
+            await self._listener.send(self._to.number, event)
+        return self._listener is not None
+
+    def relay(self) -> Relay | None:
+        """After the first event: what takes the tokens that need no event of their own."""
+        return None if self._listener is None else partial(self._listener.ready, self._to.number)
