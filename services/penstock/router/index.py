@@ -1,13 +1,14 @@
-"""Maps each block key to a bit mask of the stores that hold the block."""
+"""Maps each block key to a bit mask of the members that hold the block: stores, and workers in their own pages."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, repeat
 
 _SWEEP = 512
-"""Entries tidied per call after a store has left; keeps every call short."""
+"""Entries tidied per call after a member has left; keeps every call short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +16,9 @@ class IndexStats:
     """Figures of the index."""
 
     blocks: int
-    stores: int
+    holders: int
     forgotten: int
-    """Dropped because the index was full; the store may still hold them."""
+    """Dropped because the index was full; their holders may still have them."""
     lookups: int
     keys_found: int
 
@@ -37,10 +38,10 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self._masks)
 
-    def stored(self, store: str, keys: Iterable[bytes]) -> None:
-        """`store` now holds `keys`."""
+    def stored(self, holder: str, keys: Iterable[bytes]) -> None:
+        """`holder` now holds `keys`."""
         self._sweep()
-        bit = self._bit(store)
+        bit = self._bit(holder)
         masks = self._masks
         for key in keys:
             masks[key] = masks.get(key, 0) | bit
@@ -48,10 +49,10 @@ class BlockIndex:
             masks.popitem(last=False)
             self._forgotten += 1
 
-    def removed(self, store: str, keys: Iterable[bytes]) -> None:
-        """`store` no longer holds `keys`."""
+    def removed(self, holder: str, keys: Iterable[bytes]) -> None:
+        """`holder` no longer holds `keys`."""
         self._sweep()
-        bit = self._bits.get(store, 0)
+        bit = self._bits.get(holder, 0)
         for key in keys:
             mask = self._masks.get(key, 0) & ~bit
             if mask:
@@ -59,54 +60,55 @@ class BlockIndex:
             else:
                 self._masks.pop(key, None)
 
-    def drop(self, store: str) -> None:
-        """`store` has left or begins again: its blocks are not found from now on. Its entries go later, bit by bit."""
-        bit = self._bits.pop(store, 0)
+    def drop(self, holder: str) -> None:
+        """`holder` has left or begins again: its blocks are not found from now on. Its entries go later, bit by bit."""
+        bit = self._bits.pop(holder, 0)
         if bit:
             self._dead |= bit
             self._to_sweep = list(self._masks)
 
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """For each store that holds the first key, how many leading keys it holds without a gap."""
+        """For each member that holds the first key, how many leading keys it holds without a gap."""
         self._lookups += 1
         alive = 0
         for bit in self._bits.values():
             alive |= bit
         depths: dict[int, int] = {}
         depth = 0
-        for key in keys:
-            held = alive & self._masks.get(key, 0)
+        masks = map(self._masks.get, keys, repeat(0))
+        for mask, run in groupby(masks):
+            held = alive & mask
             if held != alive:
                 if depth:
                     depths[alive & ~held] = depth
                 alive = held
                 if not alive:
                     break
-            depth += 1
+            depth += len(list(run))
         if alive and depth:
             depths[alive] = depth
         self._found += depth
         if 2 * len(self._masks) > self._max:
             self._refresh(keys[:depth])
-        return {store: depth for store, bit in self._bits.items() for mask, depth in depths.items() if mask & bit}
+        return {holder: depth for holder, bit in self._bits.items() for mask, depth in depths.items() if mask & bit}
 
     def stats(self) -> IndexStats:
         """Figures for metrics and tests."""
         return IndexStats(
             blocks=len(self._masks),
-            stores=len(self._bits),
+            holders=len(self._bits),
             forgotten=self._forgotten,
             lookups=self._lookups,
             keys_found=self._found,
         )
 
-    def _bit(self, store: str) -> int:
-        bit = self._bits.get(store)
+    def _bit(self, holder: str) -> int:
+        bit = self._bits.get(holder)
         if bit is None:
             taken = self._dead
             for other in self._bits.values():
                 taken |= other
-            bit = self._bits[store] = ~taken & (taken + 1)  # the lowest free bit
+            bit = self._bits[holder] = ~taken & (taken + 1)  # the lowest free bit
         return bit
 
     def _refresh(self, keys: Sequence[bytes]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from penstock.router.overlap import Overlap, common
 
 
 @dataclass(slots=True, kw_only=True)
@@ -12,34 +15,61 @@ class Charge:
     prefill: str
     """The member that computes the prompt; the decode member itself when there was no hand-off."""
     decode: str
-    prefill_tokens: int
-    """Uncached tokens that are not yet computed; 0 once prefill is done."""
     context_tokens: int
     """Prompt and expected output on the decode member."""
     prompt_tokens: int
     made_at: float
+    block_size: int = 1
+    block_keys: Sequence[bytes] = ()
+    """Of the prompt's blocks that others may share, from the first on."""
+    uncached_keys: Sequence[bytes] = ()
+    """Those of them that have to be computed, for this plan or for an earlier one."""
+    own_tokens: int
+    """Uncached tokens outside of these blocks."""
+    shared_tokens: int = field(default=0, init=False)
+    """Those of its context that sequences on the decode member had already."""
+    prefill_tokens: int = field(default=0, init=False)
+    """Its uncached tokens without those that were to be computed for an earlier plan; 0 once prefill is done."""
 
 
 @dataclass(slots=True)
 class Account:
-    """The sum of all charges on one member."""
+    """The sum of all charges on one member. What several plans have in common counts once."""
 
-    prefill_tokens: int = 0
+    block_size: int = 1
+    plans: int = 0
+    """Live, that compute or decode here."""
     sequences: int = 0
-    context_tokens: int = 0
     pending: dict[int, Charge] = field(default_factory=dict)
     """Charges whose prefill is not done, oldest first."""
     decoding: dict[int, Charge] = field(default_factory=dict)
     """Charges that decode here, oldest first."""
+    computing: Overlap = field(default_factory=Overlap)
+    """Blocks that live plans have computed here, or will."""
+    own_tokens: int = 0
+    context_tokens: int = 0
+    """Tokens whose KV the sequences hold, or will."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens to compute."""
+        return self.computing.missing * self.block_size + self.own_tokens
+
+    def held_tokens(self, keys: Sequence[bytes]) -> int:
+        """Tokens of the leading blocks that a sequence here has too."""
+        return common(keys, (charge.block_keys for charge in self.decoding.values())) * self.block_size
 
 
 class Ledger:
     """Owner of all charges. With no live plan it is exactly empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_keys: int = 1_000_000) -> None:
+        """A plan that would make it more than `most_keys` keys is charged in full."""
+        self._most_keys = most_keys
         self._accounts: dict[str, Account] = {}
         self._live: dict[int, Charge] = {}
         self._next = 0
+        self._keys = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -55,27 +85,28 @@ class Ledger:
 
     def charge(self, charge: Charge) -> int:
         """Counts `charge` and names it. The caller owes one `release`."""
+        self._bound(charge)
         self._next += 1
         number = self._next
         self._live[number] = charge
-        prefill = self._accounts.setdefault(charge.prefill, Account())
-        prefill.prefill_tokens += charge.prefill_tokens
+        prefill = self._account(charge.prefill, charge)
+        before = prefill.prefill_tokens
+        prefill.computing.add(charge.uncached_keys)
+        prefill.own_tokens += charge.own_tokens
+        charge.prefill_tokens = prefill.prefill_tokens - before
         prefill.pending[number] = charge
-        decode = self._accounts.setdefault(charge.decode, Account())
+        decode = self._account(charge.decode, charge)
         decode.sequences += 1
-        decode.context_tokens += charge.context_tokens
+        charge.shared_tokens = decode.held_tokens(charge.block_keys)
+        decode.context_tokens += charge.context_tokens - charge.shared_tokens
         decode.decoding[number] = charge
         return number
 
     def prefilled(self, number: int) -> None:
         """The prompt of `number` is computed. More than once is fine."""
         charge = self._live[number]
-        account = self._accounts.get(charge.prefill)
-        if account is not None and number in account.pending:
-            del account.pending[number]
-            account.prefill_tokens -= charge.prefill_tokens
-            charge.prefill_tokens = 0
-            self._close_if_zero(charge.prefill)
+        if self._close(number):
+            self._accounts[charge.prefill].computing.compute(charge.uncached_keys)
 
     def generated(self, number: int, tokens: int) -> None:
         """`number` has generated `tokens` in all: the charge grows when that is more than was expected."""
@@ -86,16 +117,45 @@ class Ledger:
             self._accounts[charge.decode].context_tokens += more
 
     def release(self, number: int) -> None:
-        """Gives everything back."""
-        self.prefilled(number)
+        """Gives everything back. What it was to compute is left to those that wait for it too."""
+        self._close(number)
         charge = self._live.pop(number)
-        account = self._accounts[charge.decode]
-        del account.decoding[number]
-        account.sequences -= 1
-        account.context_tokens -= charge.context_tokens
-        self._close_if_zero(charge.decode)
+        self._keys -= len(charge.block_keys) + len(charge.uncached_keys)
+        self._accounts[charge.prefill].computing.remove(charge.uncached_keys)
+        decode = self._accounts[charge.decode]
+        del decode.decoding[number]
+        decode.sequences -= 1
+        decode.context_tokens -= charge.context_tokens - charge.shared_tokens
+        for member in (charge.prefill, charge.decode):
+            self._leave(member)
 
-    def _close_if_zero(self, member: str) -> None:
+    def _bound(self, charge: Charge) -> None:
+        """Leaves the keys out when there is no room for them."""
+        keys = len(charge.block_keys) + len(charge.uncached_keys)
+        if self._keys + keys > self._most_keys:
+            charge.own_tokens += len(charge.uncached_keys) * charge.block_size
+            charge.block_keys = charge.uncached_keys = ()
+        else:
+            self._keys += keys
+
+    def _close(self, number: int) -> bool:
+        """The plan's prompt is not computed any more; whether it was until now."""
+        charge = self._live[number]
+        account = self._accounts[charge.prefill]
+        if number not in account.pending:
+            return False
+        del account.pending[number]
+        account.own_tokens -= charge.own_tokens
+        charge.prefill_tokens = 0
+        return True
+
+    def _account(self, member: str, charge: Charge) -> Account:
+        account = self._accounts.setdefault(member, Account(charge.block_size))
+        account.plans += 1
+        return account
+
+    def _leave(self, member: str) -> None:
         account = self._accounts[member]
-        if not account.pending and not account.decoding:
+        account.plans -= 1
+        if not account.plans:
             del self._accounts[member]

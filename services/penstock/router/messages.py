@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from penstock.errors import InvalidRequest
-from penstock.kv.bounds import check_keys
+from penstock.kv.bounds import check_key, keys_of
 from penstock.kv.spec import spec_from_message, spec_to_message
 from penstock.router.planner import PlanAsk, Planned
 from penstock.router.policy import Role
@@ -96,16 +96,24 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
     check_count("ask.avoid", message.avoid, _MOST_AVOIDED)
     for member_id in message.avoid:
         check_id("ask.avoid", member_id)
+    if message.after:
+        check_key("ask.after", message.after)
     return PlanAsk(
         model=message.model_name,
         prompt_tokens=message.prompt_tokens,
         max_tokens=max(1, message.max_tokens),
         tenant=message.tenant,
         session=message.session,
-        block_keys=check_keys("ask.block_keys", message.block_keys),
+        block_keys=keys_of("ask.block_keys", message.block_keys),
         avoid=frozenset(message.avoid),
         output_tokens=message.output_tokens,
+        after=message.after,
     )
+
+
+def keys_wanted() -> router_pb2.PlanResponse:
+    """The answer to an ask whose first keys are not known."""
+    return router_pb2.PlanResponse(keys_wanted=True)
 
 
 def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
@@ -150,7 +158,9 @@ def _reasons(planned: Planned) -> router_pb2.PlanReasons:
         answer_s=decision.total_s,
         queue_s=decision.queue_s,
         cached_tokens=decision.cached_tokens,
-        remote_tokens=decision.remote_tokens,
+        remote_tokens=decision.prompt.remote,
+        resident_tokens=decision.prompt.resident,
+        awaited_tokens=decision.prompt.awaited,
         uncached_tokens=decision.uncached_tokens,
         expected_output=planned.expected_output,
         choices=decision.choices,

@@ -4,10 +4,11 @@ answer before the next request can be planned."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from penstock.errors import NotFound, Overloaded, TooLarge, Unavailable
+from penstock.router.chains import Chains
 from penstock.router.config import RouterConfig
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
@@ -31,6 +32,9 @@ class PlanAsk:
     tenant: str = ""
     session: str = ""
     block_keys: Sequence[bytes] = ()
+    """Of the whole prompt, or those behind `after`."""
+    after: bytes = b""
+    """The key before them; empty: there is none."""
     avoid: frozenset[str] = frozenset()
     output_tokens: int = 0
 
@@ -56,8 +60,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """How much of one prompt each store and host holds, in leading blocks."""
+    """How much of one prompt each member and host holds, in leading blocks."""
 
+    keys: Sequence[bytes]
+    """Of the blocks that others may share: all but the one of the last token, which is always computed."""
+    block_size: int
+    depths: dict[str, int]
+    """Leading blocks by member, for those that hold some."""
     stores: Sequence[tuple[Member, int]]
     """Those that hold some, the deepest first."""
     hosts: dict[str, int]
@@ -91,11 +100,18 @@ class Planner:
         self._homes: Recent[tuple[str, str], SessionHome] = Recent(config.max_sessions, config.session_ttl_s)
         self._lengths = OutputLengths(config.max_sessions, config.session_ttl_s)
         self.registry = Registry(config.max_members, config.silent_s)
-        self.ledger = Ledger()
+        self.ledger = Ledger(config.max_indexed_blocks)
         self.index = BlockIndex(config.max_indexed_blocks)
+        self._chains = Chains(config.max_indexed_blocks)
+
+    def recall(self, ask: PlanAsk) -> PlanAsk | None:
+        """The ask with all keys of its prompt; None when those up to `after` are not known. Raises InvalidRequest."""
+        keys = self._chains.extend(ask.tenant, ask.after, ask.block_keys)
+        return None if keys is None else replace(ask, block_keys=keys, after=b"")
 
     def plan(self, ask: PlanAsk) -> Planned:
-        """Places a request and charges it. Raises NotFound, TooLarge, Overloaded or Unavailable."""
+        """Places a request, given all of its keys, and charges it. Raises NotFound, TooLarge, Overloaded or
+        Unavailable."""
         now = self._clock()
         if len(self.ledger) >= self._max_live:
             raise Overloaded(f"{self._max_live} requests are in flight", code="too_many_requests", retry_after=1.0)
@@ -111,7 +127,7 @@ class Planner:
             home_decode=home.decode if home else "",
             avoid=ask.avoid,
         )
-        holdings = self._holdings(ask.block_keys)
+        holdings = self._holdings(ask.block_keys, asked.prompt_tokens, seats[0])
         answer = decide(asked, self._workers(seats, holdings, now), self._random, self._knobs)
         match answer:
             case NoWorker():
@@ -165,13 +181,21 @@ class Planner:
         whole = self._lengths.expect(ask.model, ask.tenant, ask.session, ask.max_tokens, now)
         return max(1, whole - ask.output_tokens)
 
-    def _holdings(self, keys: Sequence[bytes]) -> _Holdings:
+    def _holdings(self, keys: Sequence[bytes], tokens: int, seat: Seat) -> _Holdings:
         depths = self.index.match(keys) if keys else {}
         hosts: dict[str, int] = {}
         stores = [(store, depths.get(store.id, 0)) for store in self.registry.stores()]
         for store, depth in stores:
             hosts[store.host_id] = max(hosts.get(store.host_id, 0), depth)
-        return _Holdings(sorted(stores, key=lambda one: -one[1]), hosts)
+        assert seat.member.spec is not None, "only workers are candidates"
+        size = seat.member.spec.block_size
+        return _Holdings(
+            keys=keys[: (tokens - 1) // size],
+            block_size=size,
+            depths=depths,
+            stores=sorted(stores, key=lambda one: -one[1]),
+            hosts=hosts,
+        )
 
     def _workers(self, seats: list[Seat], holdings: _Holdings, now: float) -> list[WorkerFacts]:
         average = means(seats)
@@ -182,8 +206,9 @@ class Planner:
         spec, role = member.spec, member.role
         assert spec is not None and role is not None, "only workers are candidates"
         queued, sequences, context = self._ahead(member, report, seat.reported_at)
-        here = holdings.here(member.host_id)
-        token_bytes = spec.block_bytes / spec.block_size
+        here, resident = holdings.here(member.host_id), holdings.depths.get(member.id, 0)
+        token_bytes, size = spec.block_bytes / spec.block_size, spec.block_size
+        account = self.ledger.of(member.id)
         return WorkerFacts(
             id=member.id,
             role=role,
@@ -196,9 +221,12 @@ class Planner:
             prefill_rate=seat.prefill.believed(average.prefill_rate, now),
             step_s=seat.step.believed(average.step_s, now),
             fetch_s=token_bytes / seat.fetch.believed(average.fetch_rate, now),
-            cached_tokens=here * spec.block_size,
+            cached_tokens=here * size,
+            resident_tokens=resident * size,
+            awaited_tokens=account.computing.run(holdings.keys, max(here, resident)) * size,
+            held_tokens=account.held_tokens(holdings.keys),
             store=member.host_id if member.host_id in holdings.hosts else "",
-            remote_tokens=(holdings.deepest - here) * spec.block_size,
+            remote_tokens=(holdings.deepest - here) * size,
             remote_fetch_s=token_bytes / seat.remote.believed(average.remote_rate, now),
             remote_s=self._pull_s,
             penalty_s=seat.penalty_s(now),
@@ -211,16 +239,15 @@ class Planner:
         their way. So: the report and what it cannot have seen, at most what the ledger says, at least the report.
         """
         account = self.ledger.of(member.id)
-        tokens = sequences = context = 0
-        for charge in reversed(account.pending.values()):
-            if charge.made_at < reported_at - _UNSEEN_S:
+        tokens, sequences = account.prefill_tokens, 0
+        for charge in account.pending.values():
+            if charge.made_at >= reported_at - _UNSEEN_S:
                 break
-            tokens += charge.prefill_tokens
+            tokens = max(0, tokens - charge.prefill_tokens)
         for charge in reversed(account.decoding.values()):
             if charge.made_at < reported_at - _UNSEEN_S:
                 break
             sequences += 1
-            context += charge.context_tokens
         busy = report.running + report.waiting
         held = max(0, member.kv_capacity_tokens - report.free_kv_tokens)
         return (
@@ -231,14 +258,21 @@ class Planner:
 
     def _charge(self, ask: PlanAsk, asked: Demand, decision: Decision, holdings: _Holdings, now: float) -> Planned:
         computes = decision.prefill or decision.decode
+        size, known = holdings.block_size, decision.prompt
+        near = (known.resident + known.fetched) // size
+        soon = near + known.awaited // size
+        new = holdings.keys[soon + known.remote // size :]
         number = self.ledger.charge(
             Charge(
                 prefill=computes.id,
                 decode=decision.decode.id,
-                prefill_tokens=decision.uncached_tokens,
+                own_tokens=max(0, decision.uncached_tokens - len(new) * size),
                 context_tokens=asked.prompt_tokens + asked.expected_output,
                 prompt_tokens=ask.prompt_tokens,
                 made_at=now,
+                block_size=size,
+                block_keys=holdings.keys,
+                uncached_keys=[*holdings.keys[near:soon], *new],
             )
         )
         if ask.session:

@@ -6,17 +6,19 @@ Every cost is in predicted seconds, so that a fast worker with a queue and a slo
     whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
 
 Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the
-longest prefix alone sends every request with a common system prompt to one worker. Equal costs are decided by chance,
-nearly equal ones by where the session was last; nothing else ever depends on the session.
+longest prefix alone sends every request with a common system prompt to one worker. What is in a worker's own pages
+costs nothing, what it is about to compute for others only the wait in its queue. Nearly equal costs are decided by
+where the session was last, else by who has least to compute and to fetch, else by chance; nothing else ever depends on
+the session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 
 class Role(Enum):
@@ -50,6 +52,12 @@ class WorkerFacts:
     """Seconds to fetch the KV of one token."""
     cached_tokens: int
     """Longest prefix of this prompt in a store that it reaches."""
+    resident_tokens: int = 0
+    """Longest prefix in its own pages."""
+    awaited_tokens: int = 0
+    """How much longer than both is the prefix that it computes for others; part of its queue."""
+    held_tokens: int = 0
+    """Longest prefix that sequences hold which are counted in `context_tokens`."""
     store: str = ""
     """Workers with the same one share a store; empty: it has none on its host."""
     remote_tokens: int = 0
@@ -82,9 +90,28 @@ class Knobs:
     handoff_s: float = 0.01
     max_queue_s: float = 120.0
     tie: float = 0.05
-    """Costs within this fraction of the least are equal."""
+    """Costs within this fraction of the least are nearly equal."""
     home_margin: float = 0.1
     """A session stays where it was when that costs at most this fraction (and 10 ms) more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """Leading tokens of a prompt that a worker need not compute for it, in this order."""
+
+    resident: int
+    """In its own pages."""
+    fetched: int
+    """In the store of its host."""
+    awaited: int
+    """Computed there for others."""
+    remote: int
+    """In another host's store."""
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.resident + self.fetched + self.awaited + self.remote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +121,8 @@ class Decision:
     prefill: WorkerFacts | None
     """None: the decode worker computes the prompt itself."""
     decode: WorkerFacts
-    cached_tokens: int
-    """Those from another host's store among them."""
-    remote_tokens: int
+    prompt: Prefix
+    """Where its KV will come from, for whoever computes the rest of it."""
     uncached_tokens: int
     """To be charged to whoever computes the prompt."""
     first_token_s: float
@@ -106,6 +132,23 @@ class Decision:
     """Decode workers that could take the request."""
     other_s: float | None
     """Seconds of the whole answer with the cheapest of the others; None: there is no other."""
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Tokens by where their KV will come from."""
+        known = self.prompt
+        near = {"worker": known.resident, "store": known.fetched, "awaited": known.awaited, "remote": known.remote}
+        return near | {"computed": self.uncached_tokens}
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that are not computed for this request alone."""
+        return self.prompt.tokens
+
+    @property
+    def remote_tokens(self) -> int:
+        """Those of them from another host's store."""
+        return self.prompt.remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +171,17 @@ class QueueFull:
     wait_s: float
 
 
+Work = tuple[int, int]
+"""Tokens of a prompt to compute, and to fetch, on all workers together."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Option:
     prefill: WorkerFacts | None
     decode: WorkerFacts
     first_token_s: float
     total_s: float
+    work: Work
 
 
 Answer = Decision | NoWorker | TooLong | QueueFull
@@ -150,20 +198,18 @@ def decide(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs
         return TooLong(max(_limit(worker) for worker in decoders))
     prefill = _pick_prefill(demand, workers, random, knobs)
     options = [_option(demand, worker, prefill, knobs) for worker in roomy]
-    chosen = _choose(
-        options, lambda option: option.total_s, lambda option: option.decode.id == demand.home_decode, random, knobs
-    )
+    offers = [_Offer(one, one.total_s, one.work, one.decode.id == demand.home_decode) for one in options]
+    chosen = _choose(offers, random, knobs)
     computes = chosen.prefill or chosen.decode
     wait_s = computes.queued_tokens / computes.prefill_rate
     if wait_s > knobs.max_queue_s:
         return QueueFull(wait_s)
-    here, elsewhere = _held(demand, computes)
+    prompt = prefix(demand, computes)
     return Decision(
         prefill=chosen.prefill,
         decode=chosen.decode,
-        cached_tokens=here + elsewhere,
-        remote_tokens=elsewhere,
-        uncached_tokens=demand.prompt_tokens - here - elsewhere,
+        prompt=prompt,
+        uncached_tokens=demand.prompt_tokens - prompt.tokens,
         first_token_s=chosen.first_token_s,
         total_s=chosen.total_s,
         queue_s=wait_s,
@@ -174,15 +220,16 @@ def decide(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs
 
 def prompt_s(demand: Demand, worker: WorkerFacts) -> float:
     """Seconds until `worker` has the KV of the whole prompt, its queue first."""
-    here, elsewhere = _held(demand, worker)
-    compute = (worker.queued_tokens + demand.prompt_tokens - here - elsewhere) / worker.prefill_rate
-    return compute + here * worker.fetch_s + _pull_s(worker, elsewhere) + worker.penalty_s
+    known = prefix(demand, worker)
+    compute_s = (worker.queued_tokens + demand.prompt_tokens - known.tokens) / worker.prefill_rate
+    return compute_s + known.fetched * worker.fetch_s + _pull_s(worker, known.remote) + worker.penalty_s
 
 
 def decode_s(demand: Demand, worker: WorkerFacts) -> float:
     """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
     sequences = (worker.sequences + 1) / worker.max_running
-    context = (worker.context_tokens + demand.prompt_tokens + demand.expected_output) / worker.kv_capacity_tokens
+    own = demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
+    context = (worker.context_tokens + own) / worker.kv_capacity_tokens
     steps_s = demand.expected_output * worker.step_s * (1 + sequences + context)
     excess = max(0.0, sequences - 1) + max(0.0, context - 1)
     return steps_s * (1 + excess) + worker.penalty_s
@@ -197,14 +244,20 @@ def _limit(worker: WorkerFacts) -> int:
     return min(worker.max_model_len, worker.kv_capacity_tokens)
 
 
-def _held(demand: Demand, worker: WorkerFacts) -> tuple[int, int]:
-    """Tokens from the worker's own store, and from another host's where that is quicker than to compute them.
+def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
+    """What the worker need not compute of the prompt: what is in its pages and its own store, what it computes for
+    others by then, and what another host's store has where that is quicker than to compute it.
 
     The last token is always computed: its logits are wanted.
     """
-    here = min(worker.cached_tokens, demand.prompt_tokens - 1)
-    elsewhere = min(worker.remote_tokens, demand.prompt_tokens - 1 - here)
-    return here, elsewhere if _pull_s(worker, elsewhere) < elsewhere / worker.prefill_rate else 0
+    most = demand.prompt_tokens - 1
+    resident = min(worker.resident_tokens, most)
+    near = max(resident, min(worker.cached_tokens, most))
+    soon = min(near + worker.awaited_tokens, most)
+    remote = max(0, min(worker.cached_tokens + worker.remote_tokens, most) - soon)
+    if _pull_s(worker, remote) >= remote / worker.prefill_rate:
+        remote = 0
+    return Prefix(resident=resident, fetched=near - resident, awaited=soon - near, remote=remote)
 
 
 def _pull_s(worker: WorkerFacts, tokens: int) -> float:
@@ -212,12 +265,18 @@ def _pull_s(worker: WorkerFacts, tokens: int) -> float:
     return worker.remote_s + tokens * worker.remote_fetch_s if tokens else 0.0
 
 
+def _work(demand: Demand, worker: WorkerFacts) -> Work:
+    known = prefix(demand, worker)
+    return demand.prompt_tokens - known.tokens, known.fetched + known.remote
+
+
 def _handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float:
-    """Seconds to fetch the prompt's KV that `prefill` has computed or fetched."""
-    if prefill.store == decode.store or not prefill.store or not decode.store:
-        return demand.prompt_tokens * decode.fetch_s
-    here = min(decode.cached_tokens, demand.prompt_tokens)
-    return here * decode.fetch_s + _pull_s(decode, demand.prompt_tokens - here)
+    """Seconds to fetch the prompt's KV that `prefill` has computed or fetched, as far as `decode` lacks it."""
+    resident = min(decode.resident_tokens, demand.prompt_tokens)
+    near = demand.prompt_tokens
+    if prefill.store != decode.store and prefill.store and decode.store:
+        near = max(resident, min(decode.cached_tokens, demand.prompt_tokens))
+    return (near - resident) * decode.fetch_s + _pull_s(decode, demand.prompt_tokens - near)
 
 
 def _pick_prefill(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> WorkerFacts | None:
@@ -228,38 +287,46 @@ def _pick_prefill(demand: Demand, workers: Sequence[WorkerFacts], random: Random
     ]
     if not able:
         return None
-    return _choose(
-        able, lambda worker: prompt_s(demand, worker), lambda worker: worker.id == demand.home_prefill, random, knobs
-    )
+    offers = [
+        _Offer(worker, prompt_s(demand, worker), _work(demand, worker), worker.id == demand.home_prefill)
+        for worker in able
+    ]
+    return _choose(offers, random, knobs)
 
 
 def _option(demand: Demand, decode: WorkerFacts, prefill: WorkerFacts | None, knobs: Knobs) -> _Option:
-    here_s = prompt_s(demand, decode)
-    local = _Option(None, decode, here_s, here_s + decode_s(demand, decode))
+    here_s, answer_s = prompt_s(demand, decode), decode_s(demand, decode)
+    local = _Option(None, decode, here_s, here_s + answer_s, _work(demand, decode))
     if prefill is None or decode.role is Role.BOTH:
         return local
     there_s = prompt_s(demand, prefill)
     moved_s = there_s + knobs.handoff_s + _handed_s(demand, prefill, decode)
-    short = demand.prompt_tokens - sum(_held(demand, decode)) <= knobs.local_prefill_tokens
+    short = demand.prompt_tokens - prefix(demand, decode).tokens <= knobs.local_prefill_tokens
     if short and here_s <= moved_s:
         return local
-    return _Option(prefill, decode, there_s, moved_s + decode_s(demand, decode))
+    computed, fetched = _work(demand, prefill)
+    work = computed, fetched + demand.prompt_tokens - min(decode.resident_tokens, demand.prompt_tokens)
+    return _Option(prefill, decode, there_s, moved_s + answer_s, work)
 
 
 Choice = TypeVar("Choice")
 
 
-def _choose(
-    choices: Sequence[Choice],
-    cost: Callable[[Choice], float],
-    is_home: Callable[[Choice], bool],
-    random: Random,
-    knobs: Knobs,
-) -> Choice:
-    costs = [cost(choice) for choice in choices]
-    least = min(costs)
-    for choice, seconds in zip(choices, costs, strict=True):
-        if is_home(choice) and seconds <= least * (1 + knobs.home_margin) + 0.01:
-            return choice
-    near = least * (1 + knobs.tie) + 1e-6
-    return random.choice([choice for choice, seconds in zip(choices, costs, strict=True) if seconds <= near])
+@dataclass(frozen=True, slots=True)
+class _Offer(Generic[Choice]):
+    """Something to choose, and what it costs."""
+
+    choice: Choice
+    cost_s: float
+    work: Work
+    home: bool
+
+
+def _choose(offers: Sequence[_Offer[Choice]], random: Random, knobs: Knobs) -> Choice:
+    least = min(offer.cost_s for offer in offers)
+    for offer in offers:
+        if offer.home and offer.cost_s <= least * (1 + knobs.home_margin) + 0.01:
+            return offer.choice
+    near = [offer for offer in offers if offer.cost_s <= least * (1 + knobs.tie) + 1e-6]
+    lightest = min(offer.work for offer in near)
+    return random.choice([offer.choice for offer in near if offer.work == lightest])

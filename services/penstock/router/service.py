@@ -87,7 +87,11 @@ class Router:
                     if session is None:
                         session = ask.session
                         self._tell(self._live.begin(session))
-                    planned = self._plan(ask)
+                    whole = self.planner.recall(ask)
+                    if whole is None:
+                        yield messages.keys_wanted()
+                        continue
+                    planned = self._plan(whole)
                     epoch += 1
                     yield messages.plan(planned, epoch)
                 elif planned is None:
@@ -199,15 +203,13 @@ class Router:
                 raise InvalidRequest("after the hello: load, blocks or draining")
 
     def _index(self, seat: Seat, events: common_pb2.BlockEvents) -> None:
-        if seat.member.role is not None:
-            raise InvalidRequest("blocks: only stores have them")
         check_keys("blocks.stored", events.stored)
         check_keys("blocks.removed", events.removed)
-        index, store = self.planner.index, seat.member.id
+        index, holder = self.planner.index, seat.member.id
         if events.snapshot:
-            index.drop(store)
-        index.stored(store, events.stored)
-        index.removed(store, events.removed)
+            index.drop(holder)
+        index.stored(holder, events.stored)
+        index.removed(holder, events.removed)
         self.metrics.indexed.set(len(index))
 
     def _plan(self, ask: PlanAsk) -> Planned:
@@ -218,6 +220,7 @@ class Router:
             self.metrics.refused.labels(error.code or type(error).__name__).inc()
             raise
         self.metrics.plans.labels("worker" if planned.prefill else "decode").inc()
+        self.metrics.count_planned(planned.decision.sources)
         return planned
 
     def _progress(self, planned: Planned, progress: router_pb2.PlanProgress) -> None:

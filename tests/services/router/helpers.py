@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -47,8 +47,9 @@ def hello(member: str, role: str = "both", **other: Any) -> router_pb2.Hello:
     return router_pb2.Hello(**(fields | other))
 
 
-def ask(tokens: int = 100, **other: Any) -> router_pb2.PlanAsk:
-    fields: dict[str, Any] = {"model_name": "m", "prompt_tokens": tokens, "max_tokens": 50}
+def ask(tokens: int = 100, block_keys: Sequence[bytes] = (), **other: Any) -> router_pb2.PlanAsk:
+    packed = b"".join(block_keys)
+    fields: dict[str, Any] = {"model_name": "m", "prompt_tokens": tokens, "max_tokens": 50, "block_keys": packed}
     return router_pb2.PlanAsk(**(fields | other))
 
 

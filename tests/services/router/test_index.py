@@ -54,7 +54,7 @@ def test_memory_is_bounded_and_used_prefixes_stay() -> None:
         assert index.match(keys(20)) == {"a": 20}
         assert len(index) <= 100
     stats = index.stats()
-    assert (stats.blocks, stats.stores) == (100, 1)
+    assert (stats.blocks, stats.holders) == (100, 1)
     assert stats.forgotten == 20 + 59 * 10 - 100
 
 

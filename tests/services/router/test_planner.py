@@ -302,3 +302,92 @@ def test_thousands_of_refused_requests_change_nothing(desk: Desk) -> None:
     assert desk.planner.ledger.empty
     assert all(seat.penalty_s(desk.now) == 0 for seat in desk.planner.registry)
     assert set(desk.spread()) == {"a", "b"}
+
+
+def agents(count: int, common: int = 60) -> list[list[bytes]]:
+    """Keys of prompts that begin with the same blocks; each goes on with blocks of its own."""
+    return [[*map(key, range(common)), *(key(1000 * at + own) for own in range(at))] for at in range(1, count + 1)]
+
+
+def to_compute(prompts: list[tuple[int, list[bytes]]], computed: set[bytes]) -> int:
+    """Tokens that a worker computes for prompts, given as lengths and keys, one by one."""
+    total, there = 0, set(computed)
+    for tokens, keys in prompts:
+        shareable = keys[: (tokens - 1) // 16]
+        total += tokens - 16 * len(there.intersection(shareable))
+        there.update(shareable)
+    return total
+
+
+def test_a_common_beginning_is_predicted_once_and_nobody_is_refused() -> None:
+    """Together the prompts are four times as long as the longest queue that is not refused."""
+    desk = Desk(max_queue_s=1.0)
+    seat = desk.join("a")
+    prompts = [(len(keys) * 16 + 5, keys) for keys in agents(8)]
+    planner, plans = desk.planner, []
+    for number, (tokens, keys) in enumerate(prompts):
+        planned = desk.plan(tokens, block_keys=keys)
+        plans.append(planned)
+        ahead = planner._ahead(seat.member, seat.report, seat.reported_at)[0]
+        assert ahead == to_compute(prompts[: number + 1], set())
+        assert planned.decision.prompt.awaited == (960 if number else 0)
+        assert planned.uncached_tokens == tokens - planned.decision.prompt.awaited
+    assert planner.ledger.of("a").context_tokens == to_compute(prompts, set()) + 8 * 100
+    desk.now += 1
+    seat.hear(Report(running=1, waiting=7, queued_tokens=1000, free_kv_tokens=200_000), desk.now)
+    assert planner._ahead(seat.member, seat.report, seat.reported_at)[0] == 1000
+    again = desk.plan(*prompts[0][:1], block_keys=prompts[0][1])
+    assert planner._ahead(seat.member, seat.report, seat.reported_at)[0] == 1000 + again.uncached_tokens
+
+
+def test_what_one_leaves_behind_is_computed_for_the_others(desk: Desk) -> None:
+    seat = desk.join("a")
+    prompts = [(len(keys) * 16 + 5, keys) for keys in agents(3)]
+    first, second, third = [desk.plan(tokens, block_keys=keys) for tokens, keys in prompts]
+    ahead = lambda: desk.planner._ahead(seat.member, seat.report, seat.reported_at)[0]  # noqa: E731
+    desk.planner.release(first.number)
+    assert ahead() == to_compute(prompts[1:], set()), "it left before its prompt was computed"
+    desk.planner.prefilled(second.number)
+    assert ahead() == to_compute(prompts[2:], set(prompts[1][1]))
+    desk.planner.release(second.number)
+    assert ahead() == to_compute(prompts[2:], set(prompts[1][1])), "what was computed is still there"
+    desk.planner.release(third.number)
+    assert desk.planner.ledger.empty
+
+
+def test_a_request_goes_where_its_beginning_is_being_computed(desk: Desk) -> None:
+    """It costs nothing there but its own tokens, and elsewhere all of it; until the queue there is the longer way."""
+    desk.join("a")
+    desk.join("b")
+    prompts = [(len(keys) * 16 + 5, keys) for keys in agents(40, common=600)]
+    places = [desk.plan(tokens, block_keys=keys).decode.id for tokens, keys in prompts]
+    assert len(set(places[:3])) == 1
+    assert set(places) == {"a", "b"}
+    computed = sum(desk.planner.ledger.of(name).prefill_tokens for name in "ab")
+    assert computed == to_compute(prompts, set()) + 600 * 16, "each computes the beginning once"
+
+
+def test_pages_of_a_worker_are_nearer_than_its_store(desk: Desk) -> None:
+    desk.join("a")
+    desk.join("b")
+    desk.planner.registry.join(Member(id="store", role=None, address="s:1", host_id="h"), desk.now)
+    keys = [key(number) for number in range(60)]
+    desk.planner.index.stored("store", keys)
+    assert set(desk.spread(block_keys=keys)) == {"a", "b"}
+    desk.planner.index.stored("b", keys[:40])
+    assert set(desk.spread(block_keys=keys)) == {"b"}
+    planned = desk.plan(block_keys=keys)
+    assert planned.decision.sources == {"worker": 640, "store": 320, "awaited": 0, "remote": 0, "computed": 40}
+    desk.planner.index.removed("b", keys[:1])
+    desk.planner.release(planned.number)
+    assert set(desk.spread(block_keys=keys)) == {"a", "b"}
+
+
+def test_pages_are_worth_nothing_behind_a_long_queue(desk: Desk) -> None:
+    desk.join("a")
+    seat = desk.join("b")
+    keys = [key(number) for number in range(60)]
+    desk.planner.index.stored("b", keys)
+    assert set(desk.spread(block_keys=keys)) == {"b"}
+    seat.hear(Report(running=3, queued_tokens=3000, free_kv_tokens=200_000), desk.now)
+    assert set(desk.spread(block_keys=keys)) == {"a"}

@@ -153,6 +153,42 @@ def test_home_decides_between_near_equals_only() -> None:
     assert names(workers, home) == {"a": 200}
 
 
+def test_of_near_equals_the_one_with_least_work_is_chosen() -> None:
+    """Who computes less, then who fetches less; never at the price of an answer that is later by more than a little."""
+    short = [worker("a", queued_tokens=100, awaited_tokens=100), worker("b", awaited_tokens=16), worker("c")]
+    assert names(short) == {"a": 200}
+    stored = [worker("a", cached_tokens=1600), worker("b", cached_tokens=1600, resident_tokens=800)]
+    assert names(stored) == {"b": 200}
+    assert names([*stored, worker("c", queued_tokens=9000, resident_tokens=1600)]) == {"b": 200}
+    assert names(stored, Demand(2000, 100, home_decode="a")) == {"a": 200}
+
+
+def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
+    ask = Demand(2000, 10)
+    near = worker("a", cached_tokens=1000, resident_tokens=600, awaited_tokens=500, fetch_s=1e-4)
+    assert prompt_s(ask, near) == pytest.approx(400 * 1e-4 + 500 / 5000)
+    assert prompt_s(ask, replace(near, queued_tokens=700)) == pytest.approx(400 * 1e-4 + 1200 / 5000)
+    made = decision([replace(near, remote_tokens=900, remote_fetch_s=1e-6)], ask)
+    assert made.sources == {"worker": 600, "store": 400, "awaited": 500, "remote": 400, "computed": 100}
+    deep = decision([replace(near, resident_tokens=1800)], ask)
+    assert deep.sources == {"worker": 1800, "store": 0, "awaited": 199, "remote": 0, "computed": 1}
+
+
+def test_a_hand_off_moves_what_is_not_in_pages() -> None:
+    decoders = [replace(DECODE, id=name, fetch_s=1e-3) for name in "xyz"]
+    decoders[1] = replace(decoders[1], resident_tokens=1500)
+    assert names([PREFILL, *decoders]) == {"y": 200}
+
+
+def test_common_context_counts_once() -> None:
+    """Those who share a long beginning share the pages of it."""
+    full = worker("full", Role.DECODE, context_tokens=199_000)
+    ask = Demand(20_000, 100)
+    assert decode_s(ask, replace(full, held_tokens=19_900)) < decode_s(ask, full)
+    room = replace(full, context_tokens=199_000 - 19_900)
+    assert decode_s(ask, replace(full, held_tokens=19_900)) == pytest.approx(decode_s(ask, room))
+
+
 def test_prefill_home_decides_between_near_equals() -> None:
     ask = Demand(2000, 100, home_prefill="q")
     workers = [PREFILL, worker("q", Role.PREFILL, queued_tokens=100), DECODE]

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.services.router.helpers import BLOCK, Harness, ask, eventually, hello, keys, spec
 
+from penstock.kv.identity import MAX_KEYS
 from penstock.rpc.errors import from_rpc
 from penstock.v1 import router_pb2
 
@@ -156,7 +157,9 @@ async def test_a_bad_hello_is_refused_with_its_field(mesh: Harness, field: str, 
         ("ask.avoid", {"avoid": ["a b"]}),
         ("ask.avoid", {"avoid": ["x" * 129]}),
         ("ask.avoid", {"avoid": ["x"] * 257}),
-        ("ask.block_keys[1]", {"block_keys": [b"k" * 32, b"short"]}),
+        ("ask.block_keys", {"block_keys": b"k" * 32 + b"short"}),
+        ("ask.block_keys", {"block_keys": b"k" * 32 * (MAX_KEYS + 1)}),
+        ("ask.after", {"after": b"short"}),
     ],
 )
 async def test_a_bad_ask_is_refused_with_its_field(mesh: Harness, field: str, fields: dict[str, Any]) -> None:
@@ -217,6 +220,33 @@ async def test_stored_blocks_are_known_until_their_store_leaves(mesh: Harness) -
     assert index.match(prompt["block_keys"]) == {}
 
 
+async def test_a_prompt_brings_its_new_keys_alone(mesh: Harness) -> None:
+    await mesh.join("p", "prefill")
+    await mesh.join("d", "decode")
+    store = await mesh.join("s", "kvstore")
+    await mesh.store(store, stored=keys(30), snapshot=True)
+    await eventually(lambda: len(mesh.router.planner.index) == 30)
+    call = mesh.stub.Plan()
+    mesh.calls.append(call)
+
+    async def planned(**fields: Any) -> router_pb2.PlanResponse:
+        await call.write(router_pb2.PlanRequest(ask=ask(40 * BLOCK, **fields)))
+        answer = await call.read()
+        assert isinstance(answer, router_pb2.PlanResponse)
+        return answer
+
+    unknown = await planned(block_keys=keys(30)[20:], after=keys(20)[-1])
+    assert unknown.keys_wanted and not unknown.HasField("decode") and not unknown.epoch
+    assert mesh.router.planner.ledger.empty
+    await planned(block_keys=keys(20))
+    whole = await planned(block_keys=keys(30)[20:], after=keys(20)[-1])
+    assert (whole.keys_wanted, whole.reasons.cached_tokens, whole.epoch) == (False, 30 * BLOCK, 2)
+    again = await planned(after=keys(30)[-1])
+    assert again.reasons.cached_tokens == 30 * BLOCK
+    other = await planned(after=keys(30)[-1], tenant="other")
+    assert other.keys_wanted and mesh.router.planner.ledger.empty
+
+
 async def test_a_snapshot_forgets_what_was_before(mesh: Harness) -> None:
     await mesh.join("d")
     store = await mesh.join("s", "kvstore")
@@ -224,6 +254,29 @@ async def test_a_snapshot_forgets_what_was_before(mesh: Harness) -> None:
     await mesh.store(store, stored=keys(1), snapshot=True)
     await eventually(lambda: len(mesh.router.planner.index) == 1)
     assert mesh.router.planner.index.match(keys(3)) == {"s": 1}
+
+
+async def test_blocks_in_a_workers_pages_are_known_until_it_leaves(mesh: Harness) -> None:
+    holder = await mesh.join("a")
+    await mesh.join("b")
+    await mesh.store(holder, stored=keys(1, 7), snapshot=True)
+    await mesh.store(holder, stored=keys(6), snapshot=True)
+    index = mesh.router.planner.index
+    await eventually(lambda: index.match(keys(6)) == {"a": 6})
+    assert index.match(keys(1, 7)) == {}, "the snapshot came after it"
+    for _ in range(8):
+        _, plan = await mesh.plan(tokens=10 * BLOCK, block_keys=keys(10))
+        reasons = plan.reasons
+        assert plan.decode.member_id == "a"
+        assert (reasons.resident_tokens, reasons.cached_tokens, reasons.uncached_tokens) == (96, 96, 64)
+        await mesh.gone(mesh.calls[-1])
+        await eventually(lambda: mesh.router.planner.ledger.empty)
+    assert 'penstock_planned_tokens_total{source="worker"} 768.0' in mesh.router.metrics.text().decode()
+    await mesh.store(holder, removed=keys(6)[4:])
+    await eventually(lambda: index.match(keys(6)) == {"a": 4})
+    await mesh.gone(holder)
+    await eventually(lambda: len(mesh.router.planner.registry) == 1)
+    assert index.match(keys(6)) == {}
 
 
 async def test_a_short_tail_is_left_to_decode(mesh: Harness) -> None:

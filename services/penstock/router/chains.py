@@ -1,0 +1,72 @@
+"""The block keys of prompts, so that the next prompt of a conversation need not bring those that it shares."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.kv.identity import MAX_KEYS
+from penstock.rpc.bounds import check_count
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    keys: Sequence[bytes]
+    before: bytes
+    """The last key of the chain that this one continues; it may be forgotten."""
+
+
+class Chains:
+    """Chains by tenant and last key, which names a chain as a whole.
+
+    Of each conversation the latest is kept, and the one before, which others may continue too. At most `most` keys are
+    held, and at most half of them for one tenant; the chain longest unused goes first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._chains: OrderedDict[tuple[str, bytes], _Chain] = OrderedDict()
+        self._by_tenant: Counter[str] = Counter()
+        self._keys = 0
+
+    def __len__(self) -> int:
+        """Keys of all chains."""
+        return self._keys
+
+    def extend(self, tenant: str, after: bytes, keys: Sequence[bytes]) -> Sequence[bytes] | None:
+        """The whole chain that goes on with `keys` after the key `after`, or begins with them when that is empty.
+
+        None when no such chain is known. Raises InvalidRequest for a chain that is too long.
+        """
+        earlier = _Chain((), b"")
+        if after:
+            found = self._chains.get((tenant, after))
+            if found is None:
+                return None
+            self._chains.move_to_end((tenant, after))
+            earlier = found
+        if not keys:
+            return earlier.keys
+        whole = [*earlier.keys, *keys]
+        check_count("ask.block_keys", whole, MAX_KEYS)
+        self._drop(tenant, earlier.before)
+        self._drop(tenant, whole[-1])
+        self._chains[tenant, whole[-1]] = _Chain(whole, after)
+        self._count(tenant, len(whole))
+        while self._by_tenant[tenant] > self._most // 2:
+            self._drop(*next(name for name in self._chains if name[0] == tenant))
+        while self._keys > self._most:
+            self._drop(*next(iter(self._chains)))
+        return whole
+
+    def _drop(self, tenant: str, last: bytes) -> None:
+        chain = self._chains.pop((tenant, last), None)
+        if chain is not None:
+            self._count(tenant, -len(chain.keys))
+
+    def _count(self, tenant: str, more: int) -> None:
+        self._keys += more
+        self._by_tenant[tenant] += more
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]

@@ -1,0 +1,57 @@
+"""Blocks that several live plans have in common on one member, each counted once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
+
+
+class Overlap:
+    """The blocks that plans have computed on one member, or will; by key, with the number of plans that need each."""
+
+    def __init__(self) -> None:
+        self._users: dict[bytes, int] = {}
+        self._computed: set[bytes] = set()
+        """Those whose KV exists by now."""
+
+    @property
+    def missing(self) -> int:
+        """Blocks that are still to be computed."""
+        return len(self._users) - len(self._computed)
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """A plan needs these blocks; the caller owes one `remove`."""
+        users = self._users
+        for key in keys:
+            users[key] = users.get(key, 0) + 1
+
+    def compute(self, keys: Iterable[bytes]) -> None:
+        """The KV of these blocks, which a plan needs, exists from now on: for others too, as long as any plan does."""
+        self._computed.update(keys)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """The plan has ended."""
+        users = self._users
+        for key in keys:
+            left = users[key] - 1
+            if left:
+                users[key] = left
+            else:
+                del users[key]
+                self._computed.discard(key)
+
+    def run(self, keys: Sequence[bytes], start: int) -> int:
+        """How many of `keys` from `start` on some plan needs, up to the first that none does."""
+        return sum(1 for _ in takewhile(self._users.__contains__, islice(keys, start, None)))
+
+
+def common(keys: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
+    """How many leading `keys` one of the others has too. A key names all before it, so most of the others cost one
+    comparison."""
+    best = 0
+    for other in others:
+        most = min(len(keys), len(other))
+        if best < most and keys[best] == other[best]:
+            best = bisect_left(range(most), True, best + 1, key=lambda at: keys[at] != other[at])
+    return best

@@ -1,0 +1,56 @@
+"""The chains of prompts, beside a model that keeps them all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidRequest
+from penstock.kv.identity import MAX_KEYS
+from penstock.router.chains import Chains
+
+from .helpers import keys
+
+
+def test_the_latest_chain_of_a_conversation_and_the_one_before_are_kept():
+    chains = Chains(1000)
+    for turn in range(1, 6):
+        after = keys(10 * (turn - 1))[-1] if turn > 1 else b""
+        assert chains.extend("t", after, keys(10 * turn)[10 * (turn - 1) :]) == keys(10 * turn)
+    assert chains.extend("t", keys(50)[-1], []) == keys(50)
+    assert chains.extend("t", keys(40)[-1], keys(1, chain=7)) == keys(40) + keys(1, chain=7), "a fork"
+    assert chains.extend("t", keys(20)[-1], []) is None
+    assert len(chains) == 50 + 40 + 41
+
+
+def test_one_tenant_takes_no_room_from_another():
+    chains = Chains(100)
+    chains.extend("small", b"", keys(30))
+    for number in range(1, 9):
+        chains.extend("large", b"", keys(25, chain=number))
+    assert chains.extend("small", keys(30)[-1], []) == keys(30)
+    assert len(chains) == 30 + 50
+    assert chains.extend("large", keys(25, chain=8)[-1], []) is not None
+    assert chains.extend("large", keys(25, chain=1)[-1], []) is None
+
+
+def test_a_chain_has_a_bound():
+    chains = Chains(1 << 20)
+    chains.extend("t", b"", keys(MAX_KEYS))
+    with pytest.raises(InvalidRequest, match=r"ask\.block_keys"):
+        chains.extend("t", keys(MAX_KEYS)[-1], keys(1, chain=1))
+
+
+ASKS = st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 4), st.integers(0, 8))
+
+
+@given(st.lists(ASKS, max_size=60))
+def test_what_is_known_is_never_wrong(asks):
+    chains = Chains(64)
+    for tenant, chain, before, count in asks:
+        line = keys(4 * before + count, chain)
+        after = line[4 * before - 1] if before else b""
+        found = chains.extend(tenant, after, line[4 * before :])
+        assert (found is None and after) or list(found) == line
+        assert len(chains) <= 64
