@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
+from penstock.gateway.redis_client import REDIS_SCHEMES
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
@@ -24,8 +25,6 @@ from penstock.runtime.config import (
     one_of,
     optional_addresses,
 )
-
-_REDIS = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class GatewayConfig:
     """The file that `penstock keys add` writes; without it all clients are the tenant "default"."""
     terms: Path | None = None
     """A TOML file with the prices of tokens and the limits of tenants; without it all is free and unlimited."""
-    ledger: str = ""
+    ledger: str = field(default="", repr=False)
     """Where the use of each tenant is written: a file, or redis://HOST:PORT/DB, which gateways may share; empty: only
     kept while the gateway runs."""
     tls_cert: Path | None = None
@@ -77,6 +76,8 @@ class GatewayConfig:
     """Most bytes of all HTTP bodies that are arriving; a request whose body finds no room gets a 503."""
     max_n: int = 16
     """Most choices of one request, for all its prompts together."""
+    max_request_tokens: int = 524_288
+    """Most tokens of all answers of one request; the max_tokens of each of its choices is lowered to an equal share."""
     max_output_tokens: int = 131_072
     """Most tokens of one answer; a larger max_tokens is lowered to this, and to the room left in the model's
     context."""
@@ -128,7 +129,8 @@ class GatewayConfig:
             raise ConfigError("model_dir", str(self.model_dir), "must be the directory of the served model")
         addresses(self, "router", "http_address", "grpc_address")
         optional_addresses(self, "metrics_address")
-        at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_output_tokens")
+        at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")
+        at_least(self, 1, "max_output_tokens")
         at_least(self, 1, "max_responses", "max_responses_bytes", "max_tenant_responses", "max_tenant_responses_bytes")
         more_than(self, 0, "request_timeout_s", "ping_s", "responses_ttl_s")
         at_least(self, 0, "failover_s", "max_sessions", "max_session_tokens", "max_tenant_session_tokens", "drain_s")
@@ -151,7 +153,7 @@ class GatewayConfig:
                 if not is_loopback(getattr(self, name).host):
                     right = "must be 127.0.0.1 or another address of this host alone, unless api_keys are set"
                     raise ConfigError(name, getattr(self, name), right)
-        if self.responses_store != "memory" and not self.responses_store.startswith(_REDIS):
+        if self.responses_store != "memory" and not self.responses_store.startswith(REDIS_SCHEMES):
             right = "must be memory or redis://HOST:PORT/DATABASE"
             raise ConfigError("responses_store", self.responses_store[:16], right)
         if self.server_key and self.server_key_file:

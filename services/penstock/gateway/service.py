@@ -26,11 +26,13 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.drain import Drain
 from penstock.gateway.door.http import application
 from penstock.gateway.door.reception import Reception
-from penstock.gateway.door.rpc import SERVICE, GatewayService
+from penstock.gateway.door.refusals import Refusals
+from penstock.gateway.door.rpc import GatewayService
+from penstock.gateway.door.rpc_entrance import SERVICE, RpcEntrance
 from penstock.gateway.door.server import serve_http
 from penstock.gateway.door.tls import Certificate
 from penstock.gateway.mesh.view import RouterView, open_view
-from penstock.gateway.mesh.workers import WorkerChannels
+from penstock.gateway.mesh.workers import open_worker_channels
 from penstock.grammar.compiling import open_compiler
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
@@ -85,6 +87,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
         open_ledger(config.ledger, terms, failed) as ledger,
         open_responses(config) as responses,
         open_channels() as channels,
+        open_worker_channels(channels, failed) as workers,
         open_view(channels, config.router, tokenizers=tokenizers, failed=failed) as view,
         AsyncExitStack() as stack,
     ):
@@ -101,7 +104,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 limiter=limiter,
                 view=view,
                 channels=channels,
-                workers=WorkerChannels(channels),
+                workers=workers,
                 threads=threads,
                 sessions=Sessions(config.max_sessions, config.max_session_tokens, config.max_tenant_session_tokens),
                 past=PastRequests(config.max_past_requests, config.max_past_bytes),
@@ -122,6 +125,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 threads=threads,
                 models=served,
                 past=shared.past,
+                refusals=Refusals(metrics, min(config.max_past_requests, 256)),
                 view=view,
                 metrics=metrics,
                 drain=Drain(served),
@@ -138,6 +142,7 @@ async def open_gateway(config: GatewayConfig) -> AsyncIterator[Gateway]:
                 config.grpc_address,
                 register,
                 [SERVICE],
+                entrance=RpcEntrance(reception),
                 max_calls=config.max_live_requests + 64,
                 max_streams=_MOST_STREAMS,
                 grace=_LAST_GRACE_S,

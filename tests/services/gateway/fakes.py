@@ -10,11 +10,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from penstock.decode.listening import Listeners
+from penstock.engine.request import Update
 from penstock.errors import PenstockError, Unavailable
+from penstock.kv.identity import KEY_BYTES
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.server import serve
+from penstock.runtime.tasks import end
 from penstock.v1 import (
     common_pb2,
     decode_pb2,
@@ -24,6 +29,7 @@ from penstock.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
+from penstock.worker.convert import token_from_message
 
 MODEL = "tiny"
 BLOCK = 4
@@ -62,6 +68,8 @@ REASONS = {
     "queue_s": 0.25,
     "cached_tokens": 8,
     "remote_tokens": 4,
+    "resident_tokens": 2,
+    "awaited_tokens": 1,
     "uncached_tokens": 16,
     "expected_output": 32,
     "choices": 2,
@@ -108,6 +116,8 @@ class Script:
     logprobs: bool = True
     retained: common_pb2.Retained | None = None
     """What decode says that it keeps."""
+    listens: bool = True
+    """Whether decode knows listeners."""
 
 
 class Router(router_pb2_grpc.RouterServicer):
@@ -116,6 +126,11 @@ class Router(router_pb2_grpc.RouterServicer):
     def __init__(self, mesh: FakeMesh) -> None:
         self._mesh = mesh
         self.asks: list[router_pb2.PlanAsk] = []
+        """With all keys, also where a message brought only the new ones."""
+        self.chains: dict[bytes, bytes] = {}
+        """All keys of the prompts so far, by their last."""
+        self.brought: list[int] = []
+        """Number of keys in each message."""
         self.progress: list[router_pb2.PlanProgress] = []
         self.hints: list[common_pb2.SessionHint] = []
         self.away = False
@@ -134,12 +149,25 @@ class Router(router_pb2_grpc.RouterServicer):
                 if message.HasField("hint"):
                     self.hints.append(message.hint)
                     continue
+                if not self._whole(message.ask):
+                    yield router_pb2.PlanResponse(keys_wanted=True)
+                    continue
                 epoch += 1
                 self.asks.append(message.ask)
                 yield self._mesh.plan(message.ask, epoch)
         finally:
             self.live -= 1
             self._mesh.tick()
+
+    def _whole(self, ask: router_pb2.PlanAsk) -> bool:
+        """Puts the keys before the new ones; False when they are not known."""
+        self.brought.append(len(ask.block_keys) // KEY_BYTES)
+        if ask.after and ask.after not in self.chains:
+            return False
+        ask.block_keys = self.chains.get(ask.after, b"") + ask.block_keys
+        if ask.block_keys:
+            self.chains[ask.block_keys[-KEY_BYTES:]] = ask.block_keys
+        return True
 
     async def Hint(self, request, context):
         if self.away:
@@ -164,6 +192,13 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         self.live = 0
         self.requests: list[common_pb2.Request] = []
         self.handoffs: list[decode_pb2.HandoffSource | None] = []
+        self.listeners = Listeners()
+        self.listening = 0
+        """Listeners that are there."""
+        self.batches: list[decode_pb2.TokenBatch] = []
+        """What went to listeners."""
+        self.cut = asyncio.Event()
+        """Set it to break the streams of listeners."""
 
     async def Prefill(self, request, context):
         self.live += 1
@@ -200,11 +235,38 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                 raise error
             if self._mesh.script.prefill_hangs and request.handoff.address == self._mesh.prefills[0].address:
                 await asyncio.Event().wait()
-            async for event in self._generate(request):
-                yield event
+            async with self.listeners.way(request.to) as way:
+                async for event in self._generate(request):
+                    if _plain(event) and (relay := way.relay()) is not None:
+                        await Said(event).to(relay)
+                    elif not await way.send(event):
+                        yield event
         finally:
             self.live -= 1
             self._mesh.tick()
+
+    async def Listen(self, request, context):
+        if not self._mesh.script.listens:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there was no such call once")
+        self.listening += 1
+        try:
+            with self.listeners.opened(request.listener) as listener:
+                reading = asyncio.ensure_future(self._read(listener, context))
+                cut = asyncio.ensure_future(self.cut.wait())
+                try:
+                    await asyncio.wait([reading, cut], return_when=asyncio.FIRST_COMPLETED)
+                    raise Unavailable("the worker is going away")
+                finally:
+                    await end(reading, cut)
+            yield
+        finally:
+            self.listening -= 1
+            self._mesh.tick()
+
+    async def _read(self, listener, context):
+        async for batch in listener.batches():
+            self.batches.append(batch)
+            await context.write(batch)
 
     async def _generate(self, request):
         script, asked = self._mesh.script, request.request
@@ -252,6 +314,33 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         return common_pb2.CacheUse(computed=computed, **cached)
 
 
+class Said:
+    """An event's tokens, as the engine hands them to a listener."""
+
+    def __init__(self, event: decode_pb2.GenerateEvent) -> None:
+        self._event = event
+        self._taken = asyncio.Event()
+
+    @property
+    def more(self) -> bool:
+        return not self._taken.is_set()
+
+    def passed(self) -> Update:
+        self._taken.set()
+        tokens = tuple(map(token_from_message, self._event.tokens))
+        return Update(tokens, None, 0, 0, 0, self._event.drafted, self._event.accepted, 0, 0.0, 0.0, 0.0, 0.0)
+
+    async def to(self, relay) -> None:
+        """Returns when they were taken."""
+        relay(self)
+        await self._taken.wait()
+
+
+def _plain(event: decode_pb2.GenerateEvent) -> bool:
+    """Whether the engine would leave it to the relay."""
+    return not (event.finish or event.HasField("cache") or event.HasField("times"))
+
+
 def _finish(request: common_pb2.Request, tokens: Sequence[int], index: int, eos: int) -> common_pb2.Finish.ValueType:
     if index < len(tokens) - 1:
         return common_pb2.FINISH_UNSPECIFIED
@@ -281,11 +370,14 @@ class FakeMesh:
         for worker in (*self.prefills, *self.decodes):
             worker.requests.clear()
             worker.handoffs.clear()
+            worker.batches.clear()
+            worker.cut.clear()
 
     @property
     def live(self) -> int:
         """Calls that are open anywhere."""
-        return self.router.live + sum(worker.live for worker in (*self.prefills, *self.decodes))
+        workers = (*self.prefills, *self.decodes)
+        return self.router.live + sum(worker.live + worker.listening for worker in workers)
 
     def set_view(self, *, ready: bool, context: int = CONTEXT, silent: Sequence[str] = ()) -> None:
         self.show([self.served(ready=ready, context=context)], silent)

@@ -120,7 +120,7 @@ def message(**fields) -> dict:
         (chat(audio={"voice": "x"}), "audio"),
         (chat(web_search_options={}), "web_search_options"),
         (chat(chat_template="{{ 1 }}"), "chat_template"),
-        (chat(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs"),
+        (chat(chat_template_kwargs={"tokenize": True}), "chat_template_kwargs.tokenize"),
         (chat(guided_json=[]), "guided_json"),
         (chat(use_beam_search=True), "use_beam_search"),
         (chat(prompt_logprobs=1), "prompt_logprobs"),

@@ -17,6 +17,7 @@ from tests.libs.grammar.walking import accepts
 from penstock.rpc.errors import from_rpc
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
+PACE_S = 0.05
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BASE: dict[str, dict[str, Any]] = {CHAT: {"model": "tiny", "messages": HELLO}, TEXT: {"model": "tiny", "prompt": "hi"}}
@@ -277,7 +278,7 @@ async def test_a_hostile_grammar_stops_nobody_elses_stream(setup, post) -> None:
     """One that a compiler works on for minutes is refused within two seconds of a processor, however many of the clock
     those take; a stream beside it keeps its pace."""
     setup.script.say = lambda request: setup.ids("word ") * 600
-    setup.script.pace_s = 0.05
+    setup.script.pace_s = PACE_S
     assert (await post(CHAT, max_tokens=1, regex="a")).status_code == 200  # the helper has started
     terms = " & ".join(f"/(?s:.*)a{{{number}}}b(?s:.*)/" for number in range(1, 40))
     attack = asyncio.ensure_future(post(CHAT, grammar=f"start: WORD\nWORD: {terms}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from penstock.gateway.request.work import (
     Placement,
     Promised,
     PromptUse,
+    Receiver,
     Report,
     SampledToken,
 )
@@ -46,6 +47,9 @@ REQUEST = ChoiceRequest(
 DECODE, PREFILL = Placement("decode-0", "d:1"), Placement("prefill-0", "p:1")
 BOTH, ALONE = Assignment(DECODE, PREFILL), Assignment(DECODE)
 GONE = Unavailable("gone")
+
+SINGLY = False
+"""Whether tokens with nothing else to report come one by one, as from a listener."""
 
 Step = Report | Exception | asyncio.Event
 Script = Callable[[Assignment, Sequence[int]], Sequence[Step]]
@@ -73,6 +77,12 @@ def decode_lost(silent: bool = False, error: Exception = GONE) -> Lost:
 
 def prefill_lost(silent: bool = False) -> Lost:
     return Lost("prefill", "prefill-0", GONE, silent)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["reports", "tokens"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is one of both ways of tokens."""
+    monkeypatch.setattr(sys.modules[__name__], "SINGLY", request.param)
 
 
 @dataclass
@@ -107,14 +117,16 @@ class Workers:
     closed: int = 0
 
     def prefill(
-        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
-    ) -> AsyncGenerator[Report, None]:
-        return self._play(self.prefills.pop(0)(chosen, output))
+        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver
+    ) -> Coroutine[None, None, None]:
+        return self._play(self.prefills.pop(0)(chosen, output), hear)
 
-    def decode(self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]) -> AsyncGenerator[Report, None]:
-        return self._play(self.decodes.pop(0)(chosen, output))
+    def decode(
+        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver
+    ) -> Coroutine[None, None, None]:
+        return self._play(self.decodes.pop(0)(chosen, output), hear)
 
-    async def _play(self, steps: Sequence[Step]) -> AsyncGenerator[Report, None]:
+    async def _play(self, steps: Sequence[Step], hear: Receiver) -> None:
         try:
             for step in steps:
                 if isinstance(step, asyncio.Event):
@@ -122,9 +134,17 @@ class Workers:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    yield step
+                    self.say(step, hear)
+                    await asyncio.sleep(0)
         finally:
             self.closed += 1
+
+    def say(self, report: Report, hear: Receiver) -> None:
+        if SINGLY and isinstance(report, Gain) and report == Gain(stage="decode", tokens=report.tokens):
+            for token in report.tokens:
+                hear.token(token.index, token.id)
+        else:
+            hear.report(report)
 
 
 def says(*steps: Step) -> Script:
@@ -166,6 +186,26 @@ async def test_the_first_token_is_prefills_and_the_rest_decodes() -> None:
     account = bench.flow.account
     assert (account.use, account.defects, account.drafted, account.accepted) == (use(), 0, 4, 2)
     assert bench.workers.closed == 2
+
+
+async def test_nothing_is_taken_after_the_end_and_nothing_twice() -> None:
+    again = [decoded(0, use=use()), decoded(1), decoded(0, 1, 2), decoded(2), decoded(3, 4), decoded(5)]
+    bench = Bench(Plans([ALONE]), Workers([says(*again, asyncio.Event())]), stop_at=4)
+    assert await bench.flow.run() == "stop"
+    assert bench.accepted == [0, 1, 2, 3, 4]
+
+
+async def test_a_reader_that_raises_fails_its_own_choice() -> None:
+    class Faulty(Bench):
+        def accept(self, token: SampledToken) -> bool:
+            if token.index == 1:
+                raise ZeroDivisionError
+            return super().accept(token)
+
+    bench = Faulty(Plans([ALONE]), Workers([says(decoded(0, use=use()), decoded(1), asyncio.Event())]))
+    with pytest.raises(ZeroDivisionError):
+        await bench.flow.run()
+    assert bench.workers.closed == 1
 
 
 async def test_tokens_wait_for_those_before_them() -> None:
@@ -274,14 +314,14 @@ async def test_prefill_alone_does_not_go_on_for_ever() -> None:
 
     class Endless(Workers):
         def prefill(
-            self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
-        ) -> AsyncGenerator[Report, None]:
-            return self._play([prefilled(len(output))])
+            self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver
+        ) -> Coroutine[None, None, None]:
+            return self._play([prefilled(len(output))], hear)
 
         def decode(
-            self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
-        ) -> AsyncGenerator[Report, None]:
-            return self._play([decode_lost()])
+            self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver
+        ) -> Coroutine[None, None, None]:
+            return self._play([decode_lost()], hear)
 
     bench = Bench(Plans([BOTH]), Endless([]), failover_s=0.05)
     with pytest.raises(Unavailable):

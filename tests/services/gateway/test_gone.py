@@ -13,6 +13,7 @@ import pytest
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.api.openai.shapes import STYLE
 from penstock.gateway.door.http import _until_gone
+from penstock.gateway.door.protocol import streamed_body
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.server import serve_http
 from penstock.runtime.config import HostPort
@@ -46,7 +47,7 @@ async def door(work: Work) -> AsyncIterator[tuple[Seen, asyncio.StreamReader, as
                 seen.left.set()
             return message
 
-        reply = Reply(send, "req-1", STYLE)
+        reply = Reply(send, streamed_body(scope), "req-1", STYLE)
 
         async def job() -> None:
             seen.begun.set()
@@ -83,7 +84,7 @@ async def nothing_yet(reply: Reply, left: asyncio.Event) -> None:
 
 
 async def half_a_stream(reply: Reply, left: asyncio.Event) -> None:
-    await reply.events([{"n": 1}])
+    await reply.write(STYLE.written([{"n": 1}]))
     await asyncio.Event().wait()
 
 
@@ -106,7 +107,7 @@ async def whole_then_more(reply: Reply, left: asyncio.Event) -> None:
 
 
 async def stream_then_more(reply: Reply, left: asyncio.Event) -> None:
-    await reply.events([{"n": 1}])
+    await reply.write(STYLE.written([{"n": 1}]))
     await reply.end_events([], "")
     await left.wait()
     for _ in range(10):

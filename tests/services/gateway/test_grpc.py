@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
+import httpx2
 import pytest
 from google.protobuf.json_format import MessageToDict
 
@@ -13,6 +16,9 @@ from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Oslo"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+CALLED = gateway_pb2.ChatMessage(role="assistant", tool_calls=[gateway_pb2.FunctionCall(id="1", name="f")])
 
 
 @pytest.fixture
@@ -109,6 +115,63 @@ async def test_several_turns(setup, stub):
     assert '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>' in text
 
 
+LONG = "the quick brown fox jumps over the lazy dog " * 400
+TURNS = [
+    {"role": role, "content": f"{role} {at}: " + "the quick brown fox " * 10}
+    for at in range(40)
+    for role in ("user", "assistant")
+] + [{"role": "user", "content": "the last"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"truncate_prompt_tokens": 7},
+        {"truncate_prompt_tokens": -1, "max_completion_tokens": 100},
+        {"truncate_prompt_tokens": 7, "messages": [{"role": "user", "content": LONG}]},
+        {"continue_final_message": True, "messages": [{"role": "assistant", "content": "Well, "}]},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": True, "reasoning_effort": "high"},
+        {"bad_words": ["fox", " dog"]},
+    ],
+)
+async def test_the_fields_of_other_servers_as_by_http(setup, stub, fields):
+    given = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    _, usage = await collect(stub.ChatCompletion(request(**given)))
+    by_grpc = setup.mesh.decodes[0].requests[-1]
+    messages = given.pop("messages")
+    answer = await setup.client.chat.completions.create(model="tiny", messages=messages, extra_body=given)
+    by_http = setup.mesh.decodes[0].requests[-1]
+    assert list(by_grpc.prompt_ids) == list(by_http.prompt_ids)
+    assert list(by_grpc.sampling.bad_words) == list(by_http.sampling.bad_words)
+    assert by_grpc.sampling.max_tokens == by_http.sampling.max_tokens
+    own = answer.usage.model_dump()["penstock"]
+    assert (usage.dropped_tokens, usage.dropped_messages) == (own["dropped_tokens"], own["dropped_messages"])
+
+
+async def test_old_messages_are_left_out_as_by_http(setup, stub):
+    async with httpx2.AsyncClient(base_url=setup.url) as client:
+        body = {"model": "tiny", "input": TURNS, "truncation": "auto", "max_output_tokens": 100}
+        answer = (await client.post("/v1/responses", json=body)).json()
+    by_http = setup.mesh.decodes[0].requests[-1]
+    asked = request(messages=TURNS, truncation="auto", max_completion_tokens=100)
+    _, usage = await collect(stub.ChatCompletion(asked))
+    assert list(setup.mesh.decodes[0].requests[-1].prompt_ids) == list(by_http.prompt_ids)
+    assert usage.dropped_messages == answer["usage"]["penstock"]["dropped_messages"] > 0
+    for truncation in ("", "disabled"):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await collect(stub.ChatCompletion(request(messages=TURNS, truncation=truncation)))
+        assert from_rpc(failed.value).field == "messages"
+
+
+async def test_only_the_last_tokens_of_raw_prompts_are_read(setup, stub):
+    asked = gateway_pb2.CompletionRequest(model="tiny", prompts=[LONG], truncate_prompt_tokens=9)
+    [*_, last] = [chunk async for chunk in stub.Completion(asked)]
+    assert list(setup.mesh.decodes[0].requests[-1].prompt_ids) == setup.ids(LONG)[-9:]
+    assert (last.usage.prompt_tokens, last.usage.dropped_tokens) == (9, len(setup.ids(LONG)) - 9)
+
+
 async def test_models(setup, stub):
     answer = await stub.ListModels(gateway_pb2.ListModelsRequest())
     assert [(model.id, model.context_length) for model in answer.models] == [("tiny", 2048)]
@@ -135,6 +198,18 @@ async def test_models(setup, stub):
         ),
         ({"tools": [gateway_pb2.FunctionTool()]}, "tools[0].name"),
         ({"stop": [""]}, "stop"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation": "some"}, "truncation"),
+        ({"truncation": "auto", "truncate_prompt_tokens": 5}, "truncation"),
+        ({"chat_template_kwargs": "[]"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": "{"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": '{"a":' + 200 * "[" + 200 * "]" + "}"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": '{"colour": 1}'}, "chat_template_kwargs.colour"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"continue_final_message": True, "messages": [CALLED]}, "messages"),
     ],
 )
 async def test_bad_input(setup, stub, fields, field):
@@ -166,6 +241,14 @@ async def test_the_callers_deadline_reaches_the_workers(setup, stub):
         await collect(stub.ChatCompletion(request(), timeout=0.3))
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
+async def test_a_deadline_is_no_part_of_the_time_that_was_needed(setup, stub):
+    begin = time.perf_counter()
+    _, usage = await collect(stub.ChatCompletion(request(), timeout=60))
+    took = time.perf_counter() - begin
+    assert 0 < usage.seconds["total"] <= took
+    assert 0 <= usage.seconds["body"] <= took
 
 
 async def test_session_and_credentials_come_as_metadata(opened, tmp_path):
@@ -220,6 +303,22 @@ async def test_raw_prompts_come_in_one_form(stub, fields):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         _ = [chunk async for chunk in stub.Completion(gateway_pb2.CompletionRequest(model="tiny", **fields))]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "prompts" in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompts": ["a", ""]}, "prompts"),
+        ({"prompts": ["a " * 5000]}, "prompts"),
+        ({"token_prompts": [gateway_pb2.TokenPrompt()]}, "token_prompts"),
+        ({"token_prompts": [gateway_pb2.TokenPrompt(ids=[2**31])]}, "token_prompts"),
+    ],
+)
+async def test_a_refused_raw_prompt_is_called_by_its_own_field(stub, fields, field):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [chunk async for chunk in stub.Completion(gateway_pb2.CompletionRequest(model="tiny", **fields))]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc(caught.value).field == field and field in caught.value.details()
 
 
 async def test_a_client_that_cancels_a_completion_ends_its_work(setup, stub):

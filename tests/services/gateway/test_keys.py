@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import httpx2
 import pytest
 
 from penstock.gateway.accounts.keys import read_keys
 from penstock.gateway.accounts.ring import KeyRing
+from penstock.gateway.door.http import routes
 from penstock.runtime.config import ConfigError
 from penstock.testing.keys import key_file
+from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVER_KEY = "ab" * 16
 
@@ -89,6 +93,8 @@ async def test_the_task_that_follows_the_file_is_started_again(opened, tmp_path)
     file = key_file(tmp_path / "keys.json", {"first": "a"})
     async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
         [task] = [task for task in asyncio.all_tasks() if task.get_name() == "keys"]
+        while task._fut_waiter is None:  # it has not begun to wait
+            await asyncio.sleep(0)
         task._fut_waiter.set_exception(RuntimeError("a defect"))
         key_file(file, {"second": "b"})
         async with httpx2.AsyncClient(base_url=setup.url, headers={"x-api-key": "second"}) as http:
@@ -136,3 +142,56 @@ async def test_an_operators_key_generates_nothing(opened, tmp_path):
             answer = await http.post("/v1/chat/completions", json=body)
             assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
             assert (await http.get("/v1/models")).status_code == 200
+
+
+OPEN = {"/health", "/healthz", "/readyz", "/metrics", "/openapi.json"}
+"""They say nothing of anybody's requests."""
+
+
+async def test_every_other_route_and_method_asks_for_a_key(opened, tmp_path):
+    file = key_file(tmp_path / "keys.json", {"right": "a"})
+    async with opened(api_keys=file, server_key=SERVER_KEY) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url) as http:
+            for route in routes(setup.gateway.reception):
+                path = route.path.replace("{id}", "x").replace("{name:path}", "tiny")
+                for method in sorted(route.methods - {"HEAD"}):
+                    answer = await http.request(method, path, json={} if method == "POST" else None)
+                    assert (answer.status_code != 401) == (path in OPEN), (method, path, answer.text)
+        methods = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].methods
+        async with grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+            stub = gateway_pb2_grpc.GatewayStub(channel)
+            for method in methods:
+                call = getattr(stub, method.name)(getattr(gateway_pb2, method.input_type.name)())
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await (call.read() if method.server_streaming else call)
+                assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.name
+
+
+ODD = [
+    b"' OR '1'='1'; DROP TABLE ledger; --",
+    b'"; {{7*7}} ${jndi:ldap://127.0.0.1/x} %s%n%x',
+    b"../../../../etc/passwd\x7f",
+    b"\xff\xfe\xc3\x28 \xe2\x80\xae",
+    b"a" * 4000,
+]
+HEADERS = [
+    "authorization", "x-api-key", "x-request-id", "x-session-affinity", "traceparent", "tracestate", "content-type",
+    "origin", "accept", "user-agent", "content-encoding", "anthropic-version", "openai-organization",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+async def test_odd_headers_break_nothing_and_no_key_is_repeated(opened, tmp_path, odd):
+    file = key_file(tmp_path / "keys.json", {"right": "a"})
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}'
+    async with opened(api_keys=file, server_key=SERVER_KEY, ledger=str(tmp_path / "ledger")) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url) as http:
+            for name in HEADERS:
+                headers = {b"x-api-key": b"right", b"content-type": b"application/json"}
+                headers |= {name.encode(): odd if name != "authorization" else b"Bearer " + odd}
+                answer = await http.post("/v1/chat/completions", content=body, headers=headers)
+                assert answer.status_code < 500, (name, answer.text)
+                assert odd[:20] not in answer.content or name not in ("authorization", "x-api-key")
+                assert not re.search(r"Traceback|File \"|0x[0-9a-f]{6}|/penstock/", answer.text)
+            answer = await http.post("/v1/chat/completions", content=body, headers={"x-api-key": "right"})
+            assert answer.status_code == 200

@@ -9,9 +9,11 @@ import grpc
 import openai
 import pytest
 
-from penstock.errors import RateLimited
+from penstock.errors import Overloaded, RateLimited
+from penstock.gateway.accounts.admission import Admission
 from penstock.gateway.accounts.limiter import Limiter
 from penstock.gateway.accounts.terms import Limits, Terms
+from penstock.runtime.metrics import GatewayMetrics
 from penstock.testing.keys import key_file
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -80,10 +82,28 @@ def test_concurrency_and_spend():
 def test_a_refused_request_takes_nothing():
     clock = Clock()
     limited = limiter(clock, requests_per_minute=2, concurrency=1)
+    for _ in range(3):
+        limited.check("t")
     with limited.one("t"):
         assert not admitted(limited)
     assert admitted(limited) and not admitted(limited)
     assert not admitted(limiter(clock, requests_per_minute=0))
+
+
+def test_a_place_is_free_before_everything_is_cleared_away_but_not_without_bound():
+    admission = Admission(2, GatewayMetrics())
+    with ExitStack() as stack:
+        for _ in range(4):
+            leave = stack.enter_context(admission.one())
+            assert admission.live == 1 and not admission._idle.is_set()
+            leave()
+            leave()
+            assert admission.live == 0 and not admission._idle.is_set()
+        with pytest.raises(Overloaded), admission.one():
+            pass
+    assert admission.live == 0 and admission._idle.is_set()
+    with admission.one(), admission.one(), pytest.raises(Overloaded), admission.one():
+        pass
 
 
 TERMS = """

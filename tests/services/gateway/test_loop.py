@@ -6,13 +6,14 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import grpc
 import httpx2
 import pytest
 
+from penstock.testing.keys import key_file
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
 CHAT = "/v1/chat/completions"
@@ -44,12 +45,13 @@ async def a_stream(setup) -> AsyncIterator[AsyncIterator[bytes]]:
         yield answer.aiter_raw()
 
 
-async def longest_gap(setup, request: Awaitable[object]) -> float:
-    """The longest silence in another client's stream while `request` is served, in seconds."""
+async def longest_gap(setup, request: Callable[[httpx2.AsyncClient], Awaitable[object]]) -> float:
+    """The longest silence in another client's stream while `request` is served, in seconds of the clock. The request's
+    client is made before: reading its certificates takes longer than what is measured here."""
     gap = 0.0
-    async with a_stream(setup) as pieces:
+    async with httpx2.AsyncClient(base_url=setup.url, timeout=60) as client, a_stream(setup) as pieces:
         await anext(pieces)
-        serving = asyncio.ensure_future(request)
+        serving = asyncio.ensure_future(request(client))
         last = time.perf_counter()
         async for _ in pieces:
             now = time.perf_counter()
@@ -58,11 +60,6 @@ async def longest_gap(setup, request: Awaitable[object]) -> float:
                 break
         await serving
     return gap
-
-
-async def post(setup, path: str, body: bytes) -> int:
-    async with httpx2.AsyncClient(base_url=setup.url, timeout=60) as client:
-        return (await client.post(path, content=body)).status_code
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -76,10 +73,10 @@ async def test_tokenizing_stops_nobody_elses_stream(watched, raw):
     body = json.dumps({"model": "tiny", **prompt}).encode()
     statuses = []
 
-    async def send() -> None:
-        statuses.append(await post(watched, "/v1/completions" if raw else CHAT, body))
+    async def send(client: httpx2.AsyncClient) -> None:
+        statuses.append((await client.post("/v1/completions" if raw else CHAT, content=body)).status_code)
 
-    gap = await longest_gap(watched, send())
+    gap = await longest_gap(watched, send)
     assert statuses == [400]
     assert gap < takes / 4
 
@@ -91,6 +88,11 @@ def tool(**fields: object) -> dict:
 def chat(**fields: object) -> bytes:
     messages = [{"role": "user", "content": "hi"}]
     return json.dumps({"model": "tiny", "messages": messages, "max_tokens": 1, **fields}).encode()
+
+
+def raw_chat(text: str) -> bytes:
+    """With the text as it is, without escapes."""
+    return chat(messages=[{"role": "user", "content": "P"}]).replace(b'"P"', f'"{text}"'.encode())
 
 
 MANY = 3_000_000
@@ -144,11 +146,11 @@ async def gap_and_status(setup, body: bytes) -> tuple[float, int]:
     """The longest silence in another client's stream while `body` is answered, and the answer's status."""
     statuses = []
 
-    async def send() -> None:
+    async def send(client: httpx2.AsyncClient) -> None:
         path = "/v1/completions" if b'"prompt"' in body[:30] else CHAT
-        statuses.append(await post(setup, path, body))
+        statuses.append((await client.post(path, content=body)).status_code)
 
-    gap = await longest_gap(setup, send())
+    gap = await longest_gap(setup, send)
     [status] = statuses
     return gap, status
 
@@ -178,6 +180,8 @@ LONG = {
     "400,000 token ids": (json.dumps({"model": "tiny", "prompt": [7] * 400_000, "max_tokens": 1}).encode(), 200),
     "a schema of 2 MB": (chat(tools=[tool(parameters=schema(2_000_000))]), 400),
     "escapes": (chat(messages=[{"role": "user", "content": "\n" * 7_000_000}]), 400),
+    "15 MB of emoji": (raw_chat("😀" * 3_700_000), 400),
+    "15 MB of Chinese": (raw_chat("中" * 4_900_000), 400),
     "half a million escapes": (chat(messages=[{"role": "user", "content": "\n" * 500_000}]), 400),
 }
 PAUSE_S = 0.05
@@ -188,12 +192,10 @@ async def test_a_long_request_pauses_another_clients_stream_for_less_than_50_ms(
     """What else the machine does only makes a pause longer: the request itself makes the shortest of eight at most."""
     body, status = LONG[name]
     gaps = []
-    for _ in range(8):
+    while not gaps or (gaps[-1] >= PAUSE_S and len(gaps) < 8):
         gap, got = await gap_and_status(watched, body)
         assert got == status
         gaps.append(gap)
-        if gap < PAUSE_S:
-            break
     assert min(gaps) < PAUSE_S
 
 
@@ -201,14 +203,14 @@ async def test_a_long_request_pauses_another_clients_stream_for_less_than_50_ms(
 async def test_no_message_stops_another_clients_stream(watched, parameters):
     codes = []
 
-    async def send() -> None:
+    async def send(client: httpx2.AsyncClient) -> None:
         message = gateway_pb2.ChatMessage(role="user", content="hi")
         tools = [gateway_pb2.FunctionTool(name="f", parameters=parameters)]
         request = gateway_pb2.ChatCompletionRequest(model="tiny", messages=[message], tools=tools)
         async with grpc.aio.insecure_channel(watched.gateway.grpc_address) as channel:
             codes.append(await gateway_pb2_grpc.GatewayStub(channel).ChatCompletion(request).code())
 
-    gap = await longest_gap(watched, send())
+    gap = await longest_gap(watched, send)
     assert codes == [grpc.StatusCode.INVALID_ARGUMENT]
     assert gap < LONGEST_S
 
@@ -217,15 +219,15 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(%d) %}{% endfor %}{% endfo
 
 
 @asynccontextmanager
-async def a_template_that_loops(opened, model_dir, tmp_path, times: int) -> AsyncIterator:
+async def a_template_that_loops(opened, model_dir, tmp_path, times: int, **settings: object) -> AsyncIterator:
     """A gateway whose template takes its time for the shortest of messages, if it says "slow"."""
     directory = tmp_path / "tiny"
     shutil.copytree(model_dir, directory)
-    settings = json.loads((directory / "tokenizer_config.json").read_text())
+    tokenizer = json.loads((directory / "tokenizer_config.json").read_text())
     loops = LOOPS.replace("%d", str(times))
-    settings["chat_template"] = f"{{% if messages[0].content == 'slow' %}}{loops}{{% endif %}}x"
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    async with opened(model_dir=directory) as setup:
+    tokenizer["chat_template"] = f"{{% if messages[0].content | trim == 'slow' %}}{loops}{{% endif %}}x"
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    async with opened(model_dir=directory, **settings) as setup:
         ids = setup.ids("word") * 400
         setup.script.say = lambda request: ids
         setup.script.pace_s = PACE_S
@@ -236,7 +238,8 @@ async def test_a_slow_template_stops_nobody_elses_stream(opened, model_dir, tmp_
     """Two lines that take a second."""
     async with a_template_that_loops(opened, model_dir, tmp_path, 300) as setup:
         begin = time.perf_counter()
-        gap = await longest_gap(setup, post(setup, CHAT, chat(messages=[{"role": "user", "content": "slow"}])))
+        slow = chat(messages=[{"role": "user", "content": "slow"}])
+        gap = await longest_gap(setup, lambda client: client.post(CHAT, content=slow))
         takes = time.perf_counter() - begin
     assert takes > 0.3  # slow enough to be seen
     assert gap < takes / 3
@@ -255,3 +258,27 @@ async def test_an_endless_template_costs_its_sender_a_400_and_others_nothing(ope
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
     assert "takes too long" in answer.json()["error"]["message"]
     assert served > 1
+
+
+async def test_two_tenants_with_endless_templates_hold_nobody_else_up(opened, model_dir, tmp_path):
+    """They send more than there are threads, of both sizes, again and again; a third renders at once."""
+    keys = key_file(tmp_path / "keys.json", {"one": "one", "two": "two", "other": "other"})
+    sized = {"short": "slow", "long": "slow" + " " * 9000}
+    async with a_template_that_loops(
+        opened, model_dir, tmp_path, 99999, api_keys=keys, server_key="ab" * 16, api_key="other"
+    ) as setup:
+        async with httpx2.AsyncClient(base_url=setup.url, timeout=60) as client:
+
+            async def send(key: str, text: str) -> int:
+                body = chat(messages=[{"role": "user", "content": text}])
+                return (await client.post(CHAT, content=body, headers={"x-api-key": key})).status_code
+
+            assert await send("other", "x") == 200
+            hostile = [asyncio.ensure_future(send(key, text)) for key in ("one", "two") * 3 for text in sized.values()]
+            served = 0
+            while not any(request.done() for request in hostile):
+                for text in ("x", "x" * 9000):
+                    assert await send("other", text) == 200
+                    served += 1
+            assert set(await asyncio.gather(*hostile)) == {400}
+    assert served > 2  # before the first of the endless ones was stopped

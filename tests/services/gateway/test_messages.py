@@ -191,7 +191,7 @@ REFUSED = [
     ({"temperature": 1.5}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"),
-    ({"messages": [*HELLO, {"role": "assistant", "content": "The"}]}, "prescribed"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": [{**USE, "input": {}}]}]}, "has calls"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].source"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type: 'image'"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: 'web_search_20250305'"),

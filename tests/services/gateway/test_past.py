@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
 from penstock.gateway.accounts.keys import new_key, write_keys
@@ -113,10 +115,76 @@ def test_the_oldest_are_forgotten_by_bytes():
     for number in range(50):
         past.add("a", f"r{number}", str(number), b"x" * 6)
         assert past.bytes == 6 and past.find(f"r{number}", "a")
-    assert past.find("r48", None) is None and len(past._names) == len(past._requests) == 1
+    assert past.find("r48", None) is None and len(past) == 1
+    [own] = past._tenants.values()
+    assert len(own.names) == len(own.kept) == 1
+
+
+def test_a_flood_of_one_tenant_pushes_out_its_own_records_alone():
+    past = PastRequests(10, 10_000)
+    for number in range(3):
+        past.add("quiet", f"q{number}", f"quiet {number}", b"x")
+    for number in range(1000):
+        past.add("loud", "always", f"loud {number}", b"x")
+    assert len(past) == 10 and past.find("loud 992", "loud") is None and past.find("loud 993", "loud")
+    assert all(past.find(f"q{number}", "quiet") for number in range(3))
+    for number in range(3, 9):
+        past.add("quiet", f"q{number}", f"quiet {number}", b"x")
+    assert [bool(past.find(f"q{number}", "quiet")) for number in range(9)] == [False] * 4 + [True] * 5
+    assert past.find("always", None) == b"x" and past.find("loud 994", "loud") is None
+
+
+def test_who_has_most_bytes_loses_where_bytes_are_short():
+    past = PastRequests(100, 100)
+    for number in range(20):
+        past.add("many", f"m{number}", f"many {number}", b"x")
+    for number in range(4):
+        past.add("large", f"l{number}", f"large {number}", b"x" * 30)
+    assert past.bytes == 80 and past.find("m0", "many") and past.find("l1", None) is None and past.find("l2", None)
+    past.add("huge", "h", "huge", b"x" * 200)
+    assert past.find("h", "huge") and (len(past), past.bytes) == (1, 200), "the newest stays"
+    past.add("many", "last", "last", b"x")
+    assert past.find("h", None) is None and past.find("last", "many") and past.bytes == 1
+
+
+def test_among_equals_the_oldest_goes_first():
+    past = PastRequests(4, 100)
+    for number in range(50):
+        past.add(f"t{number}", "same", str(number), b"%d" % number)
+        assert past.find("same", None) == b"%d" % number
+    assert [past.find(str(number), None) for number in range(45, 50)] == [None, b"46", b"47", b"48", b"49"]
+    assert len(past._tenants) == 4
 
 
 def test_nothing_is_remembered_when_that_is_the_setting():
     past = PastRequests(0, 1000)
     past.add("a", "r", "1", b"x")
     assert len(past) == 0 and past.find("r", "a") is None
+
+
+ADDED = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 25)), max_size=60)
+
+
+@given(st.integers(1, 8), st.integers(1, 60), ADDED)
+def test_what_is_kept_is_what_a_plain_list_keeps(most, most_bytes, added):
+    past, kept = PastRequests(most, most_bytes), []
+    for number, (tenant, size) in enumerate(added):
+        past.add(tenant, "same", str(number), b"x" * size)
+        kept.append((tenant, number, size))
+        while len(kept) > most or (sum(size for _, _, size in kept) > most_bytes and len(kept) > 1):
+            kept.remove(_loses(kept, most, most_bytes))
+        assert {number for _, number, _ in kept} == {
+            number for number in range(len(added)) if past.find(str(number), None) is not None
+        }
+    assert len(past) == len(kept) and past.bytes == sum(size for _, _, size in kept)
+
+
+def _loses(kept, most, most_bytes):
+    """The oldest of the tenant with the largest share."""
+
+    def share(tenant):
+        sizes = [size for owner, _, size in kept if owner == tenant]
+        return max(len(sizes) / most, sum(sizes) / most_bytes)
+
+    oldest = {tenant: (tenant, number, size) for tenant, number, size in reversed(kept)}
+    return max((one for one in oldest.values() if one != kept[-1]), key=lambda one: (share(one[0]), -one[1]))

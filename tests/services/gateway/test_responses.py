@@ -276,7 +276,7 @@ REFUSED = [
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "never"}, "truncation"),
     ({"service_tier": "priority"}, "service_tier"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "f", "parameters": {}, "made_up": 1}]}, "tools[0].made_up"),

@@ -21,6 +21,7 @@ from uvicorn.importer import ImportFromStringError
 from penstock.gateway.accounts.auth import load_auth, session_digest
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.service import open_gateway
+from penstock.kv.bounds import keys_of
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.rpc.server import RpcServer
 from penstock.runtime.config import ConfigError
@@ -42,12 +43,12 @@ async def test_tenants_are_kept_apart(opened, tmp_path):
         a, b, a2 = setup.mesh.router.asks
         assert (a.tenant, b.tenant, a2.tenant) == ("a", "b", "a")
         assert a.block_keys == a2.block_keys
-        assert not set(a.block_keys) & set(b.block_keys)
+        assert not set(keys_of("a", a.block_keys)) & set(keys_of("b", b.block_keys))
         assert a.session == a2.session != b.session
         requests = setup.mesh.prefills[0].requests
         root = root_key(setup.mesh.spec, namespace(bytes.fromhex("ab" * 16), "a"))
         assert requests[0].cache_root == root != requests[1].cache_root
-        assert list(a.block_keys) == block_keys(root, list(requests[0].prompt_ids), setup.mesh.spec.block_size)
+        assert keys_of("a", a.block_keys) == block_keys(root, list(requests[0].prompt_ids), setup.mesh.spec.block_size)
         for key in ("wrong", "secret-", "secret-aa", "', DROP TABLE", "é"):
             async with httpx2.AsyncClient(base_url=setup.url) as client:
                 value = f"Bearer {key}".encode()
@@ -125,7 +126,7 @@ async def test_health_and_metrics(setup):
     for line in (
         'penstock_requests_total{outcome="ok"}',
         'penstock_requests_total{outcome="refused"}',
-        "vllm:prompt_tokens_total",
+        'vllm:prompt_tokens_total{model_name="tiny"}',
     ):
         assert line in text
     metrics = setup.gateway.metrics.registry
@@ -135,7 +136,7 @@ async def test_health_and_metrics(setup):
         for sample in family.samples
         if sample.name == "vllm:prompt_tokens_by_source_total"
     }
-    assert sum(by_source.values()) == metrics.get_sample_value("vllm:prompt_tokens_total") > 0
+    assert sum(by_source.values()) == metrics.get_sample_value("vllm:prompt_tokens_total", {"model_name": "tiny"}) > 0
     assert metrics.get_sample_value("penstock_requests_live") == 0
 
 

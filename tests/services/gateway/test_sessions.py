@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx2
 import pytest
+
+from penstock.kv.bounds import keys_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 MORE = {"role": "user", "content": "more"}
@@ -52,6 +55,21 @@ async def test_generated_tokens_are_found_again(setup, stream):
         "spliced_tokens": len(ids),
         "diverged_at": None,
     }
+
+
+async def test_the_router_gets_the_new_keys_alone_and_all_when_it_knows_none(setup):
+    setup.says("the quick fox")
+    router, session = setup.mesh.router, "keys"
+    router.brought.clear()
+    messages = [*HELLO, MORE, MORE]
+    for turn in range(3):
+        if turn == 2:
+            router.chains.clear()  # as after a restart
+        await ask(setup, messages, session)
+        messages += [{"role": "assistant", "content": "the quick fox"}, MORE]
+    first, second, third = (keys_of("ask", asked.block_keys) for asked in router.asks[-3:])
+    assert second[: len(first)] == first and third[: len(second)] == second
+    assert router.brought == [len(first), len(second) - len(first), len(third) - len(second), len(third)]
 
 
 async def test_where_a_session_was_left_is_said(setup):
@@ -107,6 +125,36 @@ async def test_an_answer_that_a_stop_string_cut_is_read_anew(setup):
     said = {"role": "assistant", "content": "the quick "}
     later, _ = await ask(setup, [*HELLO, said, MORE], "stopped")
     assert session_of(later)["spliced_tokens"] == 0 and session_of(later)["diverged_at"] is None
+
+
+@pytest.mark.parametrize("api", ["chat", "messages"])
+async def test_the_turn_after_a_continued_answer_takes_it_over(setup, api):
+    ids = letter_by_letter(setup, "quick fox")
+    setup.script.say = lambda request: ids
+    begun, session = [*HELLO, {"role": "assistant", "content": "the lazy "}], f"continued {api}"
+    if api == "chat":
+        answer, first = await ask(setup, begun, session, extra_body={"continue_final_message": True})
+        said = answer.choices[0].message.content
+    else:
+        async with httpx2.AsyncClient(base_url=setup.url, headers={"x-session-affinity": session}) as client:
+            body = {"model": "tiny", "max_tokens": 50, "messages": begun}
+            said = (await client.post("/v1/messages", json=body)).json()["content"][0]["text"]
+        first = list(setup.mesh.decodes[0].requests[-1].prompt_ids)
+    whole = {"role": "assistant", "content": "the lazy " + said}
+    later, second = await ask(setup, [*HELLO, whole, MORE], session)
+    assert second[: len(first) + len(ids)] == first + ids
+    known = {"known_tokens": len(first) + len(ids), "spliced_tokens": len(ids), "diverged_at": None}
+    assert session_of(later) == known
+
+
+async def test_an_answer_that_was_cut_goes_on_behind_its_own_tokens(setup):
+    ids = letter_by_letter(setup, "the quick fox")
+    setup.script.say = lambda request: ids
+    answer, first = await ask(setup, HELLO, "cut", max_tokens=5)
+    assert answer.choices[0].finish_reason == "length"
+    begun = [*HELLO, {"role": "assistant", "content": answer.choices[0].message.content}]
+    later, second = await ask(setup, begun, "cut", extra_body={"continue_final_message": True})
+    assert second == first + ids[:5] and session_of(later)["spliced_tokens"] == 5
 
 
 async def test_raw_text_has_no_session(setup):

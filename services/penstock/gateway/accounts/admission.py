@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from penstock.errors import Overloaded, PenstockError
+from penstock.rpc.interceptors import ReaderGone
 from penstock.runtime.metrics import GatewayMetrics
 
 _OUTCOMES = {429: "limited", 503: "unavailable", 504: "timeout"}
@@ -21,46 +22,53 @@ class Admission:
 
     def __init__(self, most: int, metrics: GatewayMetrics) -> None:
         self.live = 0
+        """Requests that have a place."""
+        self._here = 0
+        """Those that have left theirs and are being cleared away, too."""
         self._most = most
         self._metrics = metrics
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Admits one request for the length of the block. Raises Overloaded at once when there is no room."""
+    def counted(self) -> Iterator[None]:
+        """Counts how the block ends as the end of a request, whether it is admitted or not."""
         outcome = "ok"
         try:
-            with self._place():
-                yield
+            yield
         except BaseException as error:
             outcome = _outcome(error)
             raise
         finally:
             self._metrics.requests.labels(outcome).inc()
 
-    async def idle(self) -> None:
-        """Returns when no request runs."""
-        await self._idle.wait()
-
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        if self.live >= self._most:
+    def one(self) -> Iterator[Callable[[], None]]:
+        """Admits one request for the length of the block. Its place is free when what this gives is called: before the
+        client can know that its request has ended, and send the next. Raises Overloaded at once when there is no
+        room."""
+        if self.live >= self._most or self._here >= 2 * self._most:
             what = f"the gateway is running {self._most} requests and cannot accept more; try again later"
             raise Overloaded(what, code="overloaded", retry_after=1)
+        self._here += 1
+        self._idle.clear()
         self._set(self.live + 1)
         try:
-            yield
+            with ExitStack() as place:
+                place.callback(lambda: self._set(self.live - 1))
+                yield place.close
         finally:
-            self._set(self.live - 1)
+            self._here -= 1
+            if not self._here:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no request runs, and nothing of one is left."""
+        await self._idle.wait()
 
     def _set(self, live: int) -> None:
         self.live = live
         self._metrics.live.set(live)
-        if live:
-            self._idle.clear()
-        else:
-            self._idle.set()
 
 
 def _outcome(error: BaseException) -> str:
@@ -68,5 +76,5 @@ def _outcome(error: BaseException) -> str:
         return "overloaded"
     if isinstance(error, PenstockError):
         return _OUTCOMES.get(error.http_status, "error" if error.http_status >= 500 else "refused")
-    gone = (ClientGone, asyncio.CancelledError, GeneratorExit)
+    gone = (ClientGone, ReaderGone, asyncio.CancelledError, GeneratorExit)
     return "cancelled" if isinstance(error, gone) else "error"

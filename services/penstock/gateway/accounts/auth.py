@@ -35,6 +35,13 @@ class Identity:
     operator: bool = False
     """Whether the accounts of all tenants may be seen."""
 
+    def client(self) -> str:
+        """The tenant that generates. Raises Forbidden for an operator's key."""
+        if self.operator and self.key:
+            what = "an operator's key sees accounts and generates nothing; send a client's key"
+            raise Forbidden(what, code="forbidden")
+        return self.tenant
+
 
 class Auth:
     """Knows who asks. Made by `load_auth`."""
@@ -58,11 +65,7 @@ class Auth:
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """The tenant that may generate with these headers. Raises Unauthenticated, Forbidden for an operator's key."""
-        found = self.identify(headers)
-        if found.operator and found.key:
-            what = "an operator's key sees accounts and generates nothing; send a client's key"
-            raise Forbidden(what, code="forbidden")
-        return found.tenant
+        return self.identify(headers).client()
 
     @asynccontextmanager
     async def followed(self, failed: Failed) -> AsyncIterator[None]:

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from penstock.gateway.accounts.entry import COUNTS, HOUR_S, Counts, Entries, LedgerLine, merged
+from penstock.gateway.redis_client import REDIS_SCHEMES, asked, open_redis, without_password
 from penstock.runtime.config import ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _KEPT_S = 400 * 24 * HOUR_S
 _BUSY_S = 10.0
 _BATCH_S = 24 * HOUR_S
 """How long Redis knows the name of a batch."""
-_PATIENCE_S = 5.0
-"""Seconds in which Redis has to answer."""
 
 
 class Book(Protocol):
@@ -109,34 +108,23 @@ class RedisBook:
 
     async def add(self, entries: Entries, batch: str) -> None:
         """Adds all of them in one script, which remembers the batch: an answer may get lost on its way."""
-        from redis.exceptions import RedisError
-
         triples = [
             (account.hour, json.dumps([account.tenant, account.model, name]), amount)
             for account, counts in entries.items()
             for name in COUNTS
             if (amount := getattr(counts, name))
         ]
-        try:
-            await self._add(keys=[f"penstock:usage:batch:{batch}"], args=[_BATCH_S, _KEPT_S, *chain(*triples)])
-        except RedisError as error:
-            raise OSError(f"the ledger's Redis: {error}") from None
+        await asked(self._add(keys=[f"penstock:usage:batch:{batch}"], args=[_BATCH_S, _KEPT_S, *chain(*triples)]))
 
     async def read(self, since: int, until: int, tenant: str | None) -> Entries:
         """The entries in the range."""
-        from redis.exceptions import RedisError
-
         found: dict[LedgerLine, Counts] = {}
-        try:
-            for hour in await self._redis.zrangebyscore(_HOURS, since, f"({until}"):
-                for field, amount in (await self._redis.hgetall(_hour_key(int(str(hour))))).items():
-                    whose, model, name = json.loads(field)
-                    if tenant in (None, whose) and name in COUNTS:
-                        setattr(
-                            found.setdefault(LedgerLine(int(str(hour)), whose, model), Counts()), name, int(str(amount))
-                        )
-        except RedisError as error:
-            raise OSError(f"the ledger's Redis: {error}") from None
+        hours = cast("list[bytes]", await asked(self._redis.zrangebyscore(_HOURS, since, f"({until}")))
+        for hour in map(int, hours):
+            for field, amount in (await asked(self._redis.hgetall(_hour_key(hour)))).items():
+                whose, model, name = json.loads(field)
+                if tenant in (None, whose) and name in COUNTS:
+                    setattr(found.setdefault(LedgerLine(hour, whose, model), Counts()), name, int(amount))
         return found
 
 
@@ -161,8 +149,12 @@ async def open_book(where: str) -> AsyncIterator[Book]:
     """The book at `where`: a file, `redis://...`, or memory when it is empty. Raises ConfigError."""
     if not where:
         yield MemoryBook()
-    elif where.startswith(("redis://", "rediss://", "unix://")):
-        async with _open_redis(where) as redis:
+    elif where.startswith(REDIS_SCHEMES):
+        async with open_redis("ledger", where) as redis:
+            try:
+                await asked(redis.ping())
+            except OSError as error:
+                raise ConfigError("ledger", without_password(where), f"does not answer: {error}") from None
             yield RedisBook(redis)
     else:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger") as thread:
@@ -188,24 +180,3 @@ def _connect(path: str) -> sqlite3.Connection:
         return database
     except sqlite3.Error as error:
         raise ConfigError("ledger", path, f"cannot be used: {error}") from None
-
-
-@asynccontextmanager
-async def _open_redis(url: str) -> AsyncIterator[Redis]:
-    try:
-        from redis.asyncio import Redis
-        from redis.exceptions import RedisError
-    except ImportError:
-        raise ConfigError("ledger", url, "needs the extra `redis`: pip install 'penstock[redis]'") from None
-    try:
-        redis = Redis.from_url(
-            url, decode_responses=True, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S
-        )
-    except ValueError as error:
-        raise ConfigError("ledger", url, f"is no address of a Redis: {error}") from None
-    async with redis:
-        try:
-            await redis.ping()
-        except (RedisError, OSError) as error:
-            raise ConfigError("ledger", url, f"does not answer: {error}") from None
-        yield redis

@@ -1,6 +1,7 @@
 """What one tenant may have: requests and tokens per minute, requests at one time, money per day.
 
-Admission is one step of the event loop, right after the key: either all of it is taken or nothing. A minute's
+Admission is one step of the event loop, right after the key and together with the place in the gateway (`admission`):
+either all of it is taken or nothing. A minute's
 allowance is a bucket that fills evenly. Tokens are taken when they are known, which may be more than there are: then
 the bucket is in debt, and the next request has to come back when it is filled. So over time no tenant gets more than
 its rate, and nobody has to guess how long an answer will be.
@@ -65,6 +66,10 @@ class Limiter:
         self._spent_today = spent_today
         self._clock = clock
         self._tenants: dict[str, _Tenant] = {}
+
+    def check(self, name: str) -> None:
+        """Raises RateLimited when the tenant may not begin a request now; takes nothing."""
+        self._check(name, self._known(name))
 
     @contextmanager
     def one(self, name: str) -> Iterator[Callable[[], None]]:

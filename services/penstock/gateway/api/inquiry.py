@@ -49,6 +49,12 @@ class Style:
     id_header: str = "x-request-id"
     """The header in which clients look for the request's id, besides x-request-id."""
 
+    def written(self, events: Sequence[Json]) -> bytes:
+        """Server-sent events."""
+        if not self.named:
+            return b"".join(b"data: " + encode(event) + b"\n\n" for event in events)
+        return b"".join(b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n" for event in events)
+
 
 class Shape(Protocol):
     """Writes one answer. Folding its events gives the whole."""
@@ -61,6 +67,9 @@ class Shape(Protocol):
 
     def events(self, delta: Delta) -> list[Json]:
         """The events for one delta."""
+
+    def text(self, delta: Delta) -> bytes | None:
+        """The events for a plain delta as they are written, by a shorter way; None where `events` has to be asked."""
 
     def end(self, usage: Usage) -> list[Json]:
         """The events after the last delta."""

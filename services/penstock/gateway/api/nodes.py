@@ -33,9 +33,9 @@ class Nodes:
         Text that is not valid JSON gets an arbitrary count; the decoder reports that error.
         """
         quoted = escaped = False
-        self._escapes += raw.count(b"\\")
         depth = 0
         for at in range(0, len(raw), _SLICE):
+            self._escapes += raw.count(b"\\", at, at + _SLICE)
             piece = raw[at + escaped : at + _SLICE].replace(rb"\\", b"")
             escaped = piece.endswith(b"\\")
             parts = piece.replace(rb"\"", b"").split(b'"')

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.fields import fields_of, refuse
+from penstock.gateway.api.long_texts import LongTexts
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`\Z", re.DOTALL)
@@ -45,10 +46,12 @@ class BodyReader(Generic[Body]):
         return body
 
     def _decode(self, raw: bytes) -> Body:
+        texts = LongTexts(raw)
         try:
-            return self._decoder.decode(raw)
+            body: Body = texts.put_back(self._decoder.decode(texts.rest))
+            return body
         except msgspec.ValidationError as error:
-            raise self._named(str(error)) from None
+            raise self._named(texts.without_names(str(error))) from None
         except UnicodeDecodeError:
             raise InvalidRequest("the body is not valid UTF-8", code="invalid_json") from None
         except msgspec.DecodeError as error:

@@ -12,7 +12,7 @@ from penstock.gateway.api.anthropic.bodies import MessagesBody
 from penstock.gateway.api.fields import Fate, fields_of
 from penstock.gateway.api.openai.bodies import ChatBody, CompletionBody
 from penstock.gateway.api.responses.bodies import ResponseBody
-from penstock.gateway.request.bounds import BOUNDS, number
+from penstock.gateway.request.bounds import Bound, bound_of, number
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
@@ -20,6 +20,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/responses": ResponseBody,
     "/v1/messages": MessagesBody,
 }
+APIS: dict[type[msgspec.Struct], str] = {MessagesBody: "anthropic"}
+"""Bodies with bounds of their own."""
 _HEAD = """# The fields of requests
 
 Made by `make fields` from the types that read the requests; a test compares.
@@ -30,7 +32,8 @@ known one; with `--unknown-fields warn` the gateway ignores it and names it in t
 `null` means that a field is absent. Where an integer is due, `5` is one and `5.0` is not.
 
 `max_tokens` is an upper bound, and is treated as one: it is lowered to the room that the prompt leaves in the model's
-context, and to the gateway's `--max-output-tokens`; left out, it is that room. An answer that reaches the bound has
+context, to the gateway's `--max-output-tokens`, and to an equal share of `--max-request-tokens` for each choice of the
+request; left out, it is the least of these. An answer that reaches the bound has
 `finish_reason: "length"`. Only a prompt that leaves no room at all is an error (`context_length_exceeded`).
 """
 
@@ -41,7 +44,7 @@ def document() -> str:
 
 
 def _tables(body: type[msgspec.Struct]) -> Iterator[str]:
-    rows = list(_rows(body, ""))
+    rows = list(_rows(body, "", APIS.get(body, "")))
     for kind, title in (("honoured", "Honoured"), ("accepted", "Accepted"), ("refused", "Refused")):
         yield f"\n### {title}\n\n| field | {'bounds | ' if kind == 'honoured' else ''}{_COLUMNS[kind]} |\n"
         yield f"|---|{'---|' if kind == 'honoured' else ''}---|\n"
@@ -54,22 +57,21 @@ def _tables(body: type[msgspec.Struct]) -> Iterator[str]:
 _COLUMNS = {"honoured": "note", "accepted": "why", "refused": "what is served"}
 
 
-def _rows(body: type[msgspec.Struct], place: str) -> Iterator[tuple[str, Fate, str]]:
+def _rows(body: type[msgspec.Struct], place: str, api: str) -> Iterator[tuple[str, Fate, str]]:
     fields = fields_of(body)
     hints = typing.get_type_hints(body)
     for name, fate in sorted(fields.fates.items()):
-        yield f"{place}{name}", fate, _bounds(f"{place}{name}", hints[name])
+        yield f"{place}{name}", fate, _bounds(bound_of(f"{place}{name}", api), hints[name])
         many = "[]" if "list[" in str(hints[name]) else ""
         for inner in fields.inner[name]:
-            yield from _rows(inner, f"{place}{name}{many}.")
+            yield from _rows(inner, f"{place}{name}{many}.", api)
 
 
 def _words(fate: Fate) -> str:
     return (fate.words() if fate.kind == "refused" else fate.note).replace("|", "\\|")
 
 
-def _bounds(field: str, hint: Any) -> str:
-    bound = BOUNDS.get(field)
+def _bounds(bound: Bound | None, hint: Any) -> str:
     numeric = any(kind in str(hint) for kind in ("int", "float"))
     return f"{number(bound.low)} to {number(bound.high)}" if bound and numeric else ""
 

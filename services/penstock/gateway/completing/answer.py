@@ -52,6 +52,8 @@ class Answer:
         self._show_stop = show_stop
         self._keep_ids = keep_ids
         self._decoded = 0
+        self._verbatim = False
+        """Text is content as it is: nothing in it has a meaning of its own, and nothing that stands in it ends it."""
 
     def feed(self, token: SampledToken) -> Delta:
         """Takes the next token and returns the text, calls and logprobs that it adds. Every counted token has its
@@ -61,11 +63,11 @@ class Answer:
             return delta
         self.tokens += 1
         if self._keep_ids:
-            delta.token_ids.append(token.id)
-        if self._parser is not None and self._parser.reasoning:
+            delta.add_id(token.id)
+        if not self._verbatim and self._parser is not None and self._parser.reasoning:
             self.reasoning_tokens += 1
         if token.logprob is not None:
-            delta.logprobs.append(self._logprob(token, token.logprob))
+            delta.add_logprob(self._logprob(token, token.logprob))
         if token.id in self._ends and token.index + 1 >= self._min_tokens:
             return delta
         self._show(self._text.feed(token.id), delta)
@@ -89,8 +91,11 @@ class Answer:
 
     def _show(self, text: str, delta: Delta) -> None:
         self._decoded += len(text)
-        if text:
+        if self._verbatim:
+            delta.content += text
+        elif text:
             self._add([Content(text)] if self._parser is None else self._parser.feed(text), delta)
+            self._verbatim = self._stops is None and (self._parser is None or self._parser.verbatim)
 
     def _add(self, events: list[Event], delta: Delta) -> None:
         for event in events:

@@ -17,11 +17,11 @@ from penstock.grammar.recipe import Part, Recipe
 async def call_grammar(
     model: ChatModel,
     calling: Calling,
-    rendered: str,
+    thinking: bool,
     content: Part | None,
     compiled: Callable[[Recipe], Awaitable[str]],
 ) -> str:
-    """The grammar of the answers to a `rendered` prompt; `content`: what an answer without calls must be.
+    """The grammar of answers; `thinking`: they begin inside of reasoning; `content`: what one without calls must be.
 
     A tool that is not strict, and whose schema cannot be followed, may have any object for its arguments. Raises
     InvalidRequest for a strict one, naming the place in its schema, and what `compiled` raises.
@@ -31,7 +31,7 @@ async def call_grammar(
         required=calling.required,
         parallel=calling.parallel,
         thinks=model.thinks,
-        thinking=model.thinks and model.opened(rendered),
+        thinking=thinking,
         content=content,
     )
     lenient = {tool.at for tool in calling.tools if not tool.strict}
@@ -53,7 +53,7 @@ def sampling_of(model: ChatModel, ask: Ask, prompt: Prepared, grammar: str) -> S
         return replace(ask.sampling, grammar=grammar)
     if prompt.rendered is None or prompt.calling is not None or not model.call_tokens:
         return ask.sampling
-    return replace(ask.sampling, banned_token_ids=tuple(model.call_tokens))
+    return replace(ask.sampling, banned_token_ids=tuple(model.call_tokens.union(ask.sampling.banned_token_ids)))
 
 
 def _concerned(error: InvalidRequest, places: set[str]) -> set[str]:

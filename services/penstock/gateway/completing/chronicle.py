@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from penstock.gateway.completing.account import TriedPlan
 from penstock.gateway.completing.completion import Completion, Speaker
-from penstock.gateway.completing.flow import TriedPlan
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.work import Placement
 

@@ -26,6 +26,7 @@ from penstock.gateway.completing.calls import call_grammar, sampling_of
 from penstock.gateway.completing.chronicle import chronicle
 from penstock.gateway.completing.completion import Caller, Completion, Speaker
 from penstock.gateway.completing.constraining import recipe_of, without_end
+from penstock.gateway.completing.cutting import last_tokens, room_for_answer
 from penstock.gateway.completing.fingerprint import system_fingerprint
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
@@ -35,11 +36,11 @@ from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.tokens import Tokens
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.mesh.hints import send_hint
-from penstock.gateway.mesh.plans import PlanStream
+from penstock.gateway.mesh.plans import RouterCalls
 from penstock.gateway.mesh.view import RouterView
 from penstock.gateway.mesh.workers import WorkerChannels, Workers
 from penstock.gateway.request.ask import Ask, Conversation, Prompt
+from penstock.gateway.request.bounds import share
 from penstock.gateway.request.work import TIERS, ChoiceRequest, KeepWish, SampledToken
 from penstock.grammar.compiling import GrammarCompiler
 from penstock.kv.hint import ReturnHint
@@ -88,11 +89,12 @@ class Completer:
         self._ledger = shared.ledger
         self._limiter = shared.limiter
         self._view = shared.view
-        self._channels = shared.channels
+        self._router = RouterCalls(shared.channels, config.router)
         self._workers = shared.workers
         self._threads = shared.threads
         self._compiler = compiler
         self._metrics = shared.metrics
+        self._own = shared.metrics.of(name)
         self.sessions = shared.sessions
         self._past = shared.past
         self._volatile = VolatileLines(config.volatile_lines, config.volatile_pattern)
@@ -122,7 +124,9 @@ class Completer:
         served = await self._view.model(self.name, min(self._config.failover_s, self._left(caller)))
         begin = time.perf_counter()
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
-        naming = Naming(root, served.spec.block_size, served.max_model_len)
+        context = served.max_model_len
+        room = room_for_answer(ask.sampling.max_tokens, context)
+        naming = Naming(root, served.spec.block_size, context, last_tokens(ask, context), room, ask.prompts_field)
         size = sum(map(weight, ask.prompts))
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         try:
@@ -138,7 +142,7 @@ class Completer:
             block_size=naming.block_size,
             fingerprint=self._fingerprint(served.spec),
             tokenize_s=took,
-            metrics=self._metrics,
+            metrics=self._own,
             answered=partial(self._answered, caller),
             account=self._count,
         )
@@ -155,7 +159,7 @@ class Completer:
             raise DeadlineExceeded("the request took too long", code="timeout") from None
         finally:
             self._running.discard(completion)
-            completion.settle()
+            completion.close()
 
     def give_up(self, error: PenstockError) -> None:
         """Ends all running completions with `error`."""
@@ -164,7 +168,7 @@ class Completer:
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
         """Tells the router when a session returns, or that it has ended. Raises Unavailable when the call fails."""
-        await send_hint(self._channels, self._config.router, session, hint)
+        await self._router.hint(session, hint)
 
     def _left(self, caller: Caller) -> float:
         """Seconds that the request may still take."""
@@ -176,9 +180,11 @@ class Completer:
             prompt = self._volatile.steady(prompt)
         key = f"{self.name}/{caller.session or opening(prompt)}"  # other models have other tokens
         branches = self.sessions.branches(caller.tenant, key)
-        bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
         work = partial(prepare, self._model, prompt, naming, branches)
-        prepared = await self._threads.run(work, size, bounded=bounded)
+        if isinstance(prompt, Conversation):
+            prepared = await self._threads.render(work, size, caller.tenant)
+        else:
+            prepared = await self._threads.run(work, size)
         use = prepared.session
         if use is not None:
             self._metrics.remembered.inc(use.branch.prompt.reused)
@@ -191,7 +197,7 @@ class Completer:
         """The grammar of the answers to a prompt; empty: any text."""
         compiled = partial(self._compiler.grammar, tenant=caller.tenant)
         if prompt.calling is not None and prompt.rendered is not None and self._model.family.written is not None:
-            return await call_grammar(self._model, prompt.calling, prompt.rendered, ask.constraint, compiled)
+            return await call_grammar(self._model, prompt.calling, prompt.thinking, ask.constraint, compiled)
         recipe = recipe_of(self._model, ask, prompt)
         return "" if recipe is None else await compiled(recipe)
 
@@ -232,6 +238,7 @@ class Completer:
             prompt_ids=prepared.ids,
             root=naming.root,
             keys=prepared.keys,
+            known_keys=prepared.session.known_keys() if prepared.session else 0,
             sampling=ask.sampling,
             max_tokens=max_tokens,
             seed=seed,
@@ -241,7 +248,8 @@ class Completer:
     def _answer(self, number: int, ask: Ask, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
         parser = None
         if prepared.rendered is not None:
-            parser = self._model.parser(prepared.rendered, offered=prepared.calling.names if prepared.calling else None)
+            offered = prepared.calling.names if prepared.calling else None
+            parser = self._model.parser(thinking=prepared.thinking, offered=offered)
         eos = frozenset() if ask.sampling.ignore_eos else self._model.eos_ids
         return Answer(
             number,
@@ -262,7 +270,7 @@ class Completer:
             async with asyncio.timeout(remaining()):
                 await self._view.hopeful(self.name, pause_s)
 
-        plans = PlanStream(self._channels, self._config.router, remaining)
+        plans = self._router.plans(remaining)
         workers = Workers(self._workers, self._view, remaining)
         return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self._config.failover_s)
 
@@ -270,6 +278,7 @@ class Completer:
         """Tokens that may be generated. What the client asks for is an upper bound, so it is lowered to the room there
         is: many clients send the same number with every prompt."""
         room = min(context - prompt_tokens, self._config.max_output_tokens)
+        room = min(room, share(self._config.max_request_tokens, len(ask.prompts) * ask.n))
         asked = ask.sampling.max_tokens
         return room if asked is None else min(asked, room)
 
@@ -293,12 +302,15 @@ class Completer:
             completion_tokens=usage.completion_tokens,
             seconds=round(usage.times["total"], 4),
         )
-        metrics = self._metrics
+        self._metrics.usage_defects.inc(completion.usage_defects)
+        metrics = self._own
         metrics.prompt_tokens.inc(usage.charged_tokens)
         for tier in TIERS:
-            metrics.prompt_by_source.labels(tier).inc(usage.cached[tier])
-        metrics.prompt_by_source.labels("computed").inc(usage.computed_tokens)
-        metrics.usage_defects.inc(completion.usage_defects)
+            metrics.prompt_by_source(tier).inc(usage.cached[tier])
+        metrics.prompt_by_source("computed").inc(usage.computed_tokens)
+        for source, tokens in usage.again.items():
+            metrics.again(source).inc(tokens)
+        metrics.told_again.inc(usage.told_again)
         metrics.drafted.inc(usage.drafted)
         metrics.accepted.inc(usage.accepted)
         metrics.replans.inc(completion.replans)

@@ -13,18 +13,18 @@ import structlog
 
 from penstock.errors import Internal, PenstockError, Unavailable
 from penstock.gateway.completing.answer import Answer
-from penstock.gateway.completing.delta import Outbox
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.completing.heard import Heard
+from penstock.gateway.completing.outbox import Outbox
 from penstock.gateway.completing.prompts import Prepared
 from penstock.gateway.completing.timing import Marks, times
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import SampledToken
-from penstock.runtime.metrics import GatewayMetrics
+from penstock.runtime.metrics import ModelMetrics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """The client of a request, and the time at which the request began."""
 
@@ -64,7 +64,7 @@ class Completion:
         block_size: int,
         fingerprint: str,
         tokenize_s: float,
-        metrics: GatewayMetrics,
+        metrics: ModelMetrics,
         answered: Callable[[Speaker], None],
         account: Callable[[Completion], None],
     ) -> None:
@@ -97,8 +97,12 @@ class Completion:
         for number, choice in enumerate(self._choices):
             if number % self.ask.n == 0:
                 usage.add_prompt(len(choice.prompt.ids), choice.flow.account)
+                usage.dropped_messages += choice.prompt.dropped_messages
+                usage.dropped_tokens += choice.prompt.dropped_tokens
                 if choice.prompt.session is not None:
                     usage.session = choice.prompt.session
+            else:
+                usage.add_copy(choice.flow.account)
             usage.add_choice(choice.answer, choice.flow.account)
         for first in range(0, len(self._choices), self.ask.n):
             promised = [choice.flow.account.promised for choice in self._choices[first : first + self.ask.n]]
@@ -140,6 +144,13 @@ class Completion:
         account, self._account = self._account, None
         if account is not None:
             account(self)
+
+    def close(self) -> None:
+        """Accounts for the request and lets go of its parts. They refer to each other: together they would stay until
+        the garbage collector looks for them, with all their tokens."""
+        self.settle()
+        self._choices = []
+        self.outbox.close()
 
     def add(self, choice: Speaker) -> None:
         """Adds a choice; those of one prompt follow each other."""
@@ -186,7 +197,8 @@ class Completion:
         elif self.ask.n == 1:
             self._metrics.itl.observe(now - self._last_token)
         self._last_token = now
-        self._begun[answer.choice // self.ask.n].set()
+        if not answer.tokens:
+            self._begun[answer.choice // self.ask.n].set()
         self._metrics.generation_tokens.inc()
         delta = answer.feed(token)
         heard.add(token.id, delta)

@@ -21,9 +21,8 @@ def recipe_of(model: ChatModel, ask: Ask, prompt: Prepared) -> Recipe | None:
         return None
     if prompt.rendered is None or not model.thinks or ask.constraint.kind == "tokens":
         return answer(ask.constraint)
-    opened = model.opened(prompt.rendered)
     markers = (model.family.reasoning.open, model.family.reasoning.close)
-    return after_thinking(ask.constraint, markers, model.added, opened=opened)
+    return after_thinking(ask.constraint, markers, model.added, opened=prompt.thinking)
 
 
 def without_end(model: ChatModel, ask: Ask) -> Ask:

@@ -1,13 +1,11 @@
-"""Pieces of choices on their way to a client, merged when it reads more slowly than the model generates."""
+"""What a choice has gained since its client last heard of it: text, calls and logprobs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-from penstock.errors import PenstockError
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,7 @@ class CallDelta:
     arguments: str = ""
 
 
+TextKind = Literal["reasoning", "content"]
 Kind = Literal["reasoning", "content", "call"]
 
 
@@ -44,116 +43,101 @@ class Segment:
     """Which call it belongs to."""
 
 
-@dataclass(slots=True)
-class Delta:
-    """Additions to one choice since its last delta."""
+Entry = TypeVar("Entry")
+Entries = list[Entry] | tuple[()]
+"""A list that is made with its first entry."""
+
+
+class Delta(msgspec.Struct, gc=False):
+    """Additions to one choice since its last delta. There is one for each token, and most have a few letters of content
+    and nothing else: so it costs little to make, and gives the garbage collector nothing to do."""
 
     choice: int
     content: str = ""
     reasoning: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
-    """The same reasoning, content and calls once more, in the order in which they were generated; neighbours of one
-    kind are one segment."""
-    token_ids: list[int] = field(default_factory=list)
+    calls: Entries[CallDelta] = ()
+    logprobs: Entries[TokenLogprob] = ()
+    token_ids: Entries[int] = ()
     """Every counted token, with or without text; filled only for clients that ask for it."""
     finish: str | None = None
     """stop, length or tool_calls; once per choice, in its last delta."""
     stop: str = ""
     """The stop string that ended the choice, if one did; in its last delta."""
+    _order: Entries[Segment] = ()
+    """See `segments`; empty while there is nothing but content."""
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls or self.logprobs or self.token_ids or self.finish)
 
+    @property
+    def plain(self) -> bool:
+        """Whether it adds content and nothing else."""
+        return bool(self.content) and not (self._order or self.logprobs or self.token_ids or self.finish)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Reasoning, content and calls in the order in which they were generated; neighbours of one kind are one
+        segment."""
+        return [*self._order] or ([Segment("content", self.content)] if self.content else [])
+
     def merge(self, later: Delta) -> None:
         """Appends a later delta of the same choice."""
+        if self._order or later._order:
+            for segment in later.segments:
+                self._append(segment)
         self.content += later.content
         self.reasoning += later.reasoning
-        self.logprobs += later.logprobs
-        self.token_ids += later.token_ids
+        self.logprobs = _grown(self.logprobs, later.logprobs)
+        self.token_ids = _grown(self.token_ids, later.token_ids)
         self.finish = later.finish or self.finish
         self.stop = later.stop or self.stop
         for call in later.calls:
             self._append_call(call)
-        for segment in later.segments:
-            self._append(segment)
 
-    def add_text(self, kind: Literal["reasoning", "content"], text: str) -> None:
+    def add_text(self, kind: TextKind, text: str) -> None:
         """Appends reasoning or content."""
+        if kind == "reasoning" or self._order:
+            self._append(Segment(kind, text))
         if kind == "content":
             self.content += text
         else:
             self.reasoning += text
-        self._append(Segment(kind, text))
 
     def add_call(self, call: CallDelta) -> None:
         """Appends a piece of a call; pieces of the same call become one."""
-        self._append_call(call)
         self._append(Segment("call", call.arguments, call.index))
+        self._append_call(call)
+
+    def add_logprob(self, entry: TokenLogprob) -> None:
+        """Appends what one more token had for a logprob."""
+        self.logprobs = _grown(self.logprobs, [entry])
+
+    def add_id(self, token: int) -> None:
+        """Appends the id of one more token."""
+        self.token_ids = _grown(self.token_ids, [token])
 
     def _append(self, segment: Segment) -> None:
-        last = self.segments[-1] if self.segments else None
+        order = self._order or self.segments
+        last = order[-1] if order else None
         if last is not None and (last.kind, last.call) == (segment.kind, segment.call):
             last.text += segment.text
+            self._order = order
         else:
-            self.segments.append(Segment(segment.kind, segment.text, segment.call))
+            self._order = _grown(order, [Segment(segment.kind, segment.text, segment.call)])
 
     def _append_call(self, call: CallDelta) -> None:
         if self.calls and self.calls[-1].index == call.index:
             self.calls[-1].arguments += call.arguments
         else:
-            self.calls.append(CallDelta(call.index, call.id, call.name, call.arguments))
+            self.calls = _grown(self.calls, [CallDelta(call.index, call.id, call.name, call.arguments)])
 
 
-class Outbox:
-    """Hands deltas from the choices of a request to its one reader. Holds at most one delta per choice."""
-
-    def __init__(self, choices: int, ended: Callable[[], None] = lambda: None) -> None:
-        """`ended` is called when the reader hears that every choice has ended: before it can tell its client."""
-        self._ended = ended
-        self._pending: dict[int, Delta] = {}
-        self._open = choices
-        self.error: PenstockError | None = None
-        """What ended the request; None: nothing did."""
-        self._changed = asyncio.Event()
-
-    def put(self, delta: Delta) -> None:
-        """Adds a delta to those that the reader has not taken; an empty one is ignored."""
-        if not delta:
-            return
-        waiting = self._pending.get(delta.choice)
-        if waiting is None:
-            self._pending[delta.choice] = delta
-        else:
-            waiting.merge(delta)
-        if delta.finish:
-            self._open -= 1
-        self._changed.set()
-
-    def fail(self, error: PenstockError) -> None:
-        """Ends the request; the first error counts."""
-        self.error = self.error or error
-        self._changed.set()
-
-    async def next(self) -> list[Delta]:
-        """Waits for deltas and returns them; an empty list when every choice has ended. Raises the error of `fail`."""
-        while not self._pending:
-            if self.error is not None:
-                raise self.error
-            if self._open == 0:
-                self._ended()
-                return []
-            self._changed.clear()
-            await self._changed.wait()
-        pending, self._pending = self._pending, {}
-        return list(pending.values())
-
-
-def fold(deltas: dict[int, Delta], more: list[Delta]) -> None:
-    """Merges `more` into the whole choices of a response that is not streamed."""
-    for delta in more:
-        if delta.choice in deltas:
-            deltas[delta.choice].merge(delta)
-        else:
-            deltas[delta.choice] = delta
+def _grown(mine: Entries[Entry], more: Entries[Entry]) -> Entries[Entry]:
+    """`mine` with more at its end; a list grows in its place."""
+    if not more:
+        return mine
+    if not mine:
+        return list(more)
+    assert isinstance(mine, list)
+    mine += more
+    return mine

@@ -1,11 +1,70 @@
-"""What is remembered of requests that have ended, for GET /v1/requests/{id}: the last ones, by number and by bytes."""
+"""What is remembered of requests that have ended, for GET /v1/requests/{id}: the last ones, by number and by bytes.
+
+Tenants share the room: where it is used up, who takes most of it, by number or by bytes, loses its oldest record. So no
+tenant can push out the records of others by sending more requests, and one that is alone has all of the room.
+"""
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
+_SPARE_PLACES = 64
 _PREFIX = re.compile(r"^(chatcmpl|cmpl|resp|msg)[-_]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    number: int
+    """Of all records that there ever were."""
+    request: str
+    """The request's id, which its client may have used before."""
+    text: bytes
+
+
+_Place = tuple[float, int, str]
+"""(negative share of the room, number of the oldest record, tenant): the first loses its oldest record."""
+
+
+@dataclass(slots=True)
+class _Records:
+    """Those of one tenant."""
+
+    kept: OrderedDict[str, _Record] = field(default_factory=OrderedDict)
+    """By the response's id, oldest first."""
+    names: dict[str, OrderedDict[str, None]] = field(default_factory=dict)
+    """The responses' ids by the request's, oldest first."""
+    bytes: int = 0
+    place: _Place | None = None
+    """Among those who may lose a record."""
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest one."""
+        return next(iter(self.kept.values())).number
+
+    def add(self, response: str, record: _Record) -> None:
+        self.kept[response] = record
+        self.names.setdefault(record.request, OrderedDict())[response] = None
+        self.bytes += len(record.text)
+
+    def find(self, id: str) -> _Record | None:
+        """The last one of that id."""
+        if names := self.names.get(id):
+            return self.kept[next(reversed(names))]
+        return self.kept.get(_PREFIX.sub("", id))
+
+    def forget(self) -> int:
+        """Forgets the oldest one; gives its bytes."""
+        response, record = self.kept.popitem(last=False)
+        names = self.names[record.request]
+        del names[response]
+        if not names:
+            del self.names[record.request]
+        self.bytes -= len(record.text)
+        return len(record.text)
 
 
 class PastRequests:
@@ -15,44 +74,68 @@ class PastRequests:
         """Keeps at most `most` records, of at most `most_bytes` together; the newest one always, unless `most` is 0."""
         self._most = most
         self._most_bytes = most_bytes
-        self._records: OrderedDict[tuple[str, str], bytes] = OrderedDict()
-        """By tenant and the response's id, oldest first."""
-        self._names: dict[str, OrderedDict[tuple[str, str], None]] = {}
-        """For each id of a request, which its client may have used before: where the records are."""
-        self._requests: dict[tuple[str, str], str] = {}
+        self._tenants: dict[str, _Records] = {}
+        self._places: list[_Place] = []
+        """A heap, in which a place that is not its tenant's any more means nothing."""
+        self._count = 0
+        self._added = 0
+        self._newest = ""
+        """Whose record was added last."""
         self.bytes = 0
         """Of all records together."""
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._count
 
     def add(self, tenant: str, request: str, response: str, record: bytes) -> None:
-        """Remembers a request that was `request` to its client, and its answer `response`."""
+        """Remembers a request that was `request` to its client, and its answer `response`, an id of its own."""
         if self._most == 0:
             return
-        key = (tenant, response)
-        self._records[key] = record
-        self._requests[key] = request
-        self._names.setdefault(request, OrderedDict())[key] = None
+        self._added += 1
+        if self._newest in self._tenants:
+            self._put(self._newest)  # it may lose now what was the newest
+        self._newest = tenant
+        own = self._tenants.setdefault(tenant, _Records())
+        own.add(response, _Record(self._added, request, record))
+        self._count += 1
         self.bytes += len(record)
-        while len(self._records) > self._most or (self.bytes > self._most_bytes and len(self._records) > 1):
+        self._put(tenant)
+        while self._count > self._most or (self.bytes > self._most_bytes and self._count > 1):
             self._forget()
 
     def find(self, id: str, tenant: str | None) -> bytes | None:
         """The last record with that id, of a request or a response; only of `tenant` unless that is None."""
-        for key in reversed(self._names.get(id, ())):
-            if tenant in (None, key[0]):
-                return self._records[key]
-        response = _PREFIX.sub("", id)
-        if tenant is not None:
-            return self._records.get((tenant, response))
-        return next((record for key, record in self._records.items() if key[1] == response), None)
+        if tenant is None:
+            found = [record for records in self._tenants.values() if (record := records.find(id)) is not None]
+            return max(found, key=lambda record: record.number).text if found else None
+        own = self._tenants.get(tenant)
+        record = own.find(id) if own is not None else None
+        return record.text if record is not None else None
 
     def _forget(self) -> None:
-        key, record = self._records.popitem(last=False)
-        self.bytes -= len(record)
-        request = self._requests.pop(key)
-        names = self._names[request]
-        del names[key]
-        if not names:
-            del self._names[request]
+        """Forgets the oldest record of the tenant that takes most room; of several alike, the oldest of them all. Never
+        the newest."""
+        while True:
+            place = heapq.heappop(self._places)
+            name = place[2]
+            records = self._tenants.get(name)
+            if records is not None and records.place is place:
+                break
+        self.bytes -= records.forget()
+        self._count -= 1
+        if records.kept:
+            self._put(name)
+        else:
+            del self._tenants[name]
+
+    def _put(self, name: str) -> None:
+        """Gives a tenant its place; none while only the newest record is left of it."""
+        records = self._tenants[name]
+        records.place = None
+        if records.oldest != self._added:
+            share = max(len(records.kept) / self._most, records.bytes / max(1, self._most_bytes))
+            records.place = (-share, records.oldest, name)
+            heapq.heappush(self._places, records.place)
+        if len(self._places) > 2 * len(self._tenants) + _SPARE_PLACES:
+            self._places = [found.place for found in self._tenants.values() if found.place is not None]
+            heapq.heapify(self._places)

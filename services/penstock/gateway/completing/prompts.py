@@ -6,18 +6,23 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import Encoded, TooManyTokens, common_prefix
+from penstock.chat.resuming.rendered import Rendered
 from penstock.chat.sessions import Branch, Continuation, Divergence, branch_of
 from penstock.errors import InvalidRequest
+from penstock.gateway.completing.cutting import shortened
 from penstock.gateway.completing.threads import THREAD_FROM
 from penstock.gateway.request.ask import Conversation, Keep, Prompt, check_token
 from penstock.gateway.request.calling import Calling
 from penstock.gateway.request.work import KeepWish
 from penstock.kv.identity import block_keys
 
+MOST_TOKENS = 1 << 21
+"""Tokens that are read at most of a prompt of which only the end is kept, or is counted; far beyond any context."""
+TOO_LONG = "context_length_exceeded"
 _OPENING = 4096
 """Characters of a message that tell conversations apart."""
 
@@ -32,9 +37,15 @@ class Prepared:
     keep: Sequence[KeepWish] = ()
     rendered: str | None = None
     """The text that the chat template made, if it made one."""
+    thinking: bool = False
+    """Whether the answer begins inside of reasoning."""
     calling: Calling | None = None
     session: SessionUse | None = None
-    """None for a prompt that was not rendered from messages."""
+    """None for a prompt that was not rendered from messages, or of which only the end is left."""
+    dropped_messages: int = 0
+    """Old messages that were left out, since the client asked for that."""
+    dropped_tokens: int = 0
+    """Tokens at the beginning that were left out, since the client asked for that."""
     session_key: str = ""
     """Under which the session is remembered: the client's own, or the conversation's opening."""
 
@@ -52,6 +63,13 @@ class SessionUse:
     """Tokens of the last answer that were taken over as generated."""
     divergence: Divergence | None = None
 
+    def known_keys(self) -> int:
+        """The block keys that the earlier branch has had, if the new one begins with all of them: a key names those
+        before it too."""
+        old = self.continued.keys if self.continued is not None else ()
+        count = len(old)
+        return count if 0 < count <= len(self.branch.keys) and self.branch.keys[count - 1] == old[-1] else 0
+
     def replaces(self) -> Branch | None:
         """The branch that is not needed any more: all of its text is in the new one."""
         old = self.continued
@@ -66,6 +84,12 @@ class Naming:
     block_size: int
     context: int
     """Most tokens of prompt and answer together."""
+    last: int | None = None
+    """How many tokens are kept of a prompt, counted from its end; None: all."""
+    room: int = 1
+    """Tokens that a conversation which is shortened leaves to the answer."""
+    field: str = "prompt"
+    """What the client's API calls a prompt that is a text or token ids."""
 
 
 def weight(prompt: Prompt) -> int:
@@ -89,6 +113,8 @@ def _texts(prompt: Conversation) -> Iterator[int]:
     for tool in prompt.tools:
         yield 64 + len(tool.name) + len(tool.description)
         yield from _values(tool.parameters)
+    for variable in prompt.rendering.variables:
+        yield from _values(variable.value)
 
 
 def _values(value: object) -> Iterator[int]:
@@ -122,19 +148,44 @@ def opening(prompt: Prompt) -> str:
 def prepare(model: ChatModel, prompt: Prompt, naming: Naming, branches: Sequence[Branch] = ()) -> Prepared:
     """Renders, tokenizes and names blocks. Pure; runs in any thread. Raises InvalidRequest."""
     if isinstance(prompt, Conversation):
-        return _conversation(model, prompt, naming, branches)
+        return _fitting(model, prompt, naming, branches)
+    ids: Sequence[int]
     if isinstance(prompt, str):
-        check_length(model.encoder.at_least(prompt), naming.context, "prompt")
-        with _bounded(naming.context, "prompt"):
-            ids = model.encoder.encode_raw(prompt, most=naming.context - 1)
+        most = _most(naming)
+        check_length(model.encoder.at_least(prompt), most + 1, naming.field)
+        with _bounded(most + 1, naming.field):
+            ids = model.encoder.encode_raw(prompt, most=most)
     else:
         for token in prompt:
-            check_token(token, model.vocab_size, "prompt")
+            check_token(token, model.vocab_size, naming.field)
         ids = array("I", prompt)
     if not ids:
-        raise InvalidRequest("prompt: is empty; it needs at least one token", field="prompt")
-    check_length(len(ids), naming.context, "prompt")
-    return Prepared(ids, block_keys(naming.root, ids, naming.block_size))
+        raise InvalidRequest(f"{naming.field}: is empty; it needs at least one token", field=naming.field)
+    return _end_of(ids, naming, naming.field)
+
+
+def _most(naming: Naming) -> int:
+    """Tokens that are read of a prompt."""
+    return naming.context - 1 if naming.last is None else MOST_TOKENS
+
+
+def _end_of(ids: Sequence[int], naming: Naming, field: str) -> Prepared:
+    """What is to be kept of a prompt's tokens. Raises InvalidRequest when that is too long."""
+    kept = ids if naming.last is None else ids[-naming.last :]
+    check_length(len(kept), naming.context, field)
+    dropped = len(ids) - len(kept)
+    return Prepared(kept, block_keys(naming.root, kept, naming.block_size), dropped_tokens=dropped)
+
+
+def _fitting(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
+    """A conversation; without its oldest messages when it is too long and the client wants that."""
+    try:
+        return _conversation(model, prompt, naming, branches)
+    except InvalidRequest as error:
+        if not prompt.shorten or error.code != TOO_LONG:
+            raise
+    rest, dropped = shortened(model, prompt, naming.context - naming.room, naming.context)
+    return replace(_conversation(model, rest, naming, branches), dropped_messages=dropped)
 
 
 def check_length(tokens: int, context: int, field: str) -> None:
@@ -145,7 +196,7 @@ def check_length(tokens: int, context: int, field: str) -> None:
             f"This model's maximum context length is {context} tokens. However, {field} has at least {tokens} tokens,"
             " and the answer needs room for one or more; send less."
         )
-        raise InvalidRequest(what, field=field, code="context_length_exceeded")
+        raise InvalidRequest(what, field=field, code=TOO_LONG)
 
 
 @contextmanager
@@ -161,35 +212,54 @@ def _bounded(context: int, field: str) -> Iterator[None]:
 def _conversation(model: ChatModel, prompt: Conversation, naming: Naming, branches: Sequence[Branch]) -> Prepared:
     if prompt.calling is not None and prompt.calling.required and not model.family.heads:
         raise InvalidRequest("tool_choice: this model's chat template has no tool calls", field="tool_choice")
-    text = model.render(prompt.messages, prompt.tools)
-    check_length(model.encoder.at_least(text), naming.context, prompt.field)
+    known = [branch.rendered for branch in branches]
+    rendered = model.rendered(prompt.messages, prompt.tools, prompt.rendering, known)
+    text = rendered.text
+    most = _most(naming)
+    check_length(model.encoder.at_least(text), most + 1, prompt.field)
     found = model.continuations.best(text, prompt.messages, branches)
-    with _bounded(naming.context, prompt.field):
-        encoded = model.encoder.encode(text, found.earlier if found else None, most=naming.context - 1)
+    with _bounded(most + 1, prompt.field):
+        encoded = model.encoder.encode(text, found.earlier if found else None, most=most)
     if not encoded.ids:
         what = f"{prompt.field}: the chat template renders this to an empty prompt"
         raise InvalidRequest(what, field=prompt.field)
-    session = _session(model, prompt, naming, found, encoded)
-    leading = ((keep.seconds, _leading(model, prompt, keep, encoded) // naming.block_size) for keep in prompt.keeps)
+    thinking = model.thinking(text, prompt.messages[-1].content if prompt.rendering.continued else "")
+    rest = _end_of(encoded.ids, naming, prompt.field) if naming.last is not None else None
+    if rest is not None and rest.dropped_tokens:
+        return replace(rest, rendered=text, thinking=thinking, calling=prompt.calling)
+    session = _session(model, rendered, naming, found, encoded)
+    leading = (
+        (keep.seconds, _leading(model, prompt, keep, session.branch, known) // naming.block_size)
+        for keep in prompt.keeps
+    )
     wishes = [KeepWish(seconds, blocks) for seconds, blocks in leading if blocks]
-    return Prepared(encoded.ids, session.branch.keys, wishes, rendered=text, calling=prompt.calling, session=session)
+    return Prepared(
+        encoded.ids,
+        session.branch.keys,
+        wishes,
+        rendered=text,
+        thinking=thinking,
+        calling=prompt.calling,
+        session=session,
+    )
 
 
 def _session(
-    model: ChatModel, prompt: Conversation, naming: Naming, found: Continuation | None, encoded: Encoded
+    model: ChatModel, rendered: Rendered, naming: Naming, found: Continuation | None, encoded: Encoded
 ) -> SessionUse:
     old = found.branch if found is not None and encoded.reused else None
-    branch = branch_of(encoded, len(prompt.messages), old, naming.root, naming.block_size)
+    branch = branch_of(encoded, rendered, old, naming.root, naming.block_size)
     if found is None or old is None:
         return SessionUse(branch)
     divergence = model.continuations.divergence(old, encoded)
     return SessionUse(branch, old, len(old.ids), found.spliced, divergence)
 
 
-def _leading(model: ChatModel, prompt: Conversation, keep: Keep, encoded: Encoded) -> int:
+def _leading(model: ChatModel, prompt: Conversation, keep: Keep, branch: Branch, known: Sequence[Rendered]) -> int:
     """Length of the retained part in tokens: the common prefix of both encodings."""
+    encoded, rendering = branch.prompt, replace(prompt.rendering, continued=False)
     try:
-        text = model.render(keep.upto, prompt.tools)
+        text = model.rendered(keep.upto, prompt.tools, rendering, [*known, branch.rendered]).text
     except InvalidRequest:  # a template may want more than the beginning of a conversation
         return 0
     shared = text[: common_prefix(text, encoded.text)]

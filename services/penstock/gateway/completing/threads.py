@@ -5,41 +5,67 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
+
+from penstock.gateway.completing.seats import Seats
 
 Value = TypeVar("Value")
 
 THREAD_FROM = 8192
 """Characters from which a prompt is prepared in a thread: more may hold the event loop for over 5 ms."""
+_AT_ONCE = 2
+_RENDERING = 2 * _AT_ONCE + 1
+"""Threads that render prompts of a size: two tenants that take all they may have leave one."""
+_LONG_S = 0.5
+"""What is long for a short prompt, many times what templates take."""
+_VERY_LONG_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Threads for prompts of a size, and who may use them."""
+
+    pool: ThreadPoolExecutor
+    seats: Seats
 
 
 class Threads:
     """Separate threads for short and for long work, so that short work never waits for long. Made by `open_threads`."""
 
-    def __init__(self, short: ThreadPoolExecutor, long: ThreadPoolExecutor) -> None:
-        self._short = short
-        self._long = long
+    def __init__(self, pool: ThreadPoolExecutor, short: _Room, long: _Room) -> None:
+        self._pool = pool
+        self._short_prompts = short
+        self._long_prompts = long
 
-    async def run(self, work: Callable[[], Value], size: int, *, bounded: bool = True) -> Value:
+    async def run(self, work: Callable[[], Value], size: int) -> Value:
         """Runs `work` here when it is quick, else in a thread, so that the event loop never waits for it.
 
-        `size` is roughly how many characters it reads; `bounded` is whether that says how long it takes. It does not
-        where a model's chat template is rendered.
+        `size` is roughly how many characters it reads, which says how long it takes.
         """
-        if size < THREAD_FROM and bounded:
+        if size < THREAD_FROM:
             return work()
-        pool = self._short if size < THREAD_FROM else self._long
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def render(self, work: Callable[[], Value], size: int, tenant: str) -> Value:
+        """Runs `work` in a thread. It renders a model's chat template, which may take long whatever its size: tenants
+        whose work does wait for each other, and not others for them."""
+        room = self._short_prompts if size < THREAD_FROM else self._long_prompts
+        async with room.seats.one(tenant):
+            return await asyncio.get_running_loop().run_in_executor(room.pool, work)
 
 
 @contextmanager
 def open_threads() -> Iterator[Threads]:
     """Threads for the length of the block; work that has not begun by then is dropped."""
-    short = ThreadPoolExecutor(max_workers=2, thread_name_prefix="short")
-    long = ThreadPoolExecutor(max_workers=2, thread_name_prefix="long")
-    try:
-        yield Threads(short, long)
-    finally:
-        short.shutdown(wait=False, cancel_futures=True)
-        long.shutdown(wait=False, cancel_futures=True)
+    with ExitStack() as stack:
+
+        def opened(name: str, workers: int) -> ThreadPoolExecutor:
+            pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            return pool
+
+        short = _Room(opened("short", _RENDERING), Seats(at_once=_AT_ONCE, long_s=_LONG_S))
+        long = _Room(opened("long", _RENDERING), Seats(at_once=_AT_ONCE, long_s=_VERY_LONG_S))
+        yield Threads(opened("work", _AT_ONCE), short, long)

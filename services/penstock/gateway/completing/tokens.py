@@ -8,13 +8,10 @@ from functools import partial
 from penstock.chat.model import ChatModel
 from penstock.chat.prompt import TooManyTokens
 from penstock.errors import InvalidRequest
-from penstock.gateway.completing.prompts import weight
+from penstock.gateway.completing.prompts import MOST_TOKENS, weight
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.completing.volatile import VolatileLines
 from penstock.gateway.request.ask import Conversation, check_token
-
-MOST_TOKENS = 1 << 21
-"""Tokens that are counted at most, far beyond any context."""
 
 
 class Tokens:
@@ -25,11 +22,13 @@ class Tokens:
         self._threads = threads
         self._volatile = volatile
 
-    async def of(self, prompt: Conversation | str, *, special: bool = True) -> Sequence[int]:
+    async def of(self, prompt: Conversation | str, tenant: str, *, special: bool = True) -> Sequence[int]:
         """The ids of a prompt, as a request for an answer would have them. `special`: with what the tokenizer puts
         around a raw text. Raises InvalidRequest."""
-        bounded = not isinstance(prompt, Conversation)  # a template may loop for as long as it likes
-        return await self._threads.run(partial(self._of, prompt, special), weight(prompt), bounded=bounded)
+        work, size = partial(self._of, prompt, special), weight(prompt)
+        if isinstance(prompt, Conversation):
+            return await self._threads.render(work, size, tenant)
+        return await self._threads.run(work, size)
 
     async def text(self, ids: Sequence[int]) -> str:
         """The text of ids. Raises Unprocessable for an id that the model does not have."""
@@ -45,7 +44,7 @@ class Tokens:
         if isinstance(prompt, Conversation):
             field = prompt.field
             prompt = self._volatile.steady(prompt)
-            text = self._model.render(prompt.messages, prompt.tools)
+            text = self._model.render(prompt.messages, prompt.tools, prompt.rendering)
         else:
             text = prompt
         try:

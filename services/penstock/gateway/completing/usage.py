@@ -14,11 +14,12 @@ a preemption computes or fetches again are the mesh's cost, not the client's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from penstock.gateway.completing.account import ChoiceAccount
 from penstock.gateway.completing.answer import Answer
-from penstock.gateway.completing.flow import ChoiceAccount
 from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.timing import TIMES
 from penstock.gateway.request.work import TIERS, Promised
@@ -36,6 +37,10 @@ class Usage:
     computed_tokens: int = 0
     """Prompt tokens whose KV was computed for this request."""
     cached: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
+    again: Counter[str] = field(default_factory=Counter)
+    """Tokens by source that workers counted and that are not charged."""
+    told_again: int = 0
+    """Tokens that workers generated and that are no part of the answers."""
     drafted: int = 0
     accepted: int = 0
     retained_tokens: int = 0
@@ -44,6 +49,10 @@ class Usage:
     """Shortest time in seconds for which they are kept; 0 when no token is kept."""
     session: SessionUse | None = None
     """What the prompt took over from its session; None for a prompt that isn't a conversation."""
+    dropped_messages: int = 0
+    """Old messages that were left out of prompts which were too long, where the client asks for that."""
+    dropped_tokens: int = 0
+    """Tokens at the beginning of prompts that were left out, where the client asks for that."""
     seed: int = 0
     """Of the first choice: with it the request gives the same tokens again, while `fingerprint` is the same."""
     fingerprint: str = ""
@@ -70,6 +79,11 @@ class Usage:
             for tier in TIERS:
                 self.cached[tier] += account.use.cached.get(tier, 0)
 
+    def add_copy(self, account: ChoiceAccount) -> None:
+        """Notes what a further choice of a prompt took of it, for which nobody is charged."""
+        if account.use is not None:
+            self.again.update({**account.use.cached, "computed": account.use.computed})
+
     def add_promised(self, promised: Collection[Promised], block_size: int) -> None:
         """Adds the store's promise for one prompt; `promised` has the promise that each of its choices got."""
         most = max(promised, key=lambda promise: promise.blocks)
@@ -81,5 +95,7 @@ class Usage:
         """Charges a choice."""
         self.completion_tokens += answer.tokens
         self.reasoning_tokens += answer.reasoning_tokens
+        self.told_again += account.received - answer.tokens
+        self.again.update(account.again)
         self.drafted += account.drafted
         self.accepted += account.accepted

@@ -16,6 +16,7 @@ from penstock.gateway.api.inquiry import Json, Visit, encode
 from penstock.gateway.api.openai.tokenizing import read_detokenize, read_tokenize
 from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.refusals import Arrival
 from penstock.gateway.door.reply import JSON
 from penstock.gateway.door.uploads import Uploads
 from penstock.gateway.request.ask import Conversation
@@ -54,20 +55,18 @@ class Counting:
         self._reception.auth.tenant(request.headers)
         raise InvalidRequest("this model makes no embeddings", field="model", code="unsupported_model")
 
-    async def _answer(self, request: Request, answer: Callable[[Request], Awaitable[Json]]) -> Response:
-        tenant = self._reception.auth.tenant(request.headers)
+    async def _answer(self, request: Request, answer: Callable[[Request, str], Awaitable[Json]]) -> Response:
         try:
-            async with self._reception.one():
-                with self._reception.limiter.one(tenant):
-                    return Response(encode(await answer(request)), media_type=JSON)
+            async with self._reception.one(request.headers, Arrival(request.state.request_id)) as tenant:
+                return Response(encode(await answer(request, tenant)), media_type=JSON)
         except ClientGone:
             return Response(status_code=400)  # the client has left and reads no response
 
-    async def _tokenize(self, request: Request) -> Json:
+    async def _tokenize(self, request: Request, tenant: str) -> Json:
         body, prompt = await self._read(request, read_tokenize)
         model = self._models.of(body.model)
         tokens = model.tokens
-        ids = list(await tokens.of(prompt, special=body.add_special_tokens is not False))
+        ids = list(await tokens.of(prompt, tenant, special=body.add_special_tokens is not False))
         return {
             "count": len(ids),
             "max_model_len": model.context,
@@ -75,16 +74,15 @@ class Counting:
             "token_strs": tokens.names(ids) if body.return_token_strs else None,
         }
 
-    async def _detokenize(self, request: Request) -> Json:
+    async def _detokenize(self, request: Request, tenant: str) -> Json:
         body = await self._read(request, read_detokenize)
         return {"prompt": await self._models.of(body.model).tokens.text(body.tokens)}
 
-    async def _count(self, request: Request) -> Json:
+    async def _count(self, request: Request, tenant: str) -> Json:
         model, prompt = await self._read(request, count_prompt)
-        return {"input_tokens": len(await self._models.of(model).tokens.of(prompt))}
+        return {"input_tokens": len(await self._models.of(model).tokens.of(prompt, tenant))}
 
-    async def _input_tokens(self, request: Request) -> Json:
-        tenant = self._reception.auth.tenant(request.headers)
+    async def _input_tokens(self, request: Request, tenant: str) -> Json:
         async with self._uploads.body(request.headers, request.receive, self._reception.config.max_body_bytes) as body:
             length = len(body)
 
@@ -96,7 +94,7 @@ class Counting:
         model = self._models.of(ask.model)
         [prompt] = ask.prompts
         assert isinstance(prompt, Conversation)
-        return {"object": "response.input_tokens", "input_tokens": len(await model.tokens.of(prompt))}
+        return {"object": "response.input_tokens", "input_tokens": len(await model.tokens.of(prompt, tenant))}
 
     async def _read(self, request: Request, read: Callable[[bytes, list[str] | None], Value]) -> Value:
         config = self._reception.config

@@ -16,23 +16,25 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import Internal, PenstockError, RateLimited
+from penstock.errors import Internal, PenstockError, RateLimited, forget_way
 from penstock.gateway.accounts.admission import ClientGone
 from penstock.gateway.accounts.auth import session_digest
 from penstock.gateway.api.anthropic.api import MessagesApi
-from penstock.gateway.api.inquiry import Api, Inquiry, Json, Shape, Visit
+from penstock.gateway.api.inquiry import Api, Inquiry, Shape, Visit
 from penstock.gateway.api.openai.api import CompletionApi
 from penstock.gateway.api.openai.asks import chat_ask, completion_ask
 from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.completing.completion import Caller, Completion
-from penstock.gateway.completing.delta import Delta, fold
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.counting import Counting
 from penstock.gateway.door.entrance import Entrance
+from penstock.gateway.door.heartbeat import heartbeat
 from penstock.gateway.door.origins import Origins
 from penstock.gateway.door.pages import Pages, http_error, internal_error, penstock_error
+from penstock.gateway.door.protocol import streamed_body
 from penstock.gateway.door.reception import Reception
+from penstock.gateway.door.refusals import Arrival
 from penstock.gateway.door.reply import Reply
 from penstock.gateway.door.stored import ResponsePages
 from penstock.gateway.door.uploads import Uploads
@@ -103,7 +105,7 @@ class Generate:
         """Handles one request, in its own request scope and span."""
         headers = Headers(scope=scope)
         request_id = scope["state"]["request_id"]
-        reply = Reply(send, request_id, self._api.style)
+        reply = Reply(send, streamed_body(scope), request_id, self._api.style)
         with request_scope(request_id):
             with self._tracer.start_as_current_span(
                 f"POST {scope['path']}", read_trace(headers.items()), SpanKind.SERVER, record_exception=False
@@ -111,33 +113,27 @@ class Generate:
                 await self._handle(headers, request_id, receive, reply)
 
     async def _handle(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
+        arrival = Arrival(request_id)
         try:
-            async with self._reception.one():
-                await self._admitted(headers, request_id, receive, reply)
+            async with self._reception.one(headers, arrival) as tenant:
+                reply.before_end = arrival.leave
+                reply.add_headers(self._reception.limiter.headers(tenant))
+                inquiry = await self._inquiry(headers, receive, tenant, reply)
+                session = session_digest(tenant, headers, inquiry.ask.cache_key)
+                began, body_s = arrival.began, time.perf_counter() - arrival.began
+                caller = Caller(tenant=tenant, session=session, request_id=request_id, began=began, body_s=body_s)
+                await _until_gone(receive, reply, self._answer(inquiry, caller, arrival, reply))
         except ClientGone:
             pass
         except PenstockError as error:
+            if isinstance(error, RateLimited):
+                reply.add_headers(self._reception.limiter.headers(arrival.tenant))
             trace.get_current_span().set_status(StatusCode.ERROR, error.message)
             await reply.error(error)
+            forget_way(error)
         except Exception:
             structlog.get_logger("penstock.gateway").exception("request failed")
             await reply.error(Internal("internal error"))
-
-    async def _admitted(self, headers: Headers, request_id: str, receive: Receive, reply: Reply) -> None:
-        began = time.perf_counter()
-        tenant = self._reception.auth.tenant(headers)
-        limiter = self._reception.limiter
-        try:
-            with limiter.one(tenant) as leave:
-                reply.before_end = leave
-                reply.add_headers(limiter.headers(tenant))
-                inquiry = await self._inquiry(headers, receive, tenant, reply)
-                session = session_digest(tenant, headers, inquiry.ask.cache_key)
-                caller = Caller(tenant, session, request_id, began, time.perf_counter() - began)
-                await _until_gone(receive, reply, self._answer(inquiry, caller, reply))
-        except RateLimited:
-            reply.add_headers(limiter.headers(tenant))
-            raise
 
     async def _inquiry(self, headers: Headers, receive: Receive, tenant: str, reply: Reply) -> Inquiry:
         config = self._reception.config
@@ -153,8 +149,9 @@ class Generate:
         reply.ignored(ignored or ())
         return inquiry
 
-    async def _answer(self, inquiry: Inquiry, caller: Caller, reply: Reply) -> None:
+    async def _answer(self, inquiry: Inquiry, caller: Caller, arrival: Arrival, reply: Reply) -> None:
         async with self._reception.models.open(inquiry.ask, caller) as completion:
+            arrival.begun = True
             reply.seeded(completion.seed)
             shape = inquiry.shape(completion.id, completion.created)
             if inquiry.ask.stream:
@@ -163,31 +160,31 @@ class Generate:
                 await self._whole(inquiry, completion, shape, reply)
 
     async def _whole(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
-        choices: dict[int, Delta] = {}
-        while deltas := await completion.outbox.next():
-            fold(choices, deltas)
+        choices = await completion.outbox.whole()
         usage = completion.usage()
-        whole = shape.whole([choices[number] for number in sorted(choices)], usage)
+        whole = shape.whole(choices, usage)
         reply.timed(server_timing(usage.times, (*PARTS, "total"), usage.cached))
         await inquiry.settle()
         await reply.json(whole)
 
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
+        outbox, style = completion.outbox, self._api.style
         begun = False
         try:
-            while (deltas := await self._next(completion)) != []:
-                events: list[Json] = []
-                if not begun:
-                    begun, usage = True, completion.usage()
-                    events = shape.begin(usage)
-                    if deltas is not None:
-                        reply.timed(server_timing(usage.times, (*BEFORE_FIRST, "first_token"), usage.cached))
-                for delta in deltas or ():
-                    events += shape.events(delta)
-                if events:
-                    await reply.events(events)
-                if deltas is None:
-                    await reply.ping()
+            with heartbeat(self._reception.config.ping_s, outbox.nudge) as silence:
+                while (deltas := await outbox.next()) or not outbox.ended:
+                    events: list[bytes] = []
+                    if not begun:
+                        begun, usage = True, completion.usage()
+                        events.append(style.written(shape.begin(usage)))
+                        if deltas:
+                            reply.timed(server_timing(usage.times, (*BEFORE_FIRST, "first_token"), usage.cached))
+                    events += [shape.text(delta) or style.written(shape.events(delta)) for delta in deltas]
+                    if data := b"".join(events):
+                        await reply.write(data)
+                    if not deltas:
+                        await reply.ping()
+                    silence.heard()
             usage = completion.usage()
             last = shape.end(usage)
             await inquiry.settle()
@@ -195,14 +192,6 @@ class Generate:
             await reply.error(error, shape.fail(error, completion.usage()))
             raise
         await reply.end_events(last, server_timing(usage.times, (*PARTS, "total"), usage.cached))
-
-    async def _next(self, completion: Completion) -> list[Delta] | None:
-        """The next deltas; an empty list at the end, None after a silence."""
-        try:
-            async with asyncio.timeout(self._reception.config.ping_s):
-                return await completion.outbox.next()
-        except TimeoutError:
-            return None
 
 
 async def _until_gone(receive: Receive, reply: Reply, work: Coroutine[Any, Any, None]) -> None:

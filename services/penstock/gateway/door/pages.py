@@ -52,7 +52,8 @@ class Pages:
         """GET /v1/requests/{id}: what became of a request that has ended. A tenant sees its own, an operator all."""
         who = self._reception.auth.identify(request.headers)
         id = request.path_params["id"]
-        found = self._reception.past.find(id, None if who.operator else who.tenant)
+        tenant = None if who.operator else who.tenant
+        found = self._reception.past.find(id, tenant) or self._reception.refusals.past.find(id, tenant)
         if found is None:
             what = f"the request {id[:100]!r} is not known here; only the last ones that have ended are"
             raise NotFound(what, field="id", code="request_not_found")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.gateway.request.bounds import MAX_HEADERS
 
@@ -16,9 +18,35 @@ HEAD_S = 10.0
 """Seconds from the first byte of a request to the end of its headers."""
 MESSAGE_S = 60.0
 """Seconds from the end of the headers to the end of body and trailers."""
+_BODY = "penstock.body"
+"""The extension of the ASGI scope whose `writer` is the response's `StreamedBody`."""
 _LOG_EVERY_S = 10.0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class StreamedBody:
+    """The body of one response that is sent in chunks, for the pieces between its first and its last: they go to the
+    connection without the ASGI messages, and the layers that pass each of them on, which cost more than a piece."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = weakref.ref(cycle)  # which has this object in its scope, and lives while the request is handled
+
+    async def write(self, piece: bytes) -> None:
+        """Writes a piece that is not empty. Waits while the client is slow; one that has left gets nothing."""
+        cycle = self._cycle()
+        if cycle is None:
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
+def streamed_body(scope: Scope) -> StreamedBody:
+    """The body of the response to a request that `BoundedProtocol` has read."""
+    body: StreamedBody = scope["extensions"][_BODY]["writer"]
+    return body
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -71,6 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._advanced = True
         self._await(MESSAGE_S)
         super().on_headers_complete()
+        self.scope["extensions"] = {_BODY: {"writer": StreamedBody(self.cycle)}}
 
     def on_body(self, body: bytes) -> None:
         """Notes that the body grew."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from penstock.gateway.accounts.admission import Admission
@@ -16,13 +16,14 @@ from penstock.gateway.completing.past import PastRequests
 from penstock.gateway.completing.threads import Threads
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.door.drain import Drain
+from penstock.gateway.door.refusals import Arrival, Refusals
 from penstock.gateway.mesh.view import RouterView
 from penstock.runtime.metrics import GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reception:
-    """The shared parts. A request passes them in this order: auth, admission, threads, models."""
+    """The shared parts. A request passes them in this order: auth, limiter and admission, threads, models."""
 
     config: GatewayConfig
     auth: Auth
@@ -32,6 +33,7 @@ class Reception:
     threads: Threads
     models: Models
     past: PastRequests
+    refusals: Refusals
     view: RouterView
     metrics: GatewayMetrics
     drain: Drain
@@ -40,8 +42,24 @@ class Reception:
     """Unix seconds at which the gateway began to serve."""
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """For the length of one request. Raises Overloaded, and Unavailable when the gateway stops."""
-        with self.admission.one():
+    async def one(self, headers: Mapping[str, str], arrival: Arrival) -> AsyncIterator[str]:
+        """For the length of one request of the tenant that it gives.
+
+        The key comes first: who has none learns nothing of the gateway, and costs it the digest of what was sent.
+        Raises Unauthenticated, Forbidden, RateLimited, Overloaded, and Unavailable when the gateway stops.
+        """
+        with self.refusals.noted(arrival), self.admission.counted():
+            who = self.auth.identify(headers)
+            arrival.tenant = who.tenant
+            tenant = who.client()
             async with self.drain.running():
-                yield
+                with self._admitted(tenant, arrival):
+                    yield tenant
+
+    @contextmanager
+    def _admitted(self, tenant: str, arrival: Arrival) -> Iterator[None]:
+        """A place among the tenant's requests, and one among all; who is refused has taken neither."""
+        self.limiter.check(tenant)
+        with self.admission.one() as leave, self.limiter.one(tenant) as leave_tenant:
+            arrival.places = (leave, leave_tenant)
+            yield

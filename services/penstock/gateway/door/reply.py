@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from penstock.errors import PenstockError
 from penstock.gateway.api.inquiry import Json, Style, encode
+from penstock.gateway.door.protocol import StreamedBody
 
 JSON = "application/json"
 _MOST_IGNORED = 32
@@ -20,8 +21,9 @@ _NO_NAME = re.compile(r"[^\w.\[\]-]", re.ASCII)
 class Reply:
     """Sends one response, whole or as events. An error before the first byte is a status, after it an event."""
 
-    def __init__(self, send: Send, request_id: str, style: Style) -> None:
+    def __init__(self, send: Send, body: StreamedBody, request_id: str, style: Style) -> None:
         self._send = send
+        self._body = body
         self._request_id = request_id
         self._style = style
         self._headers: list[tuple[bytes, bytes]] = []
@@ -60,18 +62,21 @@ class Reply:
         await self._send({"type": "http.response.body", "body": body})
         self.ended = True
 
-    async def events(self, values: Sequence[Json]) -> None:
-        """Sends each value as a server-sent event."""
-        await self._write(self._written(values))
+    async def write(self, events: bytes) -> None:
+        """Sends server-sent events."""
+        if self._begun:
+            await self._body.write(events)
+        else:
+            await self._write(events)
 
     async def ping(self) -> None:
         """Sends what clients skip."""
-        await self._write(self._style.ping)
+        await self.write(self._style.ping)
 
     async def end_events(self, values: Sequence[Json], timing: str) -> None:
         """Sends the last events and ends the response. Where its time went is a comment, which clients skip."""
         comment = b": server-timing " + timing.encode() + b"\n\n"
-        await self._write(comment + self._written(values) + self._style.last, more=False)
+        await self._write(comment + self._style.written(values) + self._style.last, more=False)
         self.ended = True
 
     async def error(self, error: PenstockError, failed: Sequence[Json] = ()) -> None:
@@ -83,13 +88,8 @@ class Reply:
             if not self._begun:
                 await self.json(body, error.http_status, error.retry_after)
                 return
-            await self._write(self._written(failed or [body]) + self._style.last, more=False)
+            await self._write(self._style.written(failed or [body]) + self._style.last, more=False)
         self.ended = True
-
-    def _written(self, values: Sequence[Json]) -> bytes:
-        if not self._style.named:
-            return b"".join(b"data: " + encode(value) + b"\n\n" for value in values)
-        return b"".join(b"event: " + value["type"].encode() + b"\ndata: " + encode(value) + b"\n\n" for value in values)
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         if not self._begun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,12 +16,11 @@ from penstock.gateway.completing import completion as running
 from penstock.gateway.door.reception import Reception
 from penstock.gateway.door.rpc_answers import chat_chunks, text_chunks
 from penstock.gateway.door.rpc_asks import Asked, outlook_of, read_chat, read_completion
+from penstock.gateway.door.rpc_entrance import current_arrival, texts
 from penstock.gateway.request.ask import Ask
 from penstock.kv.hint import ReturnHint
-from penstock.runtime.context import current_request_id, request_scope
 from penstock.v1 import gateway_pb2, gateway_pb2_grpc
 
-SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
 
 
@@ -57,22 +55,21 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         self, request: AnyAsked, read: Callable[[AnyAsked, int], Ask], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[running.Completion]:
         """What `request` asks for, for the length of the block; it ends with its client."""
-        began = time.perf_counter()
-        async with self._reception.one():
-            headers = metadata(context)
-            tenant = self._reception.auth.tenant(headers)
-            with self._reception.limiter.one(tenant):
-                size = request.ByteSize()
-                most = self._reception.config.max_n
-                ask = await self._reception.threads.run(lambda: read(request, most), size)
-                session = session_digest(tenant, headers, ask.cache_key)
-                request_id = current_request_id() or f"req-{secrets.token_hex(12)}"
-                with request_scope(request_id):
-                    left = context.time_remaining()
-                    patience = math.inf if left is None else left
-                    caller = running.Caller(tenant, session, request_id, began, patience)
-                    async with self._reception.models.open(ask, caller) as completion:
-                        yield completion
+        arrival, headers = current_arrival(), metadata(context)
+        most = self._reception.config.max_n
+        ask = await self._reception.threads.run(lambda: read(request, most), request.ByteSize())
+        left = context.time_remaining()
+        caller = running.Caller(
+            tenant=arrival.tenant,
+            session=session_digest(arrival.tenant, headers, ask.cache_key),
+            request_id=arrival.request_id,
+            began=arrival.began,
+            body_s=time.perf_counter() - arrival.began,
+            patience_s=math.inf if left is None else left,
+        )
+        async with self._reception.models.open(ask, caller) as completion:
+            arrival.begun = True
+            yield completion
 
     async def HintSession(
         self,
@@ -98,7 +95,6 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
         context: grpc.aio.ServicerContext[gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse],
     ) -> gateway_pb2.ListModelsResponse:
         """The served models."""
-        self._reception.auth.identify(metadata(context))
         started = self._reception.started
         models = [
             gateway_pb2.Model(id=model.name, created=started, context_length=model.context or 0)
@@ -109,4 +105,4 @@ class GatewayService(gateway_pb2_grpc.GatewayServicer):
 
 def metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
     """The text entries of the call's metadata."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    return texts(context.invocation_metadata() or ())

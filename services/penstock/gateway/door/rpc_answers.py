@@ -89,6 +89,8 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         retained_s=usage.retained_s,
         session=_session(usage.session) if usage.session else None,
         seed=usage.seed,
+        dropped_messages=usage.dropped_messages,
+        dropped_tokens=usage.dropped_tokens,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.chat.messages import Call, Message, Tool
+from penstock.chat.messages import Call, Message, Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import SessionBody, seconds
 from penstock.gateway.api.nodes import Nodes
@@ -15,12 +15,13 @@ from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Keep, Prompt, Sampling
 from penstock.gateway.request.bounds import check, check_count
 from penstock.gateway.request.calling import Calling, calling, check_tools
+from penstock.gateway.request.rendering import effort, rendering, template_variables, thinking
 from penstock.grammar.recipe import Kind, Part
 from penstock.kv.hint import ReturnHint
 from penstock.v1 import gateway_pb2
 
 Asked = gateway_pb2.ChatCompletionRequest | gateway_pb2.CompletionRequest
-_PARAMETERS = msgspec.json.Decoder(dict[str, Any])
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -36,7 +37,14 @@ def read_chat(request: gateway_pb2.ChatCompletionRequest, max_choices: int) -> A
     messages = [_message(message, at, nodes) for at, message in enumerate(request.messages)]
     tools = [_tool(tool, at, nodes) for at, tool in enumerate(request.tools)]
     check_tools(tools, "tools[{at}].name")
-    conversation = Conversation(messages, tools, _calling(request, tools), _keeps(request, messages))
+    conversation = Conversation(
+        messages,
+        tools,
+        _calling(request, tools),
+        _keeps(request, messages),
+        _rendering(request, nodes),
+        shorten=_shortened(request),
+    )
     return _ask(request, [conversation], max_choices)
 
 
@@ -60,6 +68,7 @@ def _ask(request: Asked, prompts: Sequence[Prompt], max_choices: int) -> Ask:
         prompts=prompts,
         sampling=_sampling(request, most),
         constraint=_constraint(request),
+        keep_last=request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None,
         stops=tuple(request.stop),
         n=request.n or 1,
         stream=True,
@@ -70,9 +79,15 @@ def _ask(request: Asked, prompts: Sequence[Prompt], max_choices: int) -> Ask:
         retain_s=seconds("penstock.retain", request.retain_s, "retain_s") if request.retain_s else 0.0,
         outlook=outlook_of(request.session) if request.HasField("session") else ReturnHint(),
         max_tokens_field=most,
+        prompts_field=_prompts_field(request),
     )
     ask.check(max_choices)
     return ask
+
+
+def _prompts_field(request: Asked) -> str:
+    raw = isinstance(request, gateway_pb2.CompletionRequest) and request.token_prompts
+    return "token_prompts" if raw else "prompts"
 
 
 def _keeps(request: gateway_pb2.ChatCompletionRequest, messages: Sequence[Message]) -> tuple[Keep, ...]:
@@ -82,6 +97,32 @@ def _keeps(request: gateway_pb2.ChatCompletionRequest, messages: Sequence[Messag
         Keep(seconds("penstock.retain", request.messages[at].retain_s, f"messages[{at}].retain_s"), messages[: at + 1])
         for at in marked
     )
+
+
+def _rendering(request: gateway_pb2.ChatCompletionRequest, nodes: Nodes) -> Rendering:
+    def given(name: str) -> bool | None:
+        return getattr(request, name) if request.HasField(name) else None  # type: ignore[arg-type]
+
+    variables = _object(request.chat_template_kwargs, "chat_template_kwargs", nodes)
+    return rendering(
+        [
+            *effort(request.reasoning_effort or None, "reasoning_effort"),
+            *thinking(given("enable_thinking")),
+            *template_variables(variables),
+        ],
+        opened=given("add_generation_prompt"),
+        continued=request.continue_final_message,
+    )
+
+
+def _shortened(request: gateway_pb2.ChatCompletionRequest) -> bool:
+    """Whether old messages are left out of a conversation that is too long."""
+    if request.truncation not in ("", "auto", "disabled"):
+        raise InvalidRequest("truncation: must be auto or disabled", field="truncation")
+    if request.truncation == "auto" and request.HasField("truncate_prompt_tokens"):
+        what = "truncation: must not be auto together with truncate_prompt_tokens"
+        raise InvalidRequest(what, field="truncation")
+    return request.truncation == "auto"
 
 
 def outlook_of(said: gateway_pb2.SessionOutlook) -> ReturnHint:
@@ -105,6 +146,7 @@ def _sampling(request: Asked, most: str) -> Sampling:
         logprobs=request.top_logprobs if request.logprobs else None,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
+        bad_words=tuple(request.bad_words),
         **given,
     )
 
@@ -145,15 +187,19 @@ def _message(message: gateway_pb2.ChatMessage, at: int, nodes: Nodes) -> Message
 
 def _tool(tool: gateway_pb2.FunctionTool, at: int, nodes: Nodes) -> Tool:
     field = f"tools[{at}].parameters"
-    raw = tool.parameters.encode() or b"{}"
+    return Tool(tool.name, tool.description, _object(tool.parameters, field, nodes), tool.strict, field)
+
+
+def _object(text: str, field: str, nodes: Nodes) -> dict[str, Any]:
+    """The object of a JSON text; an empty one of an empty text. Raises InvalidRequest naming the field."""
+    raw = text.encode() or b"{}"
     nodes.add(raw, field)
     try:
-        parameters = _PARAMETERS.decode(raw)
+        return _OBJECT.decode(raw)
     except msgspec.ValidationError:
         raise InvalidRequest(f"{field}: must be a JSON object", field=field) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"{field}: is not valid JSON: {error}", field=field) from None
-    return Tool(tool.name, tool.description, parameters, tool.strict, field)
 
 
 def _calling(request: gateway_pb2.ChatCompletionRequest, tools: Sequence[Tool]) -> Calling | None:

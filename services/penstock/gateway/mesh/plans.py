@@ -20,17 +20,35 @@ from penstock.v1 import router_pb2, router_pb2_grpc
 _PLAN_S = 5.0
 """Seconds for one decision of the router, which otherwise counts as unavailable."""
 _FAREWELL_S = 0.25
+_HINT_S = 2.0
 _NO_PLAN = "no plan can be made for the request now"
 
 _Call = grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse]
 
 
-class PlanStream:
-    """One Plan stream. When the router restarts, a later ask opens another."""
+class RouterCalls:
+    """The router, for all requests."""
 
-    def __init__(self, channels: Channels, router: str, remaining: Callable[[], float]) -> None:
-        """`router` is its address; `remaining` gives the seconds until the request's deadline."""
-        self._stub = router_pb2_grpc.RouterStub(channels.to(router))
+    def __init__(self, channels: Channels, address: str) -> None:
+        self._stub = router_pb2_grpc.RouterStub(channels.to(address))
+
+    def plans(self, remaining: Callable[[], float]) -> PlanStream:
+        """The plans of one choice; `remaining` gives the seconds until the request's deadline."""
+        return PlanStream(self._stub, remaining)
+
+    async def hint(self, session: str, hint: ReturnHint) -> None:
+        """Tells the router, which tells every store. Raises Unavailable when it can't be reached."""
+        try:
+            await self._stub.Hint(wire.session_hint(session, hint), timeout=_HINT_S, metadata=outgoing())
+        except grpc.aio.AioRpcError as error:
+            raise public_error(error, "session hints cannot be passed on at the moment; try again") from error
+
+
+class PlanStream:
+    """One Plan stream, made by `RouterCalls.plans`. When the router restarts, a later ask opens another."""
+
+    def __init__(self, router: router_pb2_grpc.RouterAsyncStub, remaining: Callable[[], float]) -> None:
+        self._stub = router
         self._remaining = remaining
         self._call: _Call | None = None
 
@@ -40,14 +58,20 @@ class PlanStream:
 
         `generated` tokens of the answer exist; the members in `avoid` have failed.
         """
-        message = wire.plan_ask(request, generated, avoid)
+
+        async def answer(call: _Call) -> Assignment:
+            said = await self._exchange(call, wire.plan_ask(request, generated, avoid, request.known_keys))
+            if said.keys_wanted:
+                said = await self._exchange(call, wire.plan_ask(request, generated, avoid))
+            return wire.assignment(said)
+
         if self._call is not None:
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return wire.assignment(await self._exchange(self._call, message))
+                return await answer(self._call)
             self._call.cancel()
         self._call = self._stub.Plan(timeout=self._remaining(), metadata=outgoing())
         try:
-            return wire.assignment(await self._exchange(self._call, message))
+            return await answer(self._call)
         except grpc.aio.AioRpcError as error:
             fault = public_error(error, _NO_PLAN)
             if isinstance(fault, NotFound):  # the model exists, so its workers have left

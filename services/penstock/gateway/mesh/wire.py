@@ -26,8 +26,9 @@ _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
 _FINISH: dict[int, Finish] = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
 
 
-def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> router_pb2.PlanRequest:
-    """Asks for workers; `generated` tokens of the answer exist, the members in `avoid` have failed."""
+def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str], known: int = 0) -> router_pb2.PlanRequest:
+    """Asks for workers; `generated` tokens of the answer exist, the members in `avoid` have failed. The router may have
+    the `known` first keys."""
     return router_pb2.PlanRequest(
         ask=router_pb2.PlanAsk(
             model_name=request.model,
@@ -35,9 +36,10 @@ def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> ro
             session=request.session,
             prompt_tokens=len(request.prompt_ids),
             max_tokens=request.max_tokens,
-            block_keys=request.keys,
+            block_keys=b"".join(request.keys[known:]),
             avoid=avoid,
             output_tokens=generated,
+            after=request.keys[known - 1] if known else b"",
         )
     )
 
@@ -116,6 +118,11 @@ def decode_gain(event: decode_pb2.GenerateEvent) -> Gain:
     )
 
 
+def drafts_gain(counts: decode_pb2.CallDrafts) -> Gain:
+    """What the worker has drafted for one call."""
+    return Gain(stage="decode", drafted=counts.drafted, accepted=counts.accepted)
+
+
 def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_pb2.Sampling:
     """Sets every field, so that no worker's default applies."""
     return common_pb2.Sampling(
@@ -135,6 +142,7 @@ def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_p
         ignore_eos=sampling.ignore_eos,
         grammar=sampling.grammar,
         banned_token_ids=sampling.banned_token_ids,
+        bad_words=[word.lstrip() for word in sampling.bad_words],  # who thinks in tokens writes a space first
     )
 
 
@@ -183,6 +191,8 @@ def _reasons(message: router_pb2.PlanReasons) -> Reasons:
         queue_s=message.queue_s,
         cached_tokens=message.cached_tokens,
         remote_tokens=message.remote_tokens,
+        resident_tokens=message.resident_tokens,
+        awaited_tokens=message.awaited_tokens,
         uncached_tokens=message.uncached_tokens,
         expected_output=message.expected_output,
         choices=message.choices,

@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import grpc
 
 from penstock.gateway.mesh import wire
 from penstock.gateway.mesh.faults import blames_member, public_error
+from penstock.gateway.mesh.listening import Listening
 from penstock.gateway.mesh.view import RouterView
-from penstock.gateway.request.work import (
-    Assignment,
-    ChoiceRequest,
-    Gain,
-    Lost,
-    Placement,
-    Report,
-    Stage,
-    workers_failed,
-)
+from penstock.gateway.request.work import Assignment, ChoiceRequest, Lost, Placement, Receiver, Stage, workers_failed
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
-from penstock.runtime.tasks import being_cancelled
-from penstock.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from penstock.runtime.tasks import Failed, being_cancelled
+from penstock.v1 import decode_pb2_grpc, prefill_pb2_grpc
 
-Message = TypeVar("Message")
-_Call = grpc.aio.UnaryStreamCall[Any, Message]
+_LAST_WORDS_S = 0.02
+"""What a worker has sent on the listener before its call failed may still be on its way for so long."""
+_LINGER_S = 0.25
+"""Seconds for which a listener waits for another call. A worker that drains waits for it."""
+
+_Call = grpc.aio.UnaryStreamCall[Any, Any]
 
 
 class WorkerChannels:
-    """Lends channels. One whose peer could not be reached is closed when its last user is done: workers come back
-    under other addresses, and gRPC would try the old one for ever."""
+    """Lends channels, and the listener of each, which stays for `_LINGER_S` after its last call. A channel whose peer
+    could not be reached is closed when its last user is done: workers come back under other addresses, and gRPC would
+    try the old one for ever. Made by `open_worker_channels`."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, failed: Failed) -> None:
+        """`failed` counts defects."""
         self._channels = channels
+        self._failed = failed
         self._uses: Counter[str] = Counter()
+        self._listening: dict[str, Listening] = {}
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
+        """Listeners that nobody uses."""
         self._unreachable: set[str] = set()
 
     @asynccontextmanager
@@ -57,17 +59,88 @@ class WorkerChannels:
                 del self._uses[address]
                 await self._close_unreachable(address)
 
+    @contextmanager
+    def listening(self, address: str) -> Iterator[Listening]:
+        """The listener at `address`, for a call that uses the channel."""
+        if (timer := self._leaving.pop(address, None)) is not None:
+            timer.cancel()
+        found = self._listening.get(address)
+        if found is None or found.ended:
+            found = self._listening[address] = Listening(self._channels.to(address), self._failed)
+        try:
+            yield found
+        finally:
+            if not found.used and self._listening.get(address) is found:
+                self._leaving[address] = asyncio.get_running_loop().call_later(_LINGER_S, self._leave, address)
+
+    def _leave(self, address: str) -> None:
+        del self._leaving[address]
+        self._listening.pop(address).leave()
+
     async def _close_unreachable(self, address: str) -> None:
         if address in self._unreachable:
             self._unreachable.discard(address)
             await self._channels.forget(address)
 
+    async def close(self) -> None:
+        """Ends all listeners."""
+        for timer in self._leaving.values():
+            timer.cancel()
+        for listening in self._listening.values():
+            await listening.close()
+
+
+@asynccontextmanager
+async def open_worker_channels(channels: Channels, failed: Failed) -> AsyncIterator[WorkerChannels]:
+    """Worker channels, for the length of the block."""
+    lent = WorkerChannels(channels, failed)
+    try:
+        yield lent
+    finally:
+        await lent.close()
+
+
+class _Line:
+    """One call to a worker, and its end from outside."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.silent = False
+        """The router no longer hears from the worker."""
+        self.error: grpc.aio.AioRpcError | None = None
+        """What broke the stream that the call's events were on."""
+        self._call: _Call | None = None
+        self._ended = False
+
+    def begin(self, call: _Call) -> _Call:
+        """The line's one call."""
+        self._call = call
+        if self._ended:
+            call.cancel()
+        return call
+
+    def end(self) -> None:
+        """Ends the call."""
+        self._ended = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def fall_silent(self) -> None:
+        """Ends the call because its worker is silent."""
+        self.silent = True
+        self.end()
+
+    def break_off(self, error: grpc.aio.AioRpcError | None) -> None:
+        """Ends the call because the stream of its events broke."""
+        self.error = error
+        self.end()
+
 
 class Workers:
     """The workers, for one request.
 
-    Each generator is one call: it reports gains until the call ends well, or a last `Lost`. It raises PenstockError
-    when the request itself is refused; closing it ends the call.
+    Each function is one call, whose reports it gives to `hear`: gains until the call ends well, or a last `Lost`. It
+    raises PenstockError when the request itself is refused; being cancelled, it ends the call.
     """
 
     def __init__(self, channels: WorkerChannels, view: RouterView, remaining: Callable[[], float]) -> None:
@@ -76,58 +149,57 @@ class Workers:
         self._view = view
         self._remaining = remaining
 
-    async def prefill(
-        self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]
-    ) -> AsyncGenerator[Report, None]:
+    async def prefill(self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver) -> None:
         """The token after `output`, from the assignment's prefill worker: one report."""
         place = chosen.prefill
         assert place is not None
+        message = wire.prefill_request(request, output, place, chosen.epoch)
+        async with self._line("prefill", place, hear) as line:
+            stub = prefill_pb2_grpc.PrefillStub(line.channel)
+            call = stub.Prefill(message, timeout=self._remaining(), metadata=outgoing())
+            async for event in line.begin(call):
+                if (gain := wire.prefill_gain(event)) is not None:
+                    hear.report(gain)
+                    return
+        hear.report(Lost("prefill", place.member, workers_failed()))
 
-        def call(channel: grpc.aio.Channel) -> _Call[prefill_pb2.PrefillEvent]:
-            message = wire.prefill_request(request, output, place, chosen.epoch)
-            stub = prefill_pb2_grpc.PrefillStub(channel)
-            return stub.Prefill(message, timeout=self._remaining(), metadata=outgoing())
-
-        async with aclosing(self._reports("prefill", place, call, wire.prefill_gain)) as reports:
-            async for report in reports:
-                yield report
-                return
-        yield Lost("prefill", place.member, workers_failed())
-
-    def decode(self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int]) -> AsyncGenerator[Report, None]:
+    async def decode(self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver) -> None:
         """The tokens after `output`, from the assignment's decode worker; those that prefill samples may be missing."""
+        place = chosen.decode
+        message = wire.generate_request(request, output, chosen)
+        async with self._line("decode", place, hear) as line:
+            with (
+                self._channels.listening(place.address) as listening,
+                listening.call(hear, line.break_off) as heard,
+            ):
+                message.to.listener, message.to.number = listening.name, heard.number
+                stub = decode_pb2_grpc.DecodeStub(line.channel)
+                call = stub.Generate(message, timeout=self._remaining(), metadata=outgoing())
+                try:
+                    async for event in line.begin(call):
+                        heard.apart = True
+                        hear.report(wire.decode_gain(event))
+                except grpc.aio.AioRpcError:
+                    if not heard.apart:
+                        await asyncio.sleep(_LAST_WORDS_S)
+                    raise
+                await heard.last()
 
-        def call(channel: grpc.aio.Channel) -> _Call[decode_pb2.GenerateEvent]:
-            message = wire.generate_request(request, output, chosen)
-            stub = decode_pb2_grpc.DecodeStub(channel)
-            return stub.Generate(message, timeout=self._remaining(), metadata=outgoing())
-
-        return self._reports("decode", chosen.decode, call, wire.decode_gain)
-
-    async def _reports(
-        self,
-        stage: Stage,
-        place: Placement,
-        call: Callable[[grpc.aio.Channel], _Call[Message]],
-        read: Callable[[Message], Gain | None],
-    ) -> AsyncGenerator[Report, None]:
-        silent = False
-
-        def end() -> None:
-            nonlocal silent
-            silent = True
-            running.cancel()
-
+    @asynccontextmanager
+    async def _line(self, stage: Stage, place: Placement, hear: Receiver) -> AsyncIterator[_Line]:
+        """A line to a worker, for one call within the block. The call's failure is reported as a loss."""
         try:
             async with self._channels.at(place.address) as channel:
-                running = call(channel)
+                line = _Line(channel)
                 try:
-                    with self._view.heard(place.member, end):
-                        async for message in running:
-                            if (gain := read(message)) is not None:
-                                yield gain
+                    with self._view.heard(place.member, line.fall_silent):
+                        yield line
+                except asyncio.CancelledError:
+                    if line.error is None or being_cancelled():
+                        raise
+                    raise line.error from None
                 finally:
-                    running.cancel()
+                    line.end()
         except grpc.aio.AioRpcError as error:
             fault = public_error(error, workers_failed().message)
             if not blames_member(error):
@@ -138,4 +210,4 @@ class Workers:
             fault = workers_failed()
         else:
             return
-        yield Lost(stage, place.member, fault, silent)
+        hear.report(Lost(stage, place.member, fault, line.silent))

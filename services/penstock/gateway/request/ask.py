@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.chat.messages import Message, Tool
+from penstock.chat.messages import PLAIN, Message, Rendering, Tool
 from penstock.errors import InvalidRequest, Unprocessable
 from penstock.gateway.request import bounds
-from penstock.gateway.request.bounds import check, check_count
+from penstock.gateway.request.bounds import check, check_count, check_texts
 from penstock.gateway.request.calling import Calling
 from penstock.grammar.recipe import Part
 from penstock.kv.hint import ReturnHint
@@ -33,8 +33,10 @@ class Sampling:
     logprobs: int | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    banned_token_ids: Sequence[int] = ()
-    """Tokens that are never generated."""
+    banned_token_ids: Collection[int] = ()
+    """Tokens that are not generated, unless a grammar allows nothing else."""
+    bad_words: Sequence[str] = ()
+    """Texts that an answer does not have as words of their own, unless a grammar allows nothing else."""
     grammar: str = ""
     """llguidance's JSON form: the answer is a text of this grammar. Empty: any text."""
 
@@ -49,6 +51,9 @@ class Sampling:
         for token, bias in self.logit_bias.items():
             check("logit_bias", bias, f"logit_bias.{token}")
         check_count("stop_token_ids", len(self.stop_token_ids), bounds.MAX_STOP_TOKENS)
+        check_texts("bad_words", self.bad_words, bounds.MAX_BAD_WORDS)
+        if not all(map(str.strip, self.bad_words)):
+            raise InvalidRequest("bad_words: each string must have more than white space", field="bad_words")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise Unprocessable(f"min_tokens: must not be more than {max_tokens_field}", field="min_tokens")
 
@@ -83,6 +88,9 @@ class Conversation:
     calling: Calling | None = None
     """What the answer may call; None: it may hold no calls."""
     keeps: Sequence[Keep] = ()
+    rendering: Rendering = PLAIN
+    shorten: bool = False
+    """Whether old messages are left out when it is too long."""
     field: str = "messages"
     """Its name in the client's API, for error messages."""
 
@@ -100,6 +108,8 @@ class Ask:
     sampling: Sampling
     constraint: Part | None = None
     """What each answer must be; None: any text."""
+    keep_last: int | None = None
+    """Tokens that are kept of each prompt, from its end; -1: as many as leave room for the answer; None: all."""
     stops: Sequence[str] = ()
     show_stop: bool = False
     """Whether the stop string that ends an answer is shown."""
@@ -118,18 +128,20 @@ class Ask:
     """Name of the limit of generated tokens in the client's API, for error messages."""
     stops_field: str = "stop"
     """Name of the stop strings in the client's API, for error messages."""
+    prompts_field: str = "prompt"
+    """Name of the prompts that are texts or token ids in the client's API, for error messages."""
 
     def check(self, max_choices: int) -> None:
         """Raises InvalidRequest naming the field that is out of bounds."""
         self.sampling.check(self.max_tokens_field)
         check("n", self.n)
+        check("truncate_prompt_tokens", self.keep_last)
+        if self.keep_last == 0:
+            what = "truncate_prompt_tokens: must be 1 or more, or -1"
+            raise InvalidRequest(what, field="truncate_prompt_tokens")
         if self.n * len(self.prompts) > max_choices:
             raise InvalidRequest(f"n: must make at most {max_choices} choices, over all prompts", field="n")
-        check_count(self.stops_field, len(self.stops), bounds.MAX_STOPS)
-        for stop in self.stops:
-            if not 0 < len(stop) <= bounds.MAX_STOP_LENGTH:
-                what = f"{self.stops_field}: each string must have 1 to {bounds.MAX_STOP_LENGTH} characters"
-                raise InvalidRequest(what, field=self.stops_field)
+        check_texts(self.stops_field, self.stops, bounds.MAX_STOPS)
 
 
 def check_token(token: int, vocab_size: int, field: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.errors import InvalidRequest
@@ -18,6 +19,7 @@ class Bound:
 BOUNDS = {
     "max_tokens": Bound(1, 2**31 - 1),
     "max_completion_tokens": Bound(1, 2**31 - 1),
+    "max_output_tokens": Bound(1, 2**31 - 1),
     "min_tokens": Bound(0, 2**31 - 1),
     "temperature": Bound(0, 100),
     "anthropic.temperature": Bound(0, 1),
@@ -30,6 +32,7 @@ BOUNDS = {
     "logit_bias": Bound(-100, 100),
     "seed": Bound(-(2**63), 2**64 - 1),
     "n": Bound(1, 128),
+    "truncate_prompt_tokens": Bound(-1, 2**31 - 1),
     "best_of": Bound(1, 128),
     "top_logprobs": Bound(0, 20),
     "logprobs": Bound(0, 20),
@@ -37,7 +40,9 @@ BOUNDS = {
     "penstock.session.returns_in": Bound(0, 86_400),
 }
 MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 256
+MAX_TEXT = 256
+"""Characters of a stop string, or of a bad word."""
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED_TOKENS = 65_536
@@ -58,6 +63,11 @@ MAX_MARKS = 4
 """Messages and parts with cache_control."""
 
 
+def bound_of(field: str, api: str = "") -> Bound | None:
+    """The limits of a field, which may be narrower in one of the APIs; None: it has none."""
+    return BOUNDS.get(f"{api}.{field}") or BOUNDS.get(field)
+
+
 def check(name: str, value: float | None, field: str | None = None) -> None:
     """Raises InvalidRequest when `value` is outside of the bounds of `name`."""
     if value is None:
@@ -72,6 +82,18 @@ def check_count(field: str, count: int, most: int) -> None:
     """Raises InvalidRequest when a list is too long."""
     if count > most:
         raise InvalidRequest(f"{field}: must have at most {most} entries, not {count}", field=field)
+
+
+def check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    """Raises InvalidRequest when there are too many texts, or one is empty or too long."""
+    check_count(field, len(texts), most)
+    if not all(0 < len(text) <= MAX_TEXT for text in texts):
+        raise InvalidRequest(f"{field}: each string must have 1 to {MAX_TEXT} characters", field=field)
+
+
+def share(budget: int, choices: int) -> int:
+    """Tokens that each of a request's choices may generate of those that all of them may."""
+    return max(1, budget // choices)
 
 
 def number(value: float) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+import msgspec
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.gateway.request.ask import Sampling
@@ -41,6 +43,8 @@ class ChoiceRequest:
     """The root of the block keys."""
     keys: Sequence[bytes]
     """The key of every full block of the prompt."""
+    known_keys: int = 0
+    """The first of them, which the session's last prompt ended with."""
     sampling: Sampling
     """The client's parameters; `max_tokens` and `seed` below take precedence."""
     max_tokens: int
@@ -67,6 +71,8 @@ class Reasons:
     queue_s: float
     cached_tokens: int
     remote_tokens: int
+    resident_tokens: int
+    awaited_tokens: int
     uncached_tokens: int
     expected_output: int
     choices: int
@@ -85,8 +91,7 @@ class Assignment:
     reasons: Reasons | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(msgspec.Struct, frozen=True, gc=False):
     """One generated token."""
 
     index: int
@@ -149,6 +154,18 @@ class Lost:
 
 
 Report = Gain | Lost
+
+
+class Receiver(Protocol):
+    """Hears what the workers of one plan report. Both functions return at once, and raise nothing."""
+
+    def token(self, index: int, id: int) -> None:
+        """One token of decode, of which there is nothing else to report."""
+        ...
+
+    def report(self, report: Report) -> None:
+        """Anything else; a token that comes later has not overtaken it."""
+        ...
 
 
 def workers_failed() -> Unavailable:

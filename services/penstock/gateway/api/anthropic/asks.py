@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.chat.messages import Call, Message, Tool
+from penstock.chat.messages import Call, Message, Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.anthropic.bodies import (
     ContentBlock,
@@ -26,6 +26,7 @@ from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Sampling
 from penstock.gateway.request.bounds import check, check_count
 from penstock.gateway.request.calling import Calling, calling, check_tools
+from penstock.gateway.request.rendering import effort
 from penstock.kv.hint import ReturnHint
 
 _MODES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
@@ -68,9 +69,6 @@ def _conversation(body: MessagesBody | CountBody) -> Conversation:
     check_count("messages", len(body.messages), bounds.MAX_MESSAGES)
     if not body.messages:
         raise InvalidRequest("messages: must not be empty", field="messages")
-    if body.messages[-1].role == "assistant":
-        what = "messages: the last one must not be of the assistant; its beginning cannot be prescribed"
-        raise InvalidRequest(what, field="messages", code="unsupported_parameter")
     script = Transcript(body.system)
     for at, turn in enumerate(body.messages):
         script.add(turn, f"messages[{at}]")
@@ -83,7 +81,13 @@ def _conversation(body: MessagesBody | CountBody) -> Conversation:
         script.mark("cache_control", body.cache_control)
     tools = tuple(_tool(tool, at) for at, tool in enumerate(body.tools or ()))
     check_tools(tools, "tools[{at}].name")
-    return Conversation(script.messages, tools, _calling(body, tools), tuple(keeps_of(script.messages, script.marks)))
+    keeps = tuple(keeps_of(script.messages, script.marks))
+    return Conversation(script.messages, tools, _calling(body, tools), keeps, _rendering(body))
+
+
+def _rendering(body: MessagesBody | CountBody) -> Rendering:
+    wished = effort(body.output_config.effort, "output_config.effort") if body.output_config else ()
+    return Rendering(continued=body.messages[-1].role == "assistant", variables=wished)
 
 
 def _calling(body: MessagesBody | CountBody, tools: Sequence[Tool]) -> Calling | None:

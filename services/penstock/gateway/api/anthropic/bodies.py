@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from penstock.gateway.api.extension import CacheControl, Extension
 from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
+from penstock.gateway.api.openai.bodies import EFFORT
 from penstock.gateway.api.reader import BodyReader
 
 _KEEP = "keeps the prompt up to here; see docs/design/retention.md"
@@ -88,7 +89,7 @@ class PromptMetadata(msgspec.Struct, forbid_unknown_fields=True):
 class OutputBody(msgspec.Struct, forbid_unknown_fields=True):
     """`output_config`."""
 
-    effort: Annotated[Raw, accepted("the model decides by itself how long it thinks")] = ABSENT
+    effort: Annotated[str | None, honoured(f"any word; {EFFORT}")] = None
     format: Annotated[Raw, honoured("a json_schema")] = ABSENT
 
 
@@ -96,7 +97,7 @@ class _Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that both endpoints share."""
 
     model: Annotated[str, honoured("must be the name of the served model")]
-    messages: list[TurnBody]
+    messages: Annotated[list[TurnBody], honoured("the answer continues a last one of the assistant")]
     system: Annotated[str | list[PlainBlock] | None, honoured("blocks of type text")] = None
     tools: list[CustomToolBody] | None = None
     tool_choice: ToolChoiceBody | None = None
@@ -116,7 +117,7 @@ class MessagesBody(_Prompt, kw_only=True):
     max_tokens: Annotated[int, honoured("lowered to the room in the context")]
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: Annotated[float | None, honoured("0 to 1, default 1; 0 is greedy")] = None
+    temperature: Annotated[float | None, honoured("default 1; 0 is greedy")] = None
     top_k: Annotated[int | None, honoured("0: all tokens")] = None
     top_p: float | None = None
     penstock: Annotated[Extension | None, honoured("see docs/design/retention.md")] = None

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.gateway.api.inquiry import Json, Style
+from penstock.gateway.api.inquiry import Json, Style, encode
 from penstock.gateway.api.openai.shapes import own_usage
+from penstock.gateway.api.template import HOLE, template
 from penstock.gateway.completing.delta import Delta, Segment
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
@@ -51,6 +52,11 @@ class MessageShape:
         self._keeps = [keep.seconds for prompt in ask.prompts for keep in getattr(prompt, "keeps", ())]
         self._content: list[Json] = []
         self._open: Segment | None = None
+        """What the last block is, without its text; None when it has stopped."""
+        self._texts: list[str] = []
+        """Its text so far."""
+        self._template: bytes | None = None
+        """The event by which it grows, when it is content."""
         self._end: Json = {"stop_reason": None, "stop_sequence": None}
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
@@ -70,14 +76,20 @@ class MessageShape:
         for segment in delta.segments:
             if self._open is None or (self._open.kind, self._open.call) != (segment.kind, segment.call):
                 events += [*self._close(), self._start(segment, delta)]
-            if self._open is not None:
-                self._open.text += segment.text
+            self._texts.append(segment.text)
             if segment.text:
                 events.append(self._delta(*_grown(segment)))
         if delta.finish:
             reason = "stop_sequence" if delta.stop else _REASONS.get(delta.finish, "end_turn")
             self._end = {"stop_reason": reason, "stop_sequence": delta.stop or None}
         return events
+
+    def text(self, delta: Delta) -> bytes | None:
+        """The event for a plain delta that goes on with a text."""
+        if self._template is None or not delta.plain:
+            return None
+        self._texts.append(delta.content)
+        return self._template % encode(delta.content)
 
     def end(self, usage: Usage) -> list[Json]:
         """Ends the last block and the message."""
@@ -102,13 +114,16 @@ class MessageShape:
             call = next(call for call in delta.calls if call.index == segment.call)
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         self._content.append(block)
+        if segment.kind == "content":
+            self._template = template(STYLE.written([self._delta(*_grown(Segment("content", HOLE)))]))
         return {"type": "content_block_start", "index": len(self._content) - 1, "content_block": dict(block)}
 
     def _close(self) -> list[Json]:
         """Ends the open block."""
         if self._open is None:
             return []
-        text, block, events = self._open.text, self._content[-1], []
+        text, block, events = "".join(self._texts), self._content[-1], []
+        self._texts, self._template = [], None
         if self._open.kind == "content":
             block["text"] = text
         elif self._open.kind == "call":

@@ -20,6 +20,7 @@ from penstock.gateway.api.openai.bodies import (
     read_hint,
 )
 from penstock.gateway.api.openai.constraints import constraint_of
+from penstock.gateway.api.openai.rendering import rendering_of
 from penstock.gateway.api.openai.tools import tools_of
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Prompt, Sampling
@@ -38,7 +39,8 @@ def chat_ask(raw: bytes, max_choices: int, ignored: list[str] | None = None) -> 
     if not body.messages:
         raise InvalidRequest("messages: must not be empty", field="messages")
     messages = [message_of(item, at, nodes) for at, item in enumerate(body.messages)]
-    prompt = Conversation(messages, *tools_of(body), tuple(keeps_of(messages, list(_marks(body.messages)))))
+    keeps = tuple(keeps_of(messages, list(_marks(body.messages))))
+    prompt = Conversation(messages, *tools_of(body), keeps, rendering_of(body))
     logprobs = _chat_logprobs(body)
     if body.max_completion_tokens is None:
         return _ask(body, [prompt], max_choices, logprobs=logprobs, max_tokens=body.max_tokens)
@@ -95,6 +97,7 @@ def _ask(
         logprobs=logprobs,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        bad_words=tuple(body.bad_words or ()),
     )
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if body.stream_options is not None and not body.stream:
@@ -105,6 +108,7 @@ def _ask(
         prompts=prompts,
         sampling=sampling,
         constraint=constraint_of(body),
+        keep_last=body.truncate_prompt_tokens,
         stops=stops,
         show_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
         n=_or(body.n, 1),

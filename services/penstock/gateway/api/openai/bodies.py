@@ -9,12 +9,16 @@ from msgspec import Raw
 
 from penstock.gateway.api.extension import CacheControl, Extension, SessionBody
 from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
-from penstock.gateway.api.openai.foreign import ForeignFields
+from penstock.gateway.api.openai.foreign import THINKING, ForeignFields
 from penstock.gateway.api.reader import BodyReader
 
 _OTHER_MEDIA = "send parts of type text"
 _TOOLS = "send tools and tool_choice"
 _TEMPLATE = "the model's own chat template is used"
+TEMPLATE_VARIABLES = "variables that the model's chat template reads; another one is an error"
+GENERATION_PROMPT = "false: the template opens no answer behind the messages"
+CONTINUED = "true: the answer continues the text of the last message"
+EFFORT = "given to a chat template that reads reasoning_effort; other models decide by themselves how long they think"
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,13 +122,25 @@ class ToolBody(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionBody
 
 
+class EffortBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`reasoning` of OpenRouter."""
+
+    effort: Annotated[str | None, honoured("as reasoning_effort")] = None
+    enabled: Annotated[Raw, refused(THINKING, True)] = ABSENT
+    exclude: Annotated[Raw, refused("", False)] = ABSENT
+    max_tokens: Annotated[Raw, refused(THINKING)] = ABSENT
+
+
 class _Rendered(_Generation, kw_only=True):
     """How other servers render a chat."""
 
     chat_template: Annotated[Raw, refused(_TEMPLATE)] = ABSENT
-    chat_template_kwargs: Annotated[Raw, refused(_TEMPLATE, {})] = ABSENT
-    add_generation_prompt: Annotated[Raw, refused("", True)] = ABSENT
-    continue_final_message: Annotated[Raw, refused("", False)] = ABSENT
+    chat_template_kwargs: Annotated[dict[str, Any] | None, honoured(TEMPLATE_VARIABLES)] = None
+    add_generation_prompt: Annotated[bool | None, honoured(GENERATION_PROMPT)] = None
+    continue_final_message: Annotated[bool | None, honoured(CONTINUED)] = None
+    enable_thinking: Annotated[bool | None, honoured("as in chat_template_kwargs")] = None
+    reasoning_effort: Annotated[str | None, honoured(f"any word; {EFFORT}")] = None
+    reasoning: EffortBody | None = None
     documents: Annotated[Raw, refused("", [])] = ABSENT
     mm_processor_kwargs: Annotated[Raw, refused("", {})] = ABSENT
     echo: Annotated[Raw, refused("", False)] = ABSENT
@@ -145,13 +161,12 @@ class ChatBody(_Rendered, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, honoured("requires logprobs")] = None
     metadata: Annotated[Raw, accepted("notes for the client's own use")] = ABSENT
-    store: Annotated[Raw, refused("no chat completion is stored", False)] = ABSENT
+    store: Annotated[Raw, refused("no chat completion is stored; responses are", False)] = ABSENT
     safety_identifier: Annotated[Raw, accepted("a name for the client's own use")] = ABSENT
     service_tier: Annotated[Raw, refused("", "auto", "default")] = ABSENT
     prompt_cache_retention: Annotated[Raw, accepted("a wish for the cache; penstock.retain is a promise")] = ABSENT
     prompt_cache_options: Annotated[Raw, accepted("a wish for the cache; penstock.retain is a promise")] = ABSENT
     prediction: Annotated[Raw, accepted("a hint for speed; drafts come from the mesh itself")] = ABSENT
-    reasoning_effort: Annotated[Raw, refused("the model has no levels of effort", "medium")] = ABSENT
     verbosity: Annotated[Raw, refused("", "medium")] = ABSENT
     modalities: Annotated[Raw, refused("", ["text"])] = ABSENT
     moderation: Annotated[Raw, refused()] = ABSENT
@@ -169,6 +184,8 @@ class CompletionBody(_Generation, kw_only=True, forbid_unknown_fields=True):
     echo: Annotated[bool | None, refused("", False)] = None
     best_of: Annotated[int | None, honoured("must be equal to n")] = None
     suffix: Annotated[str | None, refused("", "")] = None
+    enable_thinking: Annotated[Raw, refused("there is no chat template")] = ABSENT
+    reasoning: Annotated[Raw, refused("there is no chat template", {})] = ABSENT
 
 
 class HintBody(SessionBody, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
 
 _TOKENS = "send max_tokens"
 _PENALTY = "send repetition_penalty"
-_THINKING = "the model decides by itself whether it thinks"
+THINKING = "the model decides by itself whether it thinks"
 
 
 class VllmFields(msgspec.Struct, kw_only=True):
@@ -29,7 +29,10 @@ class VllmFields(msgspec.Struct, kw_only=True):
     guided_whitespace_pattern: Annotated[Raw, refused()] = ABSENT
     structured_outputs: Annotated[Raw, honoured("json, regex, choice, grammar or json_object")] = ABSENT
     allowed_token_ids: Annotated[list[int] | None, honoured("no other token is generated")] = None
-    bad_words: Annotated[Raw, refused("", [])] = ABSENT
+    bad_words: Annotated[
+        list[str] | None,
+        honoured("none is in an answer as a word of its own, unless a grammar leaves nothing else; see apis.md"),
+    ] = None
     include_stop_str_in_output: Annotated[bool | None, honoured("the answer shows the stop string")] = None
     length_penalty: Annotated[Raw, refused("", 1)] = ABSENT
     use_beam_search: Annotated[Raw, refused("", False)] = ABSENT
@@ -37,7 +40,9 @@ class VllmFields(msgspec.Struct, kw_only=True):
     logits_processors: Annotated[Raw, refused("", [])] = ABSENT
     skip_special_tokens: Annotated[Raw, refused("", True)] = ABSENT
     spaces_between_special_tokens: Annotated[Raw, accepted("special tokens are never shown")] = ABSENT
-    truncate_prompt_tokens: Annotated[Raw, refused("a prompt that is too long is an error")] = ABSENT
+    truncate_prompt_tokens: Annotated[
+        int | None, honoured("only the last tokens of the prompt are read; -1: as many as leave room for the answer")
+    ] = None
     add_special_tokens: Annotated[Raw, refused("the tokenizer and the template decide")] = ABSENT
     return_tokens_as_token_ids: Annotated[Raw, refused("send return_token_ids", False)] = ABSENT
     priority: Annotated[Raw, refused("", 0)] = ABSENT
@@ -92,12 +97,10 @@ class ForeignFields(LlamaCppFields, kw_only=True):
     format: Annotated[Raw, honoured('"json" or a schema')] = ABSENT
     options: Annotated[Raw, refused("send its entries as fields", {})] = ABSENT
     keep_alive: Annotated[Raw, accepted("the model stays loaded")] = ABSENT
-    think: Annotated[Raw, refused(_THINKING)] = ABSENT
-    thinking: Annotated[Raw, refused(_THINKING)] = ABSENT
-    enable_thinking: Annotated[Raw, refused(_THINKING)] = ABSENT
-    thinking_budget: Annotated[Raw, refused(_THINKING)] = ABSENT
-    thinking_token_budget: Annotated[Raw, refused(_THINKING)] = ABSENT
-    reasoning: Annotated[Raw, refused(_THINKING, {})] = ABSENT
+    think: Annotated[Raw, refused(THINKING)] = ABSENT
+    thinking: Annotated[Raw, refused(THINKING)] = ABSENT
+    thinking_budget: Annotated[Raw, refused(THINKING)] = ABSENT
+    thinking_token_budget: Annotated[Raw, refused(THINKING)] = ABSENT
     include_reasoning: Annotated[Raw, refused("", True)] = ABSENT
     separate_reasoning: Annotated[Raw, refused("", True)] = ABSENT
     stream_reasoning: Annotated[Raw, refused("", True)] = ABSENT

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import PenstockError
-from penstock.gateway.api.inquiry import Json, Style
+from penstock.gateway.api.inquiry import Json, Style, encode
+from penstock.gateway.api.template import HOLE, template
 from penstock.gateway.completing.delta import Delta, TokenLogprob
 from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.timing import TIMES
@@ -55,6 +56,8 @@ def own_usage(usage: Usage) -> Json:
         "accepted_tokens": usage.accepted,
         "retained_tokens": usage.retained_tokens,
         "retained_s": round(usage.retained_s, 3),
+        "dropped_messages": usage.dropped_messages,
+        "dropped_tokens": usage.dropped_tokens,
         "session": session_json(usage.session),
         "seed": usage.seed,
         "times": {name: round(usage.times[name], 6) for name in TIMES},
@@ -82,11 +85,25 @@ class _Shape:
         self._logprobs = ask.sampling.logprobs is not None
         self._include_usage = ask.include_usage
         self._token_ids = ask.return_token_ids
+        self._begun: set[int] = set()
+        self._templates: dict[int, bytes] = {}
+        """For each choice that has begun: a chunk that adds a text to it and nothing else."""
 
     def begin(self, usage: Usage) -> list[Json]:
         """Nothing: the first delta begins the stream."""
         self._head["system_fingerprint"] = usage.fingerprint
         return []
+
+    def text(self, delta: Delta) -> bytes | None:
+        """The chunk for a plain delta of a choice that has begun."""
+        found = self._templates.get(delta.choice)
+        return found % encode(delta.content) if found is not None and delta.plain else None
+
+    def _begin(self, choice: int, chunk: Json) -> None:
+        """`choice` has begun; `chunk` adds HOLE to it."""
+        self._begun.add(choice)
+        if not self._logprobs and not self._token_ids:
+            self._templates[choice] = template(STYLE.written([chunk]))
 
     def end(self, usage: Usage) -> list[Json]:
         """The chunk that holds the usage, and no choices, for clients that ask for it."""
@@ -103,7 +120,6 @@ class ChatShape(_Shape):
     def __init__(self, ask: Ask, id: str, created: int) -> None:
         super().__init__(ask, created)
         self._head = {"id": f"chatcmpl-{id}", "object": "chat.completion.chunk", **self._head}
-        self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[Delta], usage: Usage) -> Json:
         """The response to a request without stream."""
@@ -115,8 +131,8 @@ class ChatShape(_Shape):
         """The chunks for one delta: the role first, the finish reason last and alone."""
         chunks = []
         if delta.choice not in self._begun:
-            self._begun.add(delta.choice)
             chunks.append(self._chunk(delta.choice, {"role": "assistant", "content": ""}, None, None))
+            self._begin(delta.choice, self._chunk(delta.choice, {"content": HOLE}, None, None))
         gained: Json = {}
         if delta.reasoning:
             gained["reasoning_content"] = delta.reasoning
@@ -171,8 +187,13 @@ class CompletionShape(_Shape):
 
     def events(self, delta: Delta) -> list[Json]:
         """The chunk for one delta."""
+        if delta.choice not in self._begun:
+            self._begin(delta.choice, self._chunk(Delta(delta.choice, HOLE)))
+        return [self._chunk(delta)]
+
+    def _chunk(self, delta: Delta) -> Json:
         chunk = {**self._head, "choices": [self._choice(delta)]}
-        return [chunk | {"usage": None} if self._include_usage else chunk]
+        return chunk | {"usage": None} if self._include_usage else chunk
 
     def _choice(self, delta: Delta) -> Json:
         logprobs = _legacy_logprobs(delta.logprobs) if self._logprobs else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw
@@ -12,7 +12,14 @@ from penstock.errors import InvalidRequest
 from penstock.gateway.api.fields import ABSENT, honoured, refused
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.api.openai.asks import message_of
-from penstock.gateway.api.openai.bodies import MessageBody, ToolBody
+from penstock.gateway.api.openai.bodies import (
+    CONTINUED,
+    GENERATION_PROMPT,
+    TEMPLATE_VARIABLES,
+    MessageBody,
+    ToolBody,
+)
+from penstock.gateway.api.openai.rendering import rendering_of
 from penstock.gateway.api.openai.tools import shown_tools
 from penstock.gateway.api.reader import BodyReader
 from penstock.gateway.request import bounds
@@ -31,10 +38,10 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     tools: Annotated[list[ToolBody] | None, honoured("shown with the messages")] = None
     add_special_tokens: Annotated[bool | None, honoured("of a raw prompt; default true")] = None
     return_token_strs: bool | None = None
-    add_generation_prompt: Annotated[Raw, refused("", True)] = ABSENT
-    continue_final_message: Annotated[Raw, refused("", False)] = ABSENT
+    add_generation_prompt: Annotated[bool | None, honoured(GENERATION_PROMPT)] = None
+    continue_final_message: Annotated[bool | None, honoured(CONTINUED)] = None
     chat_template: Annotated[Raw, refused(_TEMPLATE)] = ABSENT
-    chat_template_kwargs: Annotated[Raw, refused(_TEMPLATE, {})] = ABSENT
+    chat_template_kwargs: Annotated[dict[str, Any] | None, honoured(TEMPLATE_VARIABLES)] = None
     mm_processor_kwargs: Annotated[Raw, refused("", {})] = ABSENT
 
 
@@ -58,11 +65,12 @@ def read_tokenize(raw: bytes, ignored: list[str] | None = None) -> tuple[Tokeniz
         raise InvalidRequest("prompt: send either a prompt or messages", field="prompt")
     if body.prompt is not None:
         return body, body.prompt
-    return body, _conversation(body.messages or (), body.tools or (), nodes)
+    return body, _conversation(body, body.messages or (), nodes)
 
 
-def _conversation(messages: Sequence[MessageBody], tools: Sequence[ToolBody], nodes: Nodes) -> Conversation:
+def _conversation(body: TokenizeBody, messages: Sequence[MessageBody], nodes: Nodes) -> Conversation:
     check_count("messages", len(messages), bounds.MAX_MESSAGES)
     if not messages:
         raise InvalidRequest("messages: must not be empty", field="messages")
-    return Conversation([message_of(item, at, nodes) for at, item in enumerate(messages)], shown_tools(tools))
+    shown = [message_of(item, at, nodes) for at, item in enumerate(messages)]
+    return Conversation(shown, shown_tools(body.tools or ()), rendering=rendering_of(body))

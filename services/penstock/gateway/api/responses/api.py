@@ -10,11 +10,10 @@ import msgspec
 import structlog
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.gateway.api.inquiry import Apart, Json, Style, Visit, encode
-from penstock.gateway.api.openai.shapes import error_json
+from penstock.gateway.api.inquiry import Apart, Json, Visit, encode
 from penstock.gateway.api.responses.asks import ResponseOrder, is_reference, read_order, response_ask
 from penstock.gateway.api.responses.bodies import InputItem, InputPart
-from penstock.gateway.api.responses.shapes import ResponseShape
+from penstock.gateway.api.responses.shapes import STYLE, ResponseShape
 from penstock.gateway.api.responses.store import ResponseStore, StoredResponse
 from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask
@@ -78,7 +77,7 @@ class ResponseInquiry:
 class ResponsesApi:
     """POST /v1/responses."""
 
-    style = Style(error=error_json, named=True)
+    style = STYLE
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store

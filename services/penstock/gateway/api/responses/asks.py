@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.chat.messages import Tool
+from penstock.chat.messages import Rendering, Tool
 from penstock.errors import InvalidRequest
 from penstock.gateway.api.constraints import text_format
 from penstock.gateway.api.extension import Extension, keeps_of
@@ -17,6 +17,7 @@ from penstock.gateway.request import bounds
 from penstock.gateway.request.ask import Ask, Conversation, Sampling
 from penstock.gateway.request.bounds import check, check_count
 from penstock.gateway.request.calling import calling, check_tools
+from penstock.gateway.request.rendering import effort
 from penstock.kv.hint import ReturnHint
 
 LOGPROBS = "message.output_text.logprobs"
@@ -83,7 +84,17 @@ def response_ask(order: ResponseOrder, earlier: Sequence[InputItem], items: Sequ
     extension = body.penstock or Extension()
     ask = Ask(
         model=body.model,
-        prompts=[Conversation(dialogue.messages, tools, calls, keeps, field="input")],
+        prompts=[
+            Conversation(
+                dialogue.messages,
+                tools,
+                calls,
+                keeps,
+                _rendering(body),
+                shorten=body.truncation == "auto",
+                field="input",
+            )
+        ],
         sampling=Sampling(
             max_tokens=body.max_output_tokens,
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -99,6 +110,10 @@ def response_ask(order: ResponseOrder, earlier: Sequence[InputItem], items: Sequ
     )
     ask.check(1)
     return ask
+
+
+def _rendering(body: ResponseBody) -> Rendering:
+    return Rendering(variables=effort(body.reasoning.effort, "reasoning.effort") if body.reasoning else ())
 
 
 def _logprobs(order: ResponseOrder) -> int | None:

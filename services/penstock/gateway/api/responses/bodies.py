@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from penstock.gateway.api.extension import CacheControl, Extension
 from penstock.gateway.api.fields import ABSENT, accepted, honoured, refused
+from penstock.gateway.api.openai.bodies import EFFORT
 from penstock.gateway.api.reader import BodyReader
 
 _OTHER_MEDIA = "send parts of type input_text"
@@ -84,7 +85,7 @@ class TextBody(msgspec.Struct, forbid_unknown_fields=True):
 class ReasoningBody(msgspec.Struct, forbid_unknown_fields=True):
     """`reasoning`."""
 
-    effort: Annotated[str | None, honoured("given back; the model decides by itself how long it thinks")] = None
+    effort: Annotated[str | None, honoured(f"any word; {EFFORT}")] = None
     summary: Annotated[str | None, honoured("given back; reasoning is given in full")] = None
     generate_summary: Annotated[Raw, accepted("reasoning is given in full")] = ABSENT
     context: Annotated[Raw, refused("", "auto", "all_turns")] = ABSENT
@@ -130,7 +131,9 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_retention: Annotated[Raw, accepted("blocks are kept as long as they are worth it")] = ABSENT
     prompt_cache_options: Annotated[Raw, accepted("blocks are kept as long as they are worth it")] = ABSENT
     max_tool_calls: Annotated[Raw, accepted("counts calls of built-in tools, of which there are none")] = ABSENT
-    truncation: Annotated[Raw, refused("a prompt that is too long is an error", "disabled")] = ABSENT
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, honoured("auto: the oldest items of an input that is too long are left out")
+    ] = None
     background: Annotated[Raw, refused("", False)] = ABSENT
     conversation: Annotated[Raw, refused("send previous_response_id")] = ABSENT
     prompt: Annotated[Raw, refused("send instructions and input")] = ABSENT

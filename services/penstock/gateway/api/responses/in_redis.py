@@ -10,18 +10,18 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import redis.asyncio
-from redis.exceptions import RedisError
 
 from penstock.errors import Unavailable
 from penstock.gateway.api.responses.store import StoreBounds, StoredResponse
-from penstock.runtime.config import ConfigError
+from penstock.gateway.redis_client import asked, open_redis
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 _ROOT = "penstock:responses"
-_PATIENCE_S = 2.0
 _PACK = msgspec.msgpack.Encoder()
 _UNPACK = msgspec.msgpack.Decoder(StoredResponse)
 
@@ -97,7 +97,7 @@ return there
 class RedisResponses:
     """The responses of all gateways at one Redis. Made by `open_redis_responses`."""
 
-    def __init__(self, client: redis.asyncio.Redis, bounds: StoreBounds) -> None:
+    def __init__(self, client: Redis, bounds: StoreBounds) -> None:
         self._bounds = bounds
         self._put = client.register_script(_PUT)
         self._take = client.register_script(_TAKE)
@@ -121,14 +121,14 @@ class RedisResponses:
         bounds = self._bounds
         most = (bounds.tenant_count, bounds.tenant_bytes, bounds.count, bounds.bytes)
         what = (_digest(tenant), response.id, _PACK.encode(response), response.size, *self._times(), *most)
-        await _asked(self._put(keys=[_ROOT], args=what))
+        await _wanted(self._put(keys=[_ROOT], args=what))
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Forgets a response; whether it was there. Raises Unavailable."""
-        return bool(await _asked(self._delete(keys=[_ROOT], args=(_digest(tenant), id))))
+        return bool(await _wanted(self._delete(keys=[_ROOT], args=(_digest(tenant), id))))
 
     async def _find(self, tenant: str, ids: Sequence[str]) -> list[StoredResponse | None]:
-        values = await _asked(self._take(keys=[_ROOT], args=(_digest(tenant), *self._times(), *ids)))
+        values = await _wanted(self._take(keys=[_ROOT], args=(_digest(tenant), *self._times(), *ids)))
         return [_UNPACK.decode(value) if value else None for value in values]
 
     def _times(self) -> tuple[int, int]:
@@ -139,22 +139,14 @@ class RedisResponses:
 @asynccontextmanager
 async def open_redis_responses(url: str, bounds: StoreBounds) -> AsyncIterator[RedisResponses]:
     """The store at a Redis for the length of the block. It need not be reachable yet. Raises ConfigError."""
-    try:
-        client = redis.asyncio.Redis.from_url(
-            url, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S, decode_responses=False
-        )
-    except ValueError as error:
-        raise ConfigError("responses_store", "redis", str(error)) from None
-    try:
+    async with open_redis("responses_store", url) as client:
         yield RedisResponses(client, bounds)
-    finally:
-        await client.aclose()
 
 
-async def _asked(call: Awaitable[Any]) -> Any:
+async def _wanted(call: Awaitable[Any]) -> Any:
     try:
-        return await call
-    except (RedisError, OSError):
+        return await asked(call)
+    except OSError:
         what = "the store of responses cannot be reached; try again, or send store: false and the whole input"
         raise Unavailable(what, code="store_unavailable", retry_after=1) from None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from penstock.gateway.api.responses.in_redis import open_redis_responses
 from penstock.gateway.api.responses.store import MemoryResponses, ResponseStore, StoreBounds
 from penstock.gateway.config import GatewayConfig
-from penstock.runtime.config import ConfigError
 
 
 @asynccontextmanager
@@ -23,9 +23,5 @@ async def open_responses(config: GatewayConfig) -> AsyncIterator[ResponseStore]:
     if config.responses_store == "memory":
         yield MemoryResponses(bounds)
         return
-    try:
-        from penstock.gateway.api.responses.in_redis import open_redis_responses
-    except ImportError:
-        raise ConfigError("responses_store", "redis", "needs a package: pip install 'penstock[redis]'") from None
     async with open_redis_responses(config.responses_store, bounds) as store:
         yield store

@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.gateway.api.inquiry import Json
-from penstock.gateway.api.openai.shapes import logprob_entries, own_usage
+from penstock.gateway.api.inquiry import Json, Style, encode
+from penstock.gateway.api.openai.shapes import error_json, logprob_entries, own_usage
 from penstock.gateway.api.responses.asks import ENCRYPTED, ResponseOrder
 from penstock.gateway.api.responses.items import sealed
+from penstock.gateway.api.template import HOLE, template
 from penstock.gateway.completing.delta import Delta, Segment
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 
+STYLE = Style(error=error_json, named=True)
 _PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}
 
 
@@ -34,6 +36,11 @@ class ResponseShape:
         self._number = 0
         self._output: list[Json] = []
         self._open: Segment | None = None
+        """What the last item is, without its text; None when it is done."""
+        self._texts: list[str] = []
+        """Its text so far."""
+        self._template: bytes | None = None
+        """The event by which it grows, when it is a message without logprobs."""
         self._finish = "stop"
         self.response = {"id": f"resp_{id}", "object": "response", "created_at": created, **_echo(order, ask)}
 
@@ -60,11 +67,19 @@ class ResponseShape:
         for segment in delta.segments:
             if self._open is None or (self._open.kind, self._open.call) != (segment.kind, segment.call):
                 events += self._close("completed") + self._begin(segment, delta)
-            self._open.text += segment.text  # type: ignore[union-attr]
+            self._texts.append(segment.text)
             if segment.text:
                 events.append(self._delta(segment, logprobs if segment.kind == "content" else []))
         self._finish = delta.finish or self._finish
         return events
+
+    def text(self, delta: Delta) -> bytes | None:
+        """The event for a plain delta that goes on with a message."""
+        if self._template is None or not delta.plain:
+            return None
+        self._texts.append(delta.content)
+        number, self._number = self._number, self._number + 1
+        return self._template % (b"%d" % number, encode(delta.content))
 
     def end(self, usage: Usage) -> list[Json]:
         """Ends the last item and the response."""
@@ -109,6 +124,10 @@ class ResponseShape:
         events = [self._event("response.output_item.added", output_index=at, item=dict(item))]
         if segment.kind != "call":
             events.append(self._placed("response.content_part.added", content_index=0, part=self._part("", [])))
+        if segment.kind == "content" and self._logprobs is None:
+            grown = {**self._delta(Segment("content", HOLE), []), "sequence_number": HOLE}
+            self._number -= 1  # that was no event
+            self._template = template(STYLE.written([grown]))
         return events
 
     def _delta(self, segment: Segment, logprobs: list[Json]) -> Json:
@@ -122,7 +141,8 @@ class ResponseShape:
         """Ends the open item."""
         if self._open is None:
             return []
-        text, item = self._open.text, self._output[-1]
+        text, item = "".join(self._texts), self._output[-1]
+        self._texts, self._template = [], None
         item["status"] = status
         if self._open.kind == "call":
             item["arguments"] = text
@@ -212,7 +232,7 @@ def _echo(order: ResponseOrder, ask: Ask) -> Json:
         "tools": tools,
         "top_logprobs": ask.sampling.logprobs or 0,
         "top_p": ask.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }

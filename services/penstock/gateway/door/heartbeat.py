@@ -1,0 +1,43 @@
+"""A timer for silences."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Heartbeat:
+    """Beats when nothing was heard for a while. Its timer is moved when it is due, not with every sound."""
+
+    def __init__(self, every_s: float, beat: Callable[[], None]) -> None:
+        self._every_s = every_s
+        self._beat = beat
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(every_s, self._due)
+
+    def heard(self) -> None:
+        """Begins the silence anew."""
+        self._last = self._loop.time()
+
+    def close(self) -> None:
+        """Stops."""
+        self._timer.cancel()
+
+    def _due(self) -> None:
+        left = self._last + self._every_s - self._loop.time()
+        if left <= 0:
+            self._beat()
+            self._last, left = self._loop.time(), self._every_s
+        self._timer = self._loop.call_later(left, self._due)
+
+
+@contextmanager
+def heartbeat(every_s: float, beat: Callable[[], None]) -> Iterator[Heartbeat]:
+    """For the length of the block `beat` is called after each `every_s` seconds in which nothing was heard."""
+    found = Heartbeat(every_s, beat)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,152 @@
+"""The tokens of all calls to one decode worker, in one stream: see `Decode.Listen`.
+
+The stream's reader hands each token to the call's receiver by a plain call: no task of a request wakes for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+
+import grpc
+import structlog
+
+from penstock.gateway.mesh import wire
+from penstock.gateway.request.work import Gain, Receiver
+from penstock.runtime.tasks import Failed, being_cancelled, end, start
+from penstock.v1 import decode_pb2, decode_pb2_grpc
+
+_TURN = 64
+"""Tokens that are handed out in one turn of the event loop: others have theirs between."""
+
+
+Broken = Callable[[grpc.aio.AioRpcError | None], object]
+
+
+class HeardCall:
+    """One call that names the listener."""
+
+    def __init__(self, number: int, receiver: Receiver, broken: Broken) -> None:
+        self.number = number
+        self.token = receiver.token
+        self.apart = False
+        """Its events come on its own stream, not on the listener's."""
+        self._report = receiver.report
+        self._broken = broken
+        self._context = copy_context()  # the request's, for what is logged
+        self._last = asyncio.Event()
+
+    def report(self, gain: Gain) -> None:
+        """Hands on what came for the call."""
+        self._context.run(self._report, gain)
+        if gain.finish is not None:
+            self._last.set()
+
+    async def last(self) -> None:
+        """For a call that has ended well: returns when all that it has sent to the listener has come, or is lost."""
+        if not self.apart:
+            await self._last.wait()
+
+    def over(self) -> None:
+        """Nothing more will come from the listener."""
+        self._last.set()
+
+    def lose(self, error: grpc.aio.AioRpcError | None) -> None:
+        """The listener's stream has broken, and what the call has sent on it is lost."""
+        if not self.apart and not self._last.is_set():
+            self._broken(error)
+        self.over()
+
+
+class Listening:
+    """The stream of one worker. It may end by itself; then it hears nothing more."""
+
+    def __init__(self, channel: grpc.aio.Channel, failed: Failed) -> None:
+        """Opens the stream. `failed` counts defects."""
+        self.name = secrets.token_hex(16)
+        self.ended = False
+        self._calls: dict[int, HeardCall] = {}
+        self._numbers = itertools.count(1)
+        self._stood = False
+        """The worker has this listener; calls may use it."""
+        self._log = structlog.get_logger("penstock.gateway")
+        none = Context()  # it works for many requests
+        asked = decode_pb2.ListenRequest(listener=self.name)
+        self._stream = none.run(decode_pb2_grpc.DecodeStub(channel).Listen, asked)  # now: before the first call
+        self._reader = none.run(start, self._read, name="listener", on_failure="log", failed=failed)
+
+    @contextmanager
+    def call(self, receiver: Receiver, broken: Broken) -> Iterator[HeardCall]:
+        """A call that names this listener, for the length of the block. `broken` is called when the stream breaks with
+        events of the call on it; its argument is the error, if there was one."""
+        call = HeardCall(next(self._numbers), receiver, broken)
+        self._calls[call.number] = call
+        if self.ended:
+            call.over()
+        try:
+            yield call
+        finally:
+            del self._calls[call.number]
+
+    @property
+    def used(self) -> bool:
+        """Whether a call names it."""
+        return bool(self._calls)
+
+    def leave(self) -> None:
+        """Ends the stream; its reader ends soon."""
+        self._stream.cancel()
+
+    async def close(self) -> None:
+        """Ends the stream and its reader."""
+        self._stream.cancel()
+        await end(self._reader)
+
+    async def _read(self) -> None:
+        error: grpc.aio.AioRpcError | None = None
+        try:
+            async for batch in self._stream:
+                self._stood = True  # the first one is empty, and says so
+                await self._hand_out(batch)
+        except grpc.aio.AioRpcError as caught:
+            error = caught
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                self._log.warning("the stream of a worker's tokens broke", calls=len(self._calls), code=error.code())
+        except asyncio.CancelledError:  # also how a stream tells that it was torn down under its reader
+            if being_cancelled():
+                raise
+        finally:
+            self._stream.cancel()
+            self.ended = True
+            for call in list(self._calls.values()):
+                if self._stood:
+                    call.lose(error)
+                else:
+                    call.over()
+
+    async def _hand_out(self, batch: decode_pb2.TokenBatch) -> None:
+        tokens = list(zip(batch.calls, batch.indices, batch.ids, strict=True))
+        self._give(tokens[:_TURN])
+        for first in range(_TURN, len(tokens), _TURN):
+            await asyncio.sleep(0)
+            self._give(tokens[first : first + _TURN])
+        for counts in batch.drafts:
+            self._report(counts.call, wire.drafts_gain(counts))
+        for sent in batch.events:
+            self._report(sent.call, wire.decode_gain(sent.event))
+
+    def _give(self, tokens: Sequence[tuple[int, int, int]]) -> None:
+        calls = self._calls
+        for number, index, id in tokens:
+            call = calls.get(number)  # one that has left may still be sent tokens
+            if call is not None:
+                call.token(index, id)
+
+    def _report(self, number: int, gain: Gain) -> None:
+        call = self._calls.get(number)
+        if call is not None:
+            call.report(gain)

@@ -1,0 +1,141 @@
+"""The gateway's listeners: what comes on them, what becomes of calls when they break, and workers without them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.gateway.mesh.listening import Listening
+
+HELLO = [{"role": "user", "content": "hi"}]
+TEXT = "The quick brown fox."
+
+
+async def ask(setup, **body):
+    answer = await setup.client.chat.completions.create(model="tiny", messages=HELLO, **body)
+    return [choice.message.content for choice in answer.choices], answer.usage
+
+
+class Nobody:
+    """A receiver of nothing."""
+
+    def token(self, index, id): ...
+
+    def report(self, gain): ...
+
+
+@pytest.fixture
+async def standing(setup):
+    """The worker has the gateway's listener, and keeps it while the test runs: whose first event is ready before has
+    its tokens on its own stream."""
+    lent = setup.gateway.reception.models.first._workers
+    with (
+        lent.listening(setup.mesh.decodes[0].address) as listening,
+        listening.call(Nobody(), lambda _error: None),
+    ):
+        async with asyncio.timeout(10):
+            while not listening._stood:
+                await asyncio.sleep(0)
+        yield setup
+
+
+def arrays(worker):
+    return [set(batch.calls) for batch in worker.batches if batch.calls]
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_tokens_come_on_the_listener(setup, standing, prefill, batch):
+    said = TEXT * 3
+    setup.says(said)
+    setup.script.prefill, setup.script.batch = prefill, batch
+    [text], usage = await ask(setup)
+    worker = setup.mesh.decodes[0]
+    assert (text, usage.completion_tokens) == (said, len(setup.ids(said)) + 1)
+    assert usage.model_dump()["penstock"]["drafted_tokens"] == 8
+    sent = [event.event for sent in worker.batches for event in sent.events]
+    total = sum(len(found.ids) for found in worker.batches) + sum(len(event.tokens) for event in sent)
+    assert arrays(worker) and sent[-1].finish
+    assert total == usage.completion_tokens - prefill
+    await setup.mesh.until(lambda: not worker.live and not setup.mesh.router.live)
+
+
+async def test_logprobs_come_on_the_listener(setup, standing):
+    answer = await setup.client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, top_logprobs=2, max_tokens=5
+    )
+    found = answer.choices[0].logprobs.content
+    assert [one.logprob for one in found] == [-0.25 * number for number in range(1, 6)]
+    assert [len(one.top_logprobs) for one in found] == [2] * 5
+    assert not arrays(setup.mesh.decodes[0]) and setup.mesh.decodes[0].batches
+
+
+async def test_many_calls_share_one_listener_and_a_message(setup, standing):
+    """All of them wait for the same gate, and then have a token at the same time."""
+    setup.script.hang = True
+    asking = asyncio.create_task(ask(setup, n=4))
+    worker = setup.mesh.decodes[0]
+    await setup.mesh.until(lambda: worker.live == 4)
+    assert worker.listening == 1
+    setup.script.gate.set()
+    texts, _ = await asking
+    assert texts == [TEXT] * 4
+    assert max(map(len, arrays(worker))) > 1
+
+
+async def test_a_worker_without_listeners_uses_the_calls_own_stream(setup):
+    setup.script.listens = False
+    [text], usage = await ask(setup)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    assert len(setup.mesh.router.asks) == 1 and not setup.mesh.decodes[0].batches
+
+
+async def test_a_broken_listener_moves_its_calls(setup, standing):
+    setup.script.hang = True
+    asking = [asyncio.create_task(ask(setup)) for _ in range(3)]
+    worker = setup.mesh.decodes[0]
+    await setup.mesh.until(lambda: worker.live == 3)
+    setup.script.hang = False
+    worker.cut.set()
+    for [text], usage in await asyncio.gather(*asking):
+        assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    assert [list(asked.avoid) for asked in setup.mesh.router.asks[3:]] == [["decode-0"]] * 3
+    await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
+async def test_a_broken_listener_is_opened_again(setup):
+    """Its last user has not left the channel: the next call there has a listener all the same."""
+    setup.script.listens = False
+    setup.script.hang = True
+    first = asyncio.create_task(ask(setup))
+    worker = setup.mesh.decodes[0]
+    await setup.mesh.until(lambda: worker.live == 1)
+    setup.script.listens, setup.script.hang = True, False
+    await ask(setup)
+    assert arrays(worker)
+    setup.script.gate.set()
+    [text], _ = await first
+    assert text == TEXT
+
+
+async def test_a_defect_of_the_reader_moves_its_calls_and_is_counted(setup, standing, monkeypatch):
+    hand_out, failed = Listening._hand_out, []
+
+    async def once(listening, batch):
+        if batch.ids and not failed:
+            failed.append(batch)
+            raise ZeroDivisionError
+        await hand_out(listening, batch)
+
+    monkeypatch.setattr(Listening, "_hand_out", once)
+    registry, counted = setup.gateway.metrics.registry, {"task": "listener"}
+    before = registry.get_sample_value("penstock_task_failures_total", counted) or 0
+    with capture_logs() as lines:
+        [text], usage = await ask(setup)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    assert [list(asked.avoid) for asked in setup.mesh.router.asks] == [[], ["decode-0"]]
+    assert registry.get_sample_value("penstock_task_failures_total", counted) == before + 1
+    assert [line["event"] for line in lines if line.get("task") == "listener"] == ["background task failed"]
+    await setup.mesh.until(lambda: setup.mesh.live == 0)
