@@ -40,6 +40,8 @@ async def _run(options: MeshOptions, view: View) -> int:
     console = Console(highlight=False, soft_wrap=True)
     script = demo_script()
     console.print("[bold]A whole mesh on this machine[/]: one process per service, a real model, real tokens")
+    if options.prefill and not options.aggregated:
+        console.print("[dim]prefill and decode have workers of their own, to show the hand-off[/]")
     async with running_mesh(options, view) as mesh:
         view.ready()
         console.print(f"[dim]{mesh.url}, model {options.model_name}[/]\n")
@@ -111,7 +113,7 @@ def summary(exchanges: Sequence[Exchange]) -> str:
     accepted = sum(exchange.accepted for exchange in exchanges)
     took = sum(exchange.total_s for exchange in exchanges)
     return (
-        f"[bold]{cached} of {prompt}[/] prompt tokens ({cached / max(1, prompt):.0%}) were fetched, not recomputed; "
+        f"[bold]{cached} of {prompt}[/] prompt tokens ({cached / max(1, prompt):.0%}) were reused, not recomputed; "
         f"[bold]{accepted} of {output}[/] output tokens came from the draft; {took:.1f} s in all."
     )
 

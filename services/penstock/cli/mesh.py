@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from penstock.checkpoint import ModelConfig, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.hub import model_directory, public_name
 from penstock.cli.ports import Ports
-from penstock.engine.checks import check_model
+from penstock.engine.checks import settled
 from penstock.engine.config import EngineSettings, kv_token_bytes
 from penstock.models import NAMES
 from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
@@ -31,7 +31,7 @@ from penstock.runtime.config import (
     one_of,
     within,
 )
-from penstock.runtime.cores import Share, format_cores, host_shares
+from penstock.runtime.cores import Share, available_cores, format_cores, have_own_cores, host_shares
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 """The order of stopping: no service loses another that it still needs."""
@@ -65,8 +65,9 @@ class MeshOptions:
     """How the model writes tool calls, see docs/design/tool-calls.md. Default: as its chat template shows."""
     draft: str = ""
     """What drafts: a model directory or name, ngram, or none. Default: the draft of an embedded model, else none."""
-    prefill: int = 1
-    """Number of prefill workers."""
+    prefill: int | None = None
+    """Number of prefill workers. Default: 1 where prefill and decode have cores of their own, two or more each, else as
+    with aggregated."""
     decode: int = 1
     """Number of decode workers."""
     aggregated: bool = False
@@ -81,6 +82,8 @@ class MeshOptions:
     """GPU memory for cached KV, for example 2GiB; 0: none."""
     engine: Annotated[EngineSettings, Parameter(name="*")] = field(default_factory=EngineSettings)
     """How the workers compute."""
+    drain_s: float = 5.0
+    """Seconds that running requests get to end when the mesh stops."""
     hung_s: float = 30.0
     """Seconds after which a service that answers no health check is killed and started again; 0: never."""
     stuck_s: float = 120.0
@@ -90,10 +93,11 @@ class MeshOptions:
     """Least severe lines of the services to show: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        within(self, 0, 256, "prefill")
+        if self.prefill is not None:
+            within(self, 0, 256, "prefill")
         within(self, 1, 256, "decode")
         within(self, 0, 65535, "port", "grpc_port")
-        at_least(self, 0, "hung_s", "stuck_s")
+        at_least(self, 0, "drain_s", "hung_s", "stuck_s")
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
         check_nvme("--kv-nvme-dir", self.kv_nvme_dir, "--kv-nvme-bytes", self.kv_nvme_bytes)
         check_gpu_bytes("--kv-gpu-bytes", self.kv_gpu_bytes)
@@ -112,6 +116,11 @@ class MeshOptions:
         return public_name(self.model)
 
     @property
+    def undecided(self) -> bool:
+        """Whether the machine decides if prefill and decode have workers of their own."""
+        return not self.aggregated and self.prefill is None
+
+    @property
     def draft_model(self) -> str:
         """A model directory or name, `ngram` or `none`."""
         if self.draft:
@@ -125,6 +134,8 @@ class DemoOptions(MeshOptions):
 
     port: int = 0
     """Port of the HTTP API on 127.0.0.1; 0 picks a free port."""
+    prefill: int | None = 1
+    """Number of prefill workers: the hand-off to decode is part of what is shown."""
 
 
 @dataclass(frozen=True)
@@ -134,20 +145,22 @@ class MeshPlan:
     url: str
     children: tuple[ChildSpec, ...]
     grpc: str = ""
+    note: str = ""
+    """What was decided by the machine, for the user; empty: nothing."""
 
 
 def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
     """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
+    options, note = _decided(options)
     model = model_directory("model", options.model)
     checkpoint = inspect(model)
-    check_model(options.engine, checkpoint.config)
-    _check_tiers(options, checkpoint.config)
+    _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
     http = _address("port", options.host, options.port, ports)
     grpc = _address("grpc_port", options.host, options.grpc_port, ports)
     router, store = ports.reserve(), ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
     weights = sum(file.stat().st_size for file in checkpoint.weight_files)
-    doors = ("--http-address", http, "--grpc-address", grpc, *_door(options))
+    doors = ("--http-address", http, "--grpc-address", grpc, "--drain-s", str(options.drain_s), *_door(options))
     name = ("--model-name", options.model_name)
     engine = arguments(options.engine, _SAID)
     worker = ("--router", router, "--kvstore", store, "--model", str(model), *name, *engine)
@@ -160,14 +173,27 @@ def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
         _child(options, "gateway", _GATEWAY, *doors, "--router", router, "--model-dir", str(model), *name),
     ]
     scheme = "https" if options.tls_cert else "http"
-    return MeshPlan(f"{scheme}://{_reachable(http)}", tuple(children), _reachable(grpc))
+    return MeshPlan(f"{scheme}://{_reachable(http)}", tuple(children), _reachable(grpc), note)
+
+
+def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
+    """The options with what they leave to the machine, and what that is. On cores that they share, and on one GPU, a
+    prefill and a decode worker only wait for each other."""
+    if not options.undecided:
+        return options, ""
+    on_cpu = options.engine.device == "cpu"
+    if on_cpu and have_own_cores(1 + options.decode):
+        return replace(options, prefill=1), "prefill and decode are workers of their own; --aggregated makes them one"
+    where = f"{available_cores()} cores" if on_cpu else "one device"
+    what = f"one worker is prefill and decode: on {where} two would wait for each other"
+    return replace(options, aggregated=True), f"{what}; --prefill 1 makes them two"
 
 
 def _workers(
     options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft: str | None, weights: int
 ) -> Iterator[ChildSpec]:
     """`weights`: bytes of the model."""
-    prefill = 0 if options.aggregated else options.prefill
+    prefill = 0 if options.aggregated or options.prefill is None else options.prefill
     shared = iter(host_shares(prefill + options.decode, weights))
     for number in range(prefill):
         own = _cores(options, next(shared))
@@ -217,9 +243,8 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
     )
 
 
-def _check_tiers(options: MeshOptions, shape: ModelConfig) -> None:
+def _check_tiers(options: MeshOptions, engine: EngineSettings, shape: ModelConfig) -> None:
     """A tier holds a few blocks at least. Raises ConfigError."""
-    engine = options.engine
     token_bytes = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
         check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), engine.block_size * token_bytes)

@@ -43,7 +43,7 @@ class Exchange:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens by the tier that they were fetched from."""
+    """Prompt tokens by the tier where their KV was."""
     drafted: int = 0
     accepted: int = 0
     decode_s: float = 0.0

@@ -17,6 +17,8 @@ from penstock.cli.view import View
 
 _PROBE_S = 0.03
 _PROBE_PATIENCE_S = 2.0
+_STOP_S = 10.0
+"""Seconds to stop beyond the drain: errors have to reach their clients, and files the disk."""
 _INTERRUPTED = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -29,7 +31,8 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPl
     """
     with reserved_ports() as ports:
         plan = plan_mesh(options, ports)
-        patience = Patience(hung_s=options.hung_s, stuck_s=options.stuck_s)
+        view.note(plan.note)
+        patience = Patience(stop_s=options.drain_s + _STOP_S, hung_s=options.hung_s, stuck_s=options.stuck_s)
         async with supervised(plan.children, view.change, view.line, patience) as supervisor:
             with _cancelled_by_signals(view.interrupted, supervisor.kill):
                 await supervisor.ready()

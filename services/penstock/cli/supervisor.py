@@ -20,6 +20,9 @@ from penstock.cli.child import Child, ChildSpec, Values, running
 from penstock.cli.liveness import silence, stuck
 from penstock.runtime.tasks import beside, first_of
 
+_AWHILE_S = 1.0
+"""Seconds after which it is said who has not stopped yet."""
+
 
 class ChildState(Enum):
     """State of one child process."""
@@ -31,6 +34,10 @@ class ChildState(Enum):
     STUCK = "stuck"
     """It has said for too long that it is stuck and is being killed."""
     DOWN = "down"
+    STOPPING = "stopping"
+    """It was asked to stop a while ago and still runs."""
+    UNSTOPPED = "unstopped"
+    """It has not stopped in time and is being killed."""
     STOPPED = "stopped"
 
 
@@ -184,9 +191,18 @@ class Supervisor:
     async def _ended_or_killed(self, children: list[Child]) -> None:
         async with asyncio.TaskGroup() as tasks:
             ends = [tasks.create_task(child.ended()) for child in children]
-            if ends:
-                await asyncio.wait(ends, timeout=self._patience.stop_s)
-            for child, end in zip(children, ends, strict=True):
+            found = list(zip(children, ends, strict=True))
+            awhile = min(_AWHILE_S, self._patience.stop_s)
+            for state, seconds in (
+                (ChildState.STOPPING, awhile),
+                (ChildState.UNSTOPPED, self._patience.stop_s - awhile),
+            ):
+                if ends:
+                    await asyncio.wait(ends, timeout=seconds)
+                for child, end in found:
+                    if not end.done():
+                        self._on_change(ChildChange(child.spec.name, state))
+            for child, end in found:
                 if not end.done():
                     child.kill()
 

@@ -18,6 +18,8 @@ _MARKS = {
     ChildState.HUNG: "[red]✗[/]",
     ChildState.STUCK: "[red]✗[/]",
     ChildState.DOWN: "[red]✗[/]",
+    ChildState.STOPPING: "[dim]○[/]",
+    ChildState.UNSTOPPED: "[red]✗[/]",
     ChildState.STOPPED: "[dim]·[/]",
 }
 
@@ -44,6 +46,10 @@ class View:
             self._console.print(f"[red]{change.name} does not answer and is killed[/]")
         elif change.state is ChildState.STUCK:
             self._console.print(f"[red]{change.name} says that it is stuck and is killed[/]")
+        elif change.state is ChildState.STOPPING:
+            self._console.print(f"[dim]waiting for {change.name} to stop[/]")
+        elif change.state is ChildState.UNSTOPPED:
+            self._console.print(f"[red]{change.name} has not stopped in time and is killed[/]")
         elif change.state is ChildState.DOWN:
             self._console.print(f"[red]{change.name} ended with {describe_exit(change.exit_code or 0)}[/]")
             self.tail(change.name, change.tail)
@@ -68,6 +74,11 @@ class View:
         """The last lines of a child that has ended."""
         for line in lines[-_SHOWN_TAIL:]:
             self._console.print(f"  [dim]{name}[/] {escape(plain(line))}", soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Something that the user should know; empty: nothing."""
+        if text:
+            self._console.print(f"[dim]{escape(text)}[/]", soft_wrap=True)
 
     def ready(self, hint: str = "") -> None:
         """All is up; `hint` says what to do next."""

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.cli.mesh import MeshOptions, plan_mesh
+from penstock.cli.mesh import DemoOptions, MeshOptions, plan_mesh
 from penstock.cli.ports import PortTaken, reserved_ports
 from penstock.engine.config import EngineSettings
 from penstock.models import NAMES, embedded
@@ -167,7 +168,8 @@ def test_a_wrong_option_is_named(arguments: tuple[str, ...], field: str) -> None
 
 def test_kv_of_another_type_is_every_workers() -> None:
     with reserved_ports() as ports:
-        children = plan_mesh(MeshOptions(port=0, engine=EngineSettings(kv_dtype="int8"), decode=2), ports).children
+        options = MeshOptions(port=0, prefill=1, engine=EngineSettings(kv_dtype="int8"), decode=2)
+        children = plan_mesh(options, ports).children
         commands = {child.name: " ".join(child.command) for child in children}
     asked = {name for name, command in commands.items() if command.count("--kv-dtype int8")}
     assert asked == {"prefill-0", "decode-0", "decode-1"}
@@ -226,7 +228,7 @@ def names(**options: object) -> list[str]:
 
 
 def test_the_processes_of_a_mesh() -> None:
-    assert names() == ["prefill-0", "decode-0", "draft", "router", "kvstore", "gateway"]
+    assert names(prefill=1) == ["prefill-0", "decode-0", "draft", "router", "kvstore", "gateway"]
     assert names(prefill=2, decode=3, draft="none") == [
         *("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"),
         *("router", "kvstore", "gateway"),
@@ -234,9 +236,41 @@ def test_the_processes_of_a_mesh() -> None:
     assert names(aggregated=True, prefill=2, draft="ngram") == ["decode-0", "draft", "router", "kvstore", "gateway"]
 
 
+@pytest.mark.parametrize(
+    ("found", "options", "workers", "note"),
+    [
+        (2, {}, ["decode-0"], "one worker is prefill and decode: on 2 cores two would wait"),
+        (5, {}, ["decode-0"], "on 5 cores"),
+        (6, {}, ["prefill-0", "decode-0"], "workers of their own; --aggregated makes them one"),
+        (6, {"decode": 2}, ["decode-0", "decode-1"], "on 6 cores"),
+        (8, {"decode": 2}, ["prefill-0", "decode-0", "decode-1"], "workers of their own"),
+        (64, {"engine": EngineSettings(device="cuda")}, ["decode-0"], "on one device two would wait"),
+        (2, {"prefill": 1}, ["prefill-0", "decode-0"], ""),
+        (64, {"aggregated": True}, ["decode-0"], ""),
+    ],
+)
+def test_the_machine_decides_whether_prefill_has_workers_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, found: int, options: dict[str, Any], workers: list[str], note: str
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(found)))
+    monkeypatch.setattr(cores, "_quota", lambda _: None)
+    with reserved_ports() as ports:
+        plan = plan_mesh(MeshOptions(port=0, **options), ports)
+    assert [child.name for child in plan.children if child.name[-1].isdigit()] == workers
+    assert note in plan.note and bool(note) == bool(plan.note)
+    roles = {child.command[child.command.index("--role") + 1] for child in plan.children if "--role" in child.command}
+    assert roles == {"decode" if "prefill-0" in workers else "both"}
+
+
+def test_the_demo_shows_the_hand_off_on_every_machine() -> None:
+    with reserved_ports() as ports:
+        plan = plan_mesh(DemoOptions(), ports)
+    assert [child.name for child in plan.children][:2] == ["prefill-0", "decode-0"] and not plan.note
+
+
 def test_everybody_is_told_the_same_addresses() -> None:
     with reserved_ports() as ports:
-        plan = plan_mesh(MeshOptions(port=0), ports)
+        plan = plan_mesh(MeshOptions(port=0, prefill=1), ports)
     commands = {child.name: child.command for child in plan.children}
 
     def option(name: str, flag: str) -> str:
@@ -271,7 +305,7 @@ def test_workers_are_told_their_threads_and_cores(monkeypatch: pytest.MonkeyPatc
 
 def test_workers_are_told_their_device() -> None:
     with reserved_ports() as ports:
-        plan = plan_mesh(MeshOptions(port=0, engine=EngineSettings(device="cuda:1", dtype="float8")), ports)
+        plan = plan_mesh(MeshOptions(port=0, prefill=1, engine=EngineSettings(device="cuda:1", dtype="float8")), ports)
     for child in plan.children[:2]:
         line = child.command
         assert line[line.index("--device") + 1] == "cuda:1" and line[line.index("--dtype") + 1] == "float8"

@@ -71,6 +71,7 @@ async def test_a_child_that_hangs_is_killed() -> None:
         await supervisor.ready()
         pid = supervisor.pids()["a"]
     assert not alive(pid)
+    assert [change.state.value for change in seen.changes][2:] == ["stopping", "unstopped", "stopped"]
 
 
 async def test_a_child_that_stops_answering_is_killed_and_comes_back() -> None:
