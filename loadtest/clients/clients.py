@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.clients.install import NODE, installed, interpreter, place
-from loadtest.clients.served import MODEL
+from loadtest.clients.install import installed, interpreter, of_node, place
+from loadtest.clients.served import MODEL, Doors
 
 CASES = Path(__file__).parent / "cases"
 OK = "ok"
@@ -26,21 +26,40 @@ class Client:
     name: str
     environment: str
     file: str
+    note: str = ""
+    """What the cases do that is not the client's default."""
 
 
 CLIENTS = (
     Client("openai, Python", "agents", "openai_python.py"),
-    Client("openai, Node", NODE, "openai_node.mjs"),
+    Client("openai, Node", "node", "openai_node.mjs"),
     Client("anthropic, Python", "agents", "anthropic_case.py"),
     Client("openai-agents, Python", "agents", "openai_agents.py"),
-    Client("@openai/agents, Node", NODE, "openai_agents_node.mjs"),
+    Client("@openai/agents, Node", "node", "openai_agents_node.mjs"),
     Client("pydantic-ai", "agents", "pydantic_ai_case.py"),
     Client("instructor", "agents", "instructor_case.py"),
     Client("langchain-openai, LangGraph", "frameworks", "langchain_case.py"),
-    Client("llama-index", "frameworks", "llama_index_case.py"),
+    Client(
+        "llama-index",
+        "frameworks",
+        "llama_index_case.py",
+        "a reader is cancelled: a stream that is closed keeps its connection",
+    ),
     Client("litellm", "frameworks", "litellm_case.py"),
-    Client("smolagents", "frameworks", "smolagents_case.py"),
-    Client("AI SDK, Node", NODE, "ai_sdk.mjs"),
+    Client(
+        "smolagents",
+        "frameworks",
+        "smolagents_case.py",
+        "the model closes its connections: a stream that is closed keeps its own",
+    ),
+    Client("AI SDK, Node", "node", "ai_sdk.mjs"),
+    Client(
+        "opencode",
+        "opencode",
+        "opencode.mjs",
+        "an agent with a short prompt: that of the default one is longer than this model's context",
+    ),
+    Client("grpc-requests, by reflection", "grpc", "grpc_case.py"),
 )
 
 
@@ -51,6 +70,7 @@ class Tried:
     client: str
     seconds: float
     versions: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
     cases: Mapping[str, str]
     """By name: `ok`, or what went wrong."""
 
@@ -60,16 +80,17 @@ class Tried:
         return bool(self.cases) and set(self.cases.values()) == {OK}
 
 
-def run(client: Client, url: str) -> Tried:
+def run(client: Client, doors: Doors) -> Tried:
     """Runs the client's cases in its environment."""
     begin = time.monotonic()
 
     def tried(cases: Mapping[str, str], versions: Mapping[str, str] | None = None) -> Tried:
-        return Tried(client=client.name, seconds=time.monotonic() - begin, versions=versions or {}, cases=cases)
+        seconds = time.monotonic() - begin
+        return Tried(client=client.name, seconds=seconds, versions=versions or {}, cases=cases, note=client.note)
 
     if not installed(client.environment):
         return tried({"start": f"not installed: python -m loadtest.clients.install {client.environment}"})
-    environment = {**os.environ, "PENSTOCK_URL": url, "PENSTOCK_MODEL": MODEL}
+    environment = {**os.environ, "PENSTOCK_URL": doors.url, "PENSTOCK_GRPC": doors.grpc, "PENSTOCK_MODEL": MODEL}
     try:
         command = (interpreter(client.environment), _where(client) / client.file)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
@@ -85,8 +106,8 @@ def run(client: Client, url: str) -> Tried:
 
 def _where(client: Client) -> Path:
     """The directory to run the file in. Node looks for modules beside the file, so it gets a copy beside them."""
-    if client.environment != NODE:
+    if not of_node(client.environment):
         return CASES
-    copy = place() / NODE / "cases"
+    copy = place() / client.environment / "cases"
     shutil.copytree(CASES, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     return copy

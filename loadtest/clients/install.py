@@ -1,8 +1,8 @@
 """Makes the clients' environments, each in a directory of its own: `python -m loadtest.clients.install [NAME ...]`.
 
-They go to $PENSTOCK_CLIENTS, else to runs/clients, and hold exactly what `environments/` pins: two of Python for the
-clients, which no resolver finds one for, one of Python for schemathesis, and one of Node. One that is
-there already is left alone.
+They go to $PENSTOCK_CLIENTS, else to runs/clients, and hold exactly what `environments/` pins. Of Python there are
+several, since no resolver finds one for all clients; those of Node are the directories with a package.json. An
+environment that was made of the same pins is left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import venv
 from pathlib import Path
 
 PINS = Path(__file__).parent / "environments"
-NODE = "node"
+_COMPLETE = ".complete"
+"""The file of an environment that says of which pins it was made; it is written last."""
 
 
 def place() -> Path:
@@ -25,33 +26,52 @@ def place() -> Path:
 
 def environments() -> list[str]:
     """Their names."""
-    return [*sorted(file.stem for file in PINS.glob("*.txt")), NODE]
+    of_python = [file.stem for file in PINS.glob("*.txt")]
+    return sorted([*of_python, *(file.parent.name for file in PINS.glob("*/package.json"))])
+
+
+def of_node(name: str) -> bool:
+    """Whether it is one of Node, and not of Python."""
+    return (PINS / name).is_dir()
 
 
 def interpreter(name: str) -> Path:
     """Runs a program in that environment."""
-    return Path(shutil.which("node") or "node") if name == NODE else place() / name / "bin" / "python"
+    return Path(shutil.which("node") or "node") if of_node(name) else place() / name / "bin" / "python"
 
 
 def installed(name: str) -> bool:
-    """Whether the environment can be used."""
-    return (place() / name / "node_modules").is_dir() if name == NODE else interpreter(name).exists()
+    """Whether the environment is there, whole, and of the present pins."""
+    try:
+        return (place() / name / _COMPLETE).read_text() == _pins(name)
+    except OSError:
+        return False
 
 
 def install(name: str) -> None:
     """Makes one environment anew. Raises CalledProcessError or OSError when that fails, and leaves nothing."""
     directory = place() / name
+    shutil.rmtree(directory, ignore_errors=True)
     try:
-        if name == NODE:
-            shutil.copytree(PINS / NODE, directory, dirs_exist_ok=True)
-            subprocess.run(("npm", "ci", "--no-audit", "--no-fund"), cwd=directory, check=True)
+        if of_node(name):
+            shutil.copytree(PINS / name, directory)
+            # Without a lock the package pins its own dependencies, which differ by platform.
+            locked = (directory / "package-lock.json").exists()
+            how = ("ci",) if locked else ("install", "--no-package-lock")
+            subprocess.run(("npm", *how, "--no-audit", "--no-fund"), cwd=directory, check=True)
         else:
-            venv.create(directory, with_pip=True, clear=True)
+            venv.create(directory, with_pip=True)
             pip = (interpreter(name), "-m", "pip", "--quiet", "install", "--no-deps")
             subprocess.run((*pip, "--requirement", PINS / f"{name}.txt"), check=True)
+        (directory / _COMPLETE).write_text(_pins(name))
     except (subprocess.CalledProcessError, OSError):
         shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def _pins(name: str) -> str:
+    files = sorted((PINS / name).glob("*.json")) if of_node(name) else [PINS / f"{name}.txt"]
+    return "".join(file.read_text() for file in files)
 
 
 def main(names: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Runs every client's cases against a mesh: `python -m loadtest.clients.run [--write] [--json] [--url URL] [NAME ...]`.
+"""Runs every client's cases against a mesh: `python -m loadtest.clients.run [--write] [--json] [NAME ...]`.
 
 A NAME is a part of a client's name, or `conformance`. The exit code is 1 when something fails.
 """
@@ -20,19 +20,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="loadtest.clients.run", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of clients' names; none: all")
     parser.add_argument("--url", default="", help="a mesh that runs already, instead of one of this run's own")
+    parser.add_argument("--grpc", default="", help="the address of its gRPC API")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}")
     options = parser.parse_args()
     chosen = [each for each in CLIENTS if not options.names or any(part in each.name for part in options.names)]
     tried = []
     conforms = None
-    with served(options.url) as url:
+    with served(options.url, options.grpc) as doors:
         for client in chosen:
-            tried.append(run(client, url))
+            tried.append(run(client, doors))
             if not options.json:
                 _show(tried[-1])
         if not options.names or conformance.ENVIRONMENT in options.names:
-            conforms = conformance.run(url)
+            conforms = conformance.run(doors.url)
             if not options.json:
                 print(conforms.sentence)
     if options.json:

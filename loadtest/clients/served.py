@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 MODEL = "penstock-mini"
 """What `penstock up` serves."""
 _STOP_S = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where a mesh is asked."""
+
+    url: str
+    """Of its HTTP APIs, without /v1."""
+    grpc: str
+    """The address of its gRPC API; empty: not known."""
+
+
 @contextmanager
-def served(url: str = "") -> Iterator[str]:
-    """The URL of a mesh of processes with the embedded model, which ends with the block; or the URL that is given."""
+def served(url: str = "", grpc: str = "") -> Iterator[Doors]:
+    """A mesh of processes with the embedded model, which ends with the block; or the mesh at the addresses given."""
     if url:
-        yield url.rstrip("/")
+        yield Doors(url.rstrip("/"), grpc)
         return
-    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0")
+    grpc = f"127.0.0.1:{_free_port()}"
+    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--grpc-port", grpc.rpartition(":")[2])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mesh:
         try:
-            yield _ready(mesh)
+            yield Doors(_ready(mesh), grpc)
         finally:
             mesh.terminate()
             try:
                 mesh.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 mesh.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+    return port
 
 
 def _ready(mesh: subprocess.Popen[str]) -> str:

@@ -2,7 +2,9 @@
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { CITIES, HISTORY, KEY, MODEL, SESSION, URL_, WEATHER, check, report, version } from "./case.mjs";
+import {
+  CITIES, ENDLESS, HISTORY, KEY, MODEL, SESSION, URL_, WEATHER, begun, check, leaving, report, version,
+} from "./case.mjs";
 
 const provider = createOpenAICompatible({
   name: "penstock", baseURL: `${URL_}/v1`, apiKey: KEY, includeUsage: true, supportsStructuredOutputs: true,
@@ -41,6 +43,21 @@ await report({ ai: version("ai") }, {
       messages.push(...answer.response.messages, { role: "user", content: "And then?" });
     }
     check(cached[0] < 100 && cached[1] > 100, `cached: ${cached}`);
+  },
+  async cancel() {
+    const asked = { model, prompt: "Hello!", maxRetries: 0, providerOptions: { penstock: ENDLESS } };
+    await leaving(async () => {
+      const abort = new AbortController();
+      for await (const _ of streamText({ ...asked, abortSignal: abort.signal }).textStream) break;
+      abort.abort();
+    });
+    await leaving(async () => {
+      const abort = new AbortController();
+      const whole = generateText({ ...asked, abortSignal: abort.signal }).catch((error) => error);
+      await begun();
+      abort.abort();
+      check((await whole).name === "AbortError", "the client was not aborted");
+    });
   },
   async structured() {
     const schema = z.object({ city: z.enum(CITIES) });

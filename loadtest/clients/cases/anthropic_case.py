@@ -6,7 +6,7 @@ import asyncio
 
 import anthropic
 from anthropic import AsyncAnthropic
-from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, case, report
+from case import ENDLESS_SCHEMA, HISTORY, KEY, MODEL, SESSION, URL, WEATHER, case, leaving, report
 
 CLIENT = AsyncAnthropic(base_url=URL, api_key=KEY, max_retries=0)
 TOOL = {
@@ -74,10 +74,12 @@ async def second_turn_is_cached():
 
 @case
 async def cancel():
-    asked = {"model": MODEL, "max_tokens": 2000, "messages": [{"role": "user", "content": "Hello!"}]}
-    async with CLIENT.messages.stream(**asked) as events:
-        async for _ in events:
-            break
+    output = {"format": {"type": "json_schema", "schema": ENDLESS_SCHEMA}}
+    asked = {"max_tokens": 8000, "messages": [{"role": "user", "content": "Hello!"}], "output_config": output}
+    async with leaving():
+        async with CLIENT.messages.stream(model=MODEL, **asked) as events:
+            async for _ in events.text_stream:
+                break
 
 
 @case

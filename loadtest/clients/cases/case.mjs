@@ -9,7 +9,12 @@ export const CITIES = ["Oslo", "Bergen"]; // a list, since a small model fills a
 export const WEATHER = "What is the weather in Oslo?";
 export const HISTORY = `Conversation ${randomUUID()}. ` + "It rained in Oslo, and the harbour was quiet. ".repeat(20);
 export const SESSION = { "x-session-affinity": randomUUID() };
+export const ENDLESS = { ignore_eos: true }; // of a body of Chat Completions: the answer goes on for very long
+export const ENDLESS_SCHEMA = {
+  type: "object", properties: { text: { type: "string", minLength: 7000 } }, required: ["text"], additionalProperties: false,
+};
 const LIMIT_MS = 120_000;
+const GONE_MS = 1000;
 
 export function version(name) {
   return JSON.parse(readFileSync(new URL(`../node_modules/${name}/package.json`, import.meta.url))).version;
@@ -17,6 +22,34 @@ export function version(name) {
 
 export function check(holds, what) {
   if (!holds) throw new Error(what);
+}
+
+// In `leave` the client begins a request and leaves it. Then the gateway runs none, and says that it was cancelled.
+export async function leaving(leave) {
+  const before = (await figures())[1];
+  await leave();
+  const late = performance.now() + GONE_MS;
+  for (;;) {
+    const [live, cancelled] = await figures();
+    if (live === 0 && cancelled === before + 1) return;
+    const said = `${GONE_MS} ms later ${live} requests are live and ${cancelled - before} of 1 cancelled`;
+    check(performance.now() < late, said);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}
+
+// Settles when a request is live.
+export async function begun() {
+  while (!(await figures())[0]) await new Promise((resolve) => setTimeout(resolve, 20));
+}
+
+async function figures() {
+  const page = await (await fetch(`${URL_}/metrics`)).text();
+  const names = ["penstock_requests_live ", 'penstock_requests_total{outcome="cancelled"} '];
+  return names.map((name) => {
+    const line = page.split("\n").find((line) => line.startsWith(name));
+    return line ? Number(line.slice(name.length)) : 0;
+  });
 }
 
 export async function report(versions, cases) {

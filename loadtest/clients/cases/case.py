@@ -6,9 +6,12 @@ import asyncio
 import inspect
 import json
 import os
+import time
 import traceback
+import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 URL = os.environ["PENSTOCK_URL"]
@@ -22,6 +25,17 @@ WEATHER = "What is the weather in Oslo?"
 HISTORY = f"Conversation {uuid.uuid4()}. " + "It rained in Oslo, and the harbour was quiet. " * 20
 """What a first turn says, so that the second finds something cached."""
 SESSION = {"x-session-affinity": str(uuid.uuid4())}
+ENDLESS = {"ignore_eos": True}
+"""What a body of Chat Completions has whose answer would go on for much longer than a client needs to leave."""
+ENDLESS_SCHEMA = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 7000}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+"""Of an answer that does, for APIs without such a field."""
+GONE_S = 1.0
+"""Within this the gateway has ended the request of a client that has left."""
 
 _CASES: list[tuple[str, Callable[[], Any]]] = []
 
@@ -30,6 +44,34 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     """A function that raises when the client does not work; its name is a column of the table."""
     _CASES.append((function.__name__, function))
     return function
+
+
+@asynccontextmanager
+async def leaving(requests: int = 1) -> AsyncIterator[None]:
+    """In the block the client begins so many requests and leaves them. Behind it the gateway runs none, and says that
+    they were cancelled: none has come to its own end. The one that reads its metrics is no client that was tried."""
+    before = (await _figures())[1]
+    yield
+    late = time.monotonic() + GONE_S
+    while (found := await _figures()) != (0, before + requests):
+        live, cancelled = found
+        said = f"{GONE_S:g} s later {live:g} requests are live and {cancelled - before:g} of {requests} cancelled"
+        assert time.monotonic() < late, said
+        await asyncio.sleep(0.02)
+
+
+async def begun() -> None:
+    """Returns when a request is live."""
+    while not (await _figures())[0]:
+        await asyncio.sleep(0.02)
+
+
+async def _figures() -> tuple[float, float]:
+    """The requests that the gateway runs, and those that ended because their clients left."""
+    page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{URL}/metrics").read().decode())
+    names = ("penstock_requests_live ", 'penstock_requests_total{outcome="cancelled"} ')
+    live, cancelled = (sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(n)) for n in names)
+    return live, cancelled
 
 
 def report(**versions: str) -> None:

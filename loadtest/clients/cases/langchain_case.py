@@ -6,7 +6,7 @@ import asyncio
 import json
 from importlib.metadata import version
 
-from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
+from case import ENDLESS, HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, leaving, report
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -98,6 +98,15 @@ async def second_turn_is_cached():
     second = await asked.ainvoke([HumanMessage(HISTORY), first, HumanMessage("And then?")])
     cached = [each.usage_metadata["input_token_details"]["cache_read"] for each in (first, second)]
     assert cached[1] > 100 > cached[0], cached
+
+
+@case
+async def cancel():
+    async with leaving():
+        stream = model(max_tokens=None, extra_body=ENDLESS).astream("Hello!")
+        async for _ in stream:
+            break
+        await stream.aclose()
 
 
 @case

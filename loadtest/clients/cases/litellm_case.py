@@ -6,7 +6,7 @@ import asyncio
 from importlib.metadata import version
 
 import litellm
-from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
+from case import ENDLESS, HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, leaving, report
 from pydantic import BaseModel
 
 litellm.drop_params = False
@@ -70,6 +70,15 @@ async def second_turn_is_cached():
         cached.append(answer.usage.prompt_tokens_details.cached_tokens)
         messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "And then?"}]
     assert cached[1] > 100 > cached[0], cached
+
+
+@case
+async def cancel():
+    async with leaving():
+        stream = await litellm.acompletion(messages=HELLO, stream=True, **{**ASK, "max_tokens": 8000, **ENDLESS})
+        async for _ in stream:
+            break
+        await stream.aclose()
 
 
 @case

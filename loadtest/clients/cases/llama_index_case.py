@@ -1,8 +1,9 @@
 """llama-index through its OpenAI-like model. It reads a tool's annotations, so they are no strings here."""
 
+import asyncio
 from importlib.metadata import version
 
-from case import KEY, MODEL, URL, WEATHER, City, case, report
+from case import ENDLESS, KEY, MODEL, URL, WEATHER, City, case, leaving, report
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -56,6 +57,23 @@ async def tools():
     CALLED.clear()
     await FunctionAgent(tools=[TOOL], llm=LLM, streaming=True).run(WEATHER, max_iterations=4)
     assert CALLED
+
+
+@case
+async def cancel():
+    """Of the task that reads the stream: closing the stream leaves its connection open."""
+    llm = LLM.model_copy(update={"max_tokens": None, "additional_kwargs": {"extra_body": ENDLESS}})
+
+    async def read(first: asyncio.Event):
+        async for _ in await llm.astream_chat([ChatMessage(role="user", content="Hello!")]):
+            first.set()
+
+    async with leaving():
+        first = asyncio.Event()
+        reader = asyncio.ensure_future(read(first))
+        await first.wait()
+        reader.cancel()
+        await asyncio.wait([reader])
 
 
 @case

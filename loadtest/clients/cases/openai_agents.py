@@ -6,7 +6,7 @@ import asyncio
 from importlib.metadata import version
 
 from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client, set_tracing_disabled
-from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
+from case import ENDLESS_SCHEMA, HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, leaving, report
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -77,6 +77,19 @@ async def second_turn_is_cached():
     second = await Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": "And then?"}])
     cached = [each.context_wrapper.usage.input_tokens_details.cached_tokens for each in (first, second)]
     assert cached[1] > 100 > cached[0], cached
+
+
+@case
+async def cancel():
+    text = {"format": {"type": "json_schema", "name": "long", "schema": ENDLESS_SCHEMA}}
+    agent = Agent(
+        name="a", instructions="Be brief.", model=MODEL, model_settings=ModelSettings(extra_body={"text": text})
+    )
+    async with leaving():
+        run = Runner.run_streamed(agent, "Hello!")
+        async for event in run.stream_events():
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+                run.cancel()
 
 
 @case

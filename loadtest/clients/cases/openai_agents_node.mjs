@@ -2,7 +2,7 @@
 import { Agent, run, setDefaultOpenAIClient, setTracingDisabled, tool } from "@openai/agents";
 import OpenAI from "openai";
 import { z } from "zod";
-import { CITIES, KEY, MODEL, URL_, WEATHER, check, report, version } from "./case.mjs";
+import { CITIES, ENDLESS_SCHEMA, KEY, MODEL, URL_, WEATHER, check, leaving, report, version } from "./case.mjs";
 
 setDefaultOpenAIClient(new OpenAI({ baseURL: `${URL_}/v1`, apiKey: KEY, maxRetries: 0 }));
 setTracingDisabled(true);
@@ -32,6 +32,18 @@ await report({ "@openai/agents": version("@openai/agents") }, {
     });
     await run(agent, WEATHER, { maxTurns: 4 });
     check(called > 0, "the tool was not called");
+  },
+  async cancel() {
+    const text = { format: { type: "json_schema", name: "long", schema: ENDLESS_SCHEMA } };
+    const agent = new Agent({ name: "a", instructions: "Be brief.", model: MODEL, modelSettings: { providerData: { text } } });
+    await leaving(async () => {
+      const abort = new AbortController();
+      const result = await run(agent, "Hello!", { stream: true, signal: abort.signal });
+      for await (const event of result) {
+        if (event.type === "raw_model_stream_event" && event.data.type === "output_text_delta") break;
+      }
+      abort.abort();
+    });
   },
   async structured() {
     const agent = new Agent({

@@ -3,7 +3,9 @@ import OpenAI from "openai";
 import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { VERSION } from "openai/version";
 import { z } from "zod";
-import { CITIES, HISTORY, KEY, MODEL, SESSION, URL_, WEATHER, check, report } from "./case.mjs";
+import {
+  CITIES, ENDLESS, HISTORY, KEY, MODEL, SESSION, URL_, WEATHER, begun, check, leaving, report,
+} from "./case.mjs";
 
 const client = new OpenAI({ baseURL: `${URL_}/v1`, apiKey: KEY, maxRetries: 0 });
 const messages = [{ role: "user", content: "Hello!" }];
@@ -66,8 +68,18 @@ await report({ openai: VERSION }, {
     check(cached[0] < 100 && cached[1] > 100, `cached: ${cached}`);
   },
   async cancel() {
-    const stream = await client.chat.completions.create({ model: MODEL, messages, stream: true });
-    for await (const _ of stream) break;
+    await leaving(async () => {
+      const stream = await client.chat.completions.create({ model: MODEL, messages, stream: true, ...ENDLESS });
+      for await (const _ of stream) break;
+    });
+    await leaving(async () => {
+      const abort = new AbortController();
+      const { signal } = abort;
+      const whole = client.chat.completions.create({ model: MODEL, messages, ...ENDLESS }, { signal }).catch((error) => error);
+      await begun();
+      abort.abort();
+      check((await whole) instanceof OpenAI.APIUserAbortError, "the client was not aborted");
+    });
   },
   async eight_at_once() {
     const ask = () => client.chat.completions.create({ model: MODEL, messages, max_tokens: 20 });

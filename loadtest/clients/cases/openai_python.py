@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import openai
-from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
+from case import ENDLESS, ENDLESS_SCHEMA, HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, begun, case, leaving, report
 from openai import AsyncOpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
@@ -130,10 +130,24 @@ async def second_turn_is_cached():
 
 @case
 async def cancel():
-    stream = await CLIENT.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-    async for _ in stream:
-        break
-    await stream.close()
+    """In the middle of streams, and before an answer is whole."""
+    asked = {"model": MODEL, "messages": HELLO, "extra_body": ENDLESS}
+    async with leaving():
+        stream = await CLIENT.chat.completions.create(**asked, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+    async with leaving():
+        whole = asyncio.ensure_future(CLIENT.chat.completions.create(**asked))
+        await begun()
+        whole.cancel()
+        await asyncio.wait([whole])
+    text = {"format": {"type": "json_schema", "name": "long", "schema": ENDLESS_SCHEMA}}
+    async with leaving():
+        async with CLIENT.responses.stream(model=MODEL, input="Hello!", text=text) as events:
+            async for event in events:
+                if event.type == "response.output_text.delta":
+                    break
 
 
 @case

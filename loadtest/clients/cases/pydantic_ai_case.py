@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.metadata import version
 
-from case import HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, report
+from case import ENDLESS, HISTORY, KEY, MODEL, SESSION, URL, WEATHER, City, case, leaving, report
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
 from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior
@@ -75,6 +75,15 @@ async def second_turn_is_cached():
     second = await agent.run("And then?", message_history=first.all_messages())
     cached = [each.usage.cache_read_tokens for each in (first, second)]
     assert cached[1] > 100 > cached[0], cached
+
+
+@case
+async def cancel():
+    agent = Agent(MODEL_OF_OURS, model_settings={"extra_body": ENDLESS})
+    async with leaving():
+        async with agent.run_stream("Hello!") as run:
+            async for _ in run.stream_text():
+                break
 
 
 @case

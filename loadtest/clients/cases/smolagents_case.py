@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 
-from case import KEY, MODEL, URL, WEATHER, City, case, report
+from case import ENDLESS, KEY, MODEL, URL, WEATHER, City, case, leaving, report
 from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
 CALLED: list[str] = []
 
 
-def model() -> OpenAIServerModel:
-    return OpenAIServerModel(model_id=MODEL, api_base=f"{URL}/v1", api_key=KEY, max_tokens=300)
+def model(**more: object) -> OpenAIServerModel:
+    return OpenAIServerModel(model_id=MODEL, api_base=f"{URL}/v1", api_key=KEY, **{"max_tokens": 300, **more})
 
 
 @tool
@@ -34,6 +35,19 @@ def chat():
 def stream():
     said = [each.content for each in model().generate_stream([{"role": "user", "content": "Hello!"}])]
     assert any(said)
+
+
+@case
+async def cancel():
+    """The model closes its connections: closing the stream leaves its connection open."""
+
+    def leave() -> None:
+        asked = model(max_tokens=8000, extra_body=ENDLESS)
+        next(asked.generate_stream([{"role": "user", "content": "Hello!"}]))
+        asked.client.close()
+
+    async with leaving():
+        await asyncio.to_thread(leave)
 
 
 @case

@@ -18,7 +18,7 @@ from penstock.bench.evict.run import ReplayRates, Saved, TraceReplay
 from penstock.bench.evict.table import HINTED, OFFLINE, jobs, play
 from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace, TraceError, load, overlaid
 from penstock.kv.cost import PrefillCost
-from penstock.kvstore.eviction import POLICIES, Lru, make_policy
+from penstock.kv.eviction import POLICIES, Lru, make_policy
 
 FLAT = PrefillCost(1.0, 1 << 60)
 RATES = ReplayRates(FLAT, 1e9)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -62,6 +62,42 @@ def engine(options: Options = None) -> None:
     from penstock.bench.engine.measure import measure
 
     _run(measure, options, uvloop.new_event_loop)
+
+
+@app.command
+def e2e(
+    options: Options = None,
+    *,
+    shape: Literal["135m", "1b"] = "135m",
+    cells: tuple[str, ...] = (),
+    servers: tuple[str, ...] = (),
+    rounds: int = 0,
+    peers: Path | None = None,
+) -> None:
+    """The whole mesh as a user meets it beside llama-server, vLLM's server and OpenVINO: agents, fan-out, plain load.
+
+    Parameters
+    ----------
+    shape:
+        Of the model, which has random weights.
+    cells:
+        Only these cells, such as agents_8. Default: all.
+    servers:
+        Only these, such as mesh or vllm. Default: the mesh in three forms, and all peers that are installed.
+    rounds:
+        Times that every server gets every load. Default: 3, or 1 with --quick.
+    peers:
+        Where `python -m loadtest.peers.install` has put the peers. Default: $PENSTOCK_PEERS, else runs/peers.
+    """
+    import uvloop
+
+    from penstock.bench.e2e.measure import E2eOptions, measure
+
+    quick = bool(options and options.quick)
+    wanted = E2eOptions(
+        shape=shape, quick=quick, cells=cells, servers=servers, rounds=rounds or (1 if quick else 3), peers=peers
+    )
+    _run(lambda _quick: measure(wanted), options, uvloop.new_event_loop)
 
 
 @app.command
@@ -165,7 +201,7 @@ def measured(*, results: Path = Path("loadtest/results"), output: Path = Path("d
 
 @app.command(name="all")
 def everything(options: Options = None) -> None:
-    """Every bench that needs no recordings, one after the other."""
+    """Every bench that needs no recordings, one after the other; without e2e, which takes hours."""
     engine(options)
     overhead(options)
     kv(options)

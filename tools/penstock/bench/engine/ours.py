@@ -167,7 +167,8 @@ async def opened(
     pool = room + streams * (_SLACK + 16)
     wanted: dict[str, Any] = {"dtype": kind, "kv_pool_tokens": pool, "max_model_len": tokens + _SLACK}
     if kind == "lossless":
-        wanted |= {"dtype": "bfloat16", "weights": "lossless"}
+        wanted["dtype"] = "bfloat16"
+    wanted["weights"] = "lossless" if kind == "lossless" else "plain"
     wanted |= settings or {}
     known = {field.name for field in dataclasses.fields(EngineConfig)}
     if unknown := wanted.keys() - known:

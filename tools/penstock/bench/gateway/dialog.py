@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from tokenizers import Tokenizer
 
 from penstock.bench.gateway.client import Client
 from penstock.bench.gateway.mesh import MODEL
+from penstock.gateway.api.openai.asks import chat_ask
 from penstock.testing.emitter import age
 
 _MESSAGE_TOKENS = 200
@@ -33,10 +37,16 @@ class Dialog:
         if role == "assistant":
             self._messages.append({"role": "user", "content": "Go on."})
 
+    def reading_s(self) -> float:
+        """Seconds in which the body of the next turn is read, which no gateway is spared."""
+        raw = json.dumps(self._body()).encode()
+        begun = time.perf_counter()
+        chat_ask(raw, 1)
+        return time.perf_counter() - begun
+
     async def turn(self) -> float:
         """Seconds of one more turn."""
-        body = {"model": MODEL, "messages": self._messages, "stream": True, "max_tokens": 1, "logprobs": True}
-        request = self._client.encoded({**body, "seed": 0})
+        request = self._client.encoded(self._body())
         stamps: list[float] = []
         done = await self._client.ask(request, stamped=lambda stamp, _now: stamps.append(stamp))
         if done.status != 200:
@@ -45,10 +55,25 @@ class Dialog:
         self._messages.append({"role": "user", "content": self._text()})
         return -age(stamps[0], done.asked)
 
+    def _body(self) -> dict[str, Any]:
+        body = {"model": MODEL, "messages": self._messages, "stream": True, "max_tokens": 1, "logprobs": True}
+        return {**body, "seed": 0}
+
     def _text(self) -> str:
         return " ".join(self._source.choice(_WORDS) for _ in range(_MESSAGE_TOKENS))
 
 
-async def next_turn_s(dialog: Dialog, turns: int) -> float:
-    """The median of some turns."""
-    return statistics.median([await dialog.turn() for _ in range(turns)])
+@dataclass(frozen=True, slots=True)
+class TurnTime:
+    """Medians of some turns, in seconds."""
+
+    whole: float
+    reading: float
+    """Of reading the body alone."""
+
+
+async def next_turn(dialog: Dialog, turns: int) -> TurnTime:
+    """Takes some turns."""
+    dialog.reading_s()  # the first time, decoders are made
+    reading = statistics.median([dialog.reading_s() for _ in range(turns)])
+    return TurnTime(statistics.median([await dialog.turn() for _ in range(turns)]), reading)

@@ -2,20 +2,20 @@
 
 Rates are per second of the processor that a process used, so that clients and mesh, which share the machine, don't
 count. The gateway answers one request per stream, with one plan and one call to a worker. Last comes what a
-grammar costs: `masked`.
+grammar costs: to compile, `compiling`, and to follow, `masked`.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from penstock.bench.gateway import compiling
 from penstock.bench.gateway.client import Client
-from penstock.bench.gateway.dialog import Dialog, next_turn_s
+from penstock.bench.gateway.dialog import Dialog, TurnTime, next_turn
 from penstock.bench.gateway.mesh import MODEL
 from penstock.bench.gateway.overload import LIVE, Flood, flood
-from penstock.bench.gateway.rates import EventRate, Streamer, events_per_s, on_the_way
+from penstock.bench.gateway.rates import Passage, Streamer, events_per_s, on_the_way, rate_at_half_load
 from penstock.bench.harness import BenchReport, Figure, Measure, figure, interleave
 from penstock.bench.kv.processes import started
 from penstock.models import embedded
@@ -37,6 +37,7 @@ async def measure(quick: bool) -> BenchReport:
             figures += await _turns(ours.client, rounds)
         async with gateway(router, LIVE) as ours:
             figures += await _overload(ours, rounds, 2.0 if quick else 6.0)
+    figures += await compiling.figures(_DIRECTORY / "tokenizer.json", 1 if quick else 3)
     from penstock.bench.gateway import masked  # an engine, which is loaded when the streams have been measured
 
     figures += await masked.figures(quick)
@@ -69,51 +70,53 @@ async def bare() -> AsyncIterator[Streamer]:
 async def _rates(ours: Streamer, theirs: Streamer, rounds: int, quick: bool) -> list[Figure]:
     found: list[Figure] = []
     scale: list[Figure] = []
-    half = 0.0
     for streams in _STREAMS:
         tokens = (12_000 if quick else 40_000) // streams
 
-        async def gateway_rate(_round: int, streams: int = streams, tokens: int = tokens) -> EventRate:
+        async def gateway_rate(_round: int, streams: int = streams, tokens: int = tokens) -> float:
             return await events_per_s(ours, streams, tokens)
 
-        async def bare_rate(_round: int, streams: int = streams, tokens: int = tokens) -> EventRate:
+        async def bare_rate(_round: int, streams: int = streams, tokens: int = tokens) -> float:
             return await events_per_s(theirs, streams, 4 * tokens)
 
         got = await interleave({"gateway": gateway_rate, "bare": bare_rate}, rounds)
-        ratios = [one.core / other.core for one, other in zip(got["gateway"], got["bare"], strict=True)]
+        ratios = [one / other for one, other in zip(got["gateway"], got["bare"], strict=True)]
         found.append(figure(f"events_vs_bare_{streams}", ratios, "ratio", _BARE, 0.5))
-        scale += [
-            figure(f"{name}_events_{streams}", [rate.core for rate in got[name]], "1/s", "for scale, per core")
-            for name in got
-        ]
-        half = half or statistics.median(rate.clock for rate in got["gateway"]) / 2
+        scale += [figure(f"{name}_events_{streams}", got[name], "1/s", "for scale, per core") for name in got]
 
-    async def token(_round: int) -> float:
-        return await on_the_way(ours.client, _STREAMS[0], half, 2.0 if quick else 5.0)
+    seconds = 2.0 if quick else 5.0
+    half = await rate_at_half_load(ours, _STREAMS[0], seconds)
 
-    ages = (await interleave({"token": token}, rounds))["token"]
-    against = f"{_STREAMS[0]} streams at half of the events/s that this machine streams over as many"
-    found.append(_milliseconds("token_in_gateway_ms_p99", ages, against, 5.0))
+    async def token(_round: int) -> Passage:
+        return await on_the_way(ours, _STREAMS[0], half, seconds)
+
+    passages = (await interleave({"token": token}, rounds))["token"]
+    against = f"{_STREAMS[0]} streams at {half:.0f} tokens/s, at which the gateway needs half of a core"
+    found.append(_milliseconds("token_in_gateway_ms_p99", [one.p99_s for one in passages], against, 5.0))
+    scale.append(figure("token_in_gateway_core", [one.core for one in passages], "cores", "for scale, in these rounds"))
     return found + scale
 
 
 async def _turns(client: Client, rounds: int) -> list[Figure]:
     dialogs = {tokens: Dialog(client, _DIRECTORY, tokens) for tokens in _TURNS}
 
-    def turns(dialog: Dialog) -> Measure[float]:
-        async def measured(_round: int) -> float:
-            return await next_turn_s(dialog, 5)
+    def turns(dialog: Dialog) -> Measure[TurnTime]:
+        async def measured(_round: int) -> TurnTime:
+            return await next_turn(dialog, 5)
 
         return measured
 
     got = await interleave({str(tokens): turns(dialog) for tokens, dialog in dialogs.items()}, rounds)
     few, many = got[str(_TURNS[0])], got[str(_TURNS[-1])]
-    ratios = [one / other for one, other in zip(many, few, strict=True)]
-    against = "the same after 1,000 tokens"
+    ratios = [one.whole / other.whole for one, other in zip(many, few, strict=True)]
+    reading = [turn.reading / turn.whole for turn in many]
     return [
-        figure("next_turn_us_100k_over_1k", ratios, "ratio", against),
+        figure("next_turn_us_100k_over_1k", ratios, "ratio", "the same after 1,000 tokens"),
+        figure("next_turn_reading_100k", reading, "ratio", "the whole turn; reading its body takes this part"),
         *(
-            figure(f"next_turn_us_{tokens // 1000}k", [s * 1e6 for s in got[str(tokens)]], "us", "for scale")
+            figure(
+                f"next_turn_us_{tokens // 1000}k", [turn.whole * 1e6 for turn in got[str(tokens)]], "us", "for scale"
+            )
             for tokens in _TURNS
         ),
     ]

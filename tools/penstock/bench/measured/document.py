@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.bench.measured import engine, evict, gateway, house, kv, overhead
+from penstock.bench.measured import e2e, engine, evict, gateway, house, kv, overhead
 from penstock.bench.measured.results import Results
 
 RESULTS = Path("loadtest/results")
 _WIDTH = 120
 
 _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
+    "e2e": e2e.section,
     "overhead": overhead.section,
     "engine": engine.section,
     "kv": kv.section,
@@ -22,7 +23,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("gateway",)
+_LATER = ("e2e", "gateway")
 """Benches without a section as long as no run of theirs is kept."""
 _HEAD = """# Measured
 

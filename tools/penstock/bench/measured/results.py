@@ -29,6 +29,10 @@ class Results:
         value: float | None = self._figures.get(id, {}).get("value")
         return value
 
+    def has(self, id: str) -> bool:
+        """Whether the run has such a figure, measured or not."""
+        return id in self._figures
+
     def against(self, id: str) -> str:
         """What the figure is a ratio to; empty without the figure."""
         text: str = self._figures.get(id, {}).get("against", "")

@@ -1,0 +1,94 @@
+"""The servers that are measured: ours in its forms, and the peers'; how each is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.bench.e2e.dialects import Dialect, LlamaServer, OpenAi
+from penstock.bench.engine.shapes import LlamaShape
+from penstock.bench.engine.subjects import Places
+
+MESH = "mesh"
+"""The mesh as `penstock up` comes."""
+THREADS, STREAMS, TOKENS, ROOM = 2, 32, 4096, 40960
+"""What the peers are told; see loadtest/peers/servers/options.py. 16 agents have room that share nothing."""
+_BUDGET = 16 << 30
+"""Bytes that servers may take which are there together."""
+_COPIES = {"vllm": 3.5, "openvino": 1.1}
+"""The weights in memory as a multiple of the checkpoint, at most; vLLM's on a processor without bfloat16."""
+_MESH_BYTES = 3 << 30
+"""Two pools, an arena and the processes, at most; forms of the mesh have one copy of the weights together."""
+MESHES: Mapping[str, tuple[str, ...]] = {
+    MESH: (),
+    "mesh_disaggregated": ("--prefill", "1", "--decode", "1"),
+    "mesh_aggregated": ("--aggregated",),
+}
+"""Forms of the mesh, and their options of `penstock up`."""
+PEERS = ("llamaserver", "vllm", "openvino")
+SERVERS = (*MESHES, *PEERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """A program that serves the model on a port of 127.0.0.1."""
+
+    name: str
+    command: Sequence[str]
+    dialect: Dialect
+    ready_path: str
+    """TimedAnswers 200 when a request would succeed."""
+    paused: bool
+    """Whether it is stopped while others are measured. The mesh is not: it would take the pause for a failure."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def mesh(name: str, model: Path, port: int, *more: str) -> ServerSpec:
+    """One of the forms of the mesh."""
+    own = (*MESHES[name], *more)
+    command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(model), "--dtype", "bfloat16")
+    return ServerSpec(
+        name=name,
+        command=(*command, "--port", str(port), *own),
+        dialect=OpenAi(model.name),
+        ready_path="/readyz",
+        paused=False,
+    )
+
+
+def peer(name: str, model: Path, port: int, places: Places) -> ServerSpec:
+    """Another server, from its environment. Raises Failed when there is none."""
+    told = {"port": port, "threads": THREADS, "streams": STREAMS, "tokens": TOKENS, "room": ROOM}
+    arguments = [text for option, value in told.items() for text in (f"--{option}", str(value))]
+    command = (str(places.interpreter(name)), "-m", f"loadtest.peers.servers.{name}", "--model", str(model))
+    return ServerSpec(
+        name=name,
+        command=(*command, *arguments),
+        dialect=LlamaServer() if name == "llamaserver" else OpenAi(model.name),
+        ready_path="/health",
+        paused=True,
+    )
+
+
+def sittings(names: Sequence[str], shape: LlamaShape, weights: int, budget: int = _BUDGET) -> list[tuple[str, ...]]:
+    """Groups of servers that fit into memory together, `MESH` in each of them if it is wanted.
+
+    `weights` in bytes. One that fits with nothing but `MESH` gets it for itself, whatever the budget.
+    """
+
+    def needs(name: str) -> float:
+        if name in MESHES:
+            return _MESH_BYTES
+        return weights * _COPIES.get(name, 1.0) + 2 * ROOM * shape.kv_bytes
+
+    always = tuple(name for name in names if name == MESH)
+    groups = [always]
+    for name in names:
+        if name in always:
+            continue
+        if groups[-1] != always and weights + sum(map(needs, (*groups[-1], name))) > budget:
+            groups.append(always)
+        groups[-1] = (*groups[-1], name)
+    return groups

@@ -1,0 +1,94 @@
+"""The section about the whole mesh beside other servers."""
+
+from __future__ import annotations
+
+from penstock.bench.measured.results import Results, table
+
+_LINES = {
+    "agent_tokens_per_s_vs_best_1": "tokens/s, one agent",
+    "agent_tokens_per_s_vs_best_4": "tokens/s, 4 agents",
+    "agent_tokens_per_s_vs_best_8": "tokens/s, 8 agents",
+    "agent_tokens_per_s_vs_best_16": "tokens/s, 16 agents",
+    "agent_turn1_ttft_vs_best_8": "TTFT of first turns, 8 agents",
+    "agent_turn2_ttft_vs_best_8": "TTFT of second turns, 8 agents",
+    "fanout16_ttft_vs_best": "TTFT of 16 children of one agent",
+    "agent_turn_ttft_after_restart_vs_best": "TTFT of an old session's turn after a restart of everything",
+    "agent_pause_after_kill_vs_best": "wait for the next token after a worker was killed",
+    "plain_tokens_per_s_vs_best_1": "tokens/s, one plain request",
+    "plain_tokens_per_s_vs_best_8": "tokens/s, 8 plain requests",
+    "plain_tokens_per_s_vs_best_32": "tokens/s, 32 plain requests",
+    "mixed_itl_p90_vs_best": "p90 between tokens beside long prompts",
+    "mesh_cpu_s_per_1k_vs_best": "processor time per token, 8 agents",
+    "mesh_memory_vs_best": "memory of all processes, 8 agents",
+    "shared_prefix_memory_ratio": "memory that a session with a common prefix adds : its own part",
+    "step8k_vs_read": "step more at 8k context : reading its KV, 1B",
+}
+_SHAPES = {"": "135M", "_1b": "1B"}
+_BEST = "best peer: "
+_SERVERS = ("mesh", "mesh_disaggregated", "mesh_aggregated", "llamaserver", "vllm", "openvino")
+_VALUES = {
+    "output_token_throughput": "tokens/s",
+    "time_to_first_token_turn1_p50": "TTFT of turn 1, ms",
+    "time_to_first_token_turn2_p50": "of turn 2",
+    "inter_token_latency_p50": "ITL p50, ms",
+    "cached_share": "cached",
+    "cpu_s_per_1k": "CPU s per 1,000",
+    "memory_mb": "MB",
+}
+
+
+def section(now: Results, earlier: Results | None = None) -> str:
+    """In Markdown."""
+    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    return f"""## The mesh beside other servers
+
+`penstock bench e2e`: the mesh as `penstock up` comes, with bfloat16 weights, beside llama-server, vLLM's server and
+OpenVINO GenAI behind a server of a few lines, which serve the same random weights to one client. Agents begin together
+with the same 1,200 tokens, bring 150 new tokens in each of 6 turns, and get 64; plain requests bring 512 and get 128.
+Figures are ours : the best peer's, round by round; *best* is the peer beside which ours looks worst. AIPerf's names:
+TTFT is the time to first token, ITL the inter-token latency. In this run: {_servers(now)}; where a range has equal
+ends, there was one round.
+
+```
+python -m loadtest.peers.install llamaserver vllm openvino    # once
+penstock bench e2e --json > e2e.json
+```
+
+{_comparisons(now, earlier)}
+
+With 8 agents:
+
+{_scale(now)}
+
+Measured on {now.machine}.{other}
+"""
+
+
+def _comparisons(now: Results, earlier: Results | None) -> str:
+    heads = ["figure", "median", "min to max", "goal", "best peer"] + (["earlier run"] if earlier else [])
+    rows = []
+    for suffix, shape in _SHAPES.items():
+        for line, words in _LINES.items():
+            id = line + suffix
+            if not now.has(id):
+                continue
+            best = now.against(id).removeprefix(_BEST) if now.against(id).startswith(_BEST) else ""
+            cells = [f"{words}, {shape}" if shape not in words else words, now.number(id), now.span(id), now.goal(id)]
+            rows.append([*cells, best, *([earlier.number(id)] if earlier else [])])
+    return table(heads, rows)
+
+
+def _servers(now: Results) -> str:
+    """Those that were measured with 8 agents."""
+    ids = {f"agents_8_{shape.lower()}_{server}_memory_mb": server for shape in _SHAPES.values() for server in _SERVERS}
+    return ", ".join(dict.fromkeys(server for id, server in ids.items() if now.has(id)))
+
+
+def _scale(now: Results) -> str:
+    rows = []
+    for shape in _SHAPES.values():
+        for server in _SERVERS:
+            ids = [f"agents_8_{shape.lower()}_{server}_{value}" for value in _VALUES]
+            if any(map(now.has, ids)):
+                rows.append([f"{server}, {shape}", *map(now.rate, ids)])
+    return table(["server", *_VALUES.values()], rows)
