@@ -159,6 +159,14 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     )
 
 
+def forget_pages(mesh: Mesh) -> None:
+    """The workers forget the blocks in their own pages, as if others had needed the room: the tiers of the stores are
+    left."""
+    for worker in mesh.workers:
+        pool = worker.engine._scheduler._pool
+        pool.forget(range(1, pool.total + 1))
+
+
 async def fast_way(mesh: Mesh) -> None:
     """Returns when the stores of a mesh know each other, and the router believes that the way between them is fast:
     a tiny model computes quicker than anything moves."""
@@ -166,6 +174,8 @@ async def fast_way(mesh: Mesh) -> None:
     await until(lambda: all(one.others for one in known), "the stores know each other")
     for worker in mesh.workers:
         worker.rates.far.bytes_per_s = 1e12
+    for seat in _seats(mesh):
+        seat.remote.value = 0.0  # what it believed earlier is no sign that this has come; reports come in order
     await until(
         lambda: all(seat.remote.value == 1e12 for seat in _seats(mesh)), "the router thinks that the way is fast"
     )

@@ -69,7 +69,7 @@ async def test_a_call_that_is_torn_down_is_planned_anew(mesh, oracle, http):
     engine = mesh.decode[0].worker.engine
     start = engine.stats().generated_tokens
     await until(lambda: engine.stats().generated_tokens > start + 20, "tokens flow")
-    await mesh.gateway.reception.models.first._channels.forget(mesh.decode[0].address)
+    await mesh.gateway.reception.models.first._workers._channels.forget(mesh.decode[0].address)
     async with asyncio.timeout(20):
         assert (await running).ids == (await oracle(tokens, long)).ids
 

@@ -16,7 +16,7 @@ from penstock.kv.spec import spec_to_message
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import ask, body_of, drafting, mesh_keys, process, prompt, settled, until
+from .support import ask, body_of, drafting, forget_pages, mesh_keys, process, prompt, settled, until
 
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -51,6 +51,7 @@ async def test_a_damaged_block_is_refused_recomputed_and_counted(mesh, oracle, h
     before = mesh.kvstore.stats().quarantined
     async with leased(mesh, tokens) as blocks:
         damage(blocks)
+    forget_pages(mesh)
     again = await ask(http, mesh, tokens, GREEDY)
     assert again.ids == expected.ids
     assert again.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
@@ -88,9 +89,13 @@ async def test_without_a_store_everything_is_computed(tiny, meshes, oracle, http
     async with meshes(MeshSetup(model=tiny, kvstore=False)) as mesh:
         tokens = prompt("no store", 100)
         for _ in range(2):
+            forget_pages(mesh)
             answer = await ask(http, mesh, tokens, GREEDY)
             assert answer.ids == (await oracle(tokens, GREEDY)).ids
             assert answer.cached == 0
+        again = await ask(http, mesh, tokens, GREEDY)
+        assert again.ids == answer.ids
+        assert again.usage["penstock"]["cached_tokens"]["worker"] == again.cached == 96, "but for its own pages"
 
 
 @pytest.mark.parametrize("victim", ["kvstore", "draft"])
@@ -148,7 +153,7 @@ async def test_a_worker_that_hangs_costs_seconds(victim, tiny, meshes, oracle, h
             answers = await running
             for tokens, answer in zip(prompts, answers, strict=True):
                 assert answer.ids == (await oracle(tokens, longer)).ids
-            assert mesh.gateway.metrics.registry.get_sample_value("penstock_replans_total") >= 4
+            assert mesh.gateway.metrics.registry.get_sample_value("penstock_replans_total", {"model_name": "tiny"}) >= 4
 
 
 async def test_a_defect_of_the_draft_client_costs_drafts_and_is_mended_by_starting_again(

@@ -11,7 +11,7 @@ from penstock.testing.mesh import MeshSetup
 from penstock.testing.twin import TwinDevice
 from penstock.worker import opening as worker_module
 
-from .support import BLOCK, ask, prompt, settled, until
+from .support import BLOCK, ask, forget_pages, prompt, settled, until
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LENGTH = 20 * BLOCK + 5
@@ -32,9 +32,11 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         first = await ask(http, mesh, tokens, GREEDY, "s")
         assert (first.ids, first.cached) == (expected.ids, 0)
         await settled(mesh, tokens[: 20 * BLOCK])
+        forget_pages(mesh)
         second = await ask(http, mesh, tokens, GREEDY, "s")
         assert (second.ids, second.usage["penstock"]["cached_tokens"]["host"]) == (expected.ids, 20 * BLOCK)
         await until(lambda: store.gpu.stats().promoted >= 20 and not store.gpu.working, "its blocks go up")
+        forget_pages(mesh)
         third = await ask(http, mesh, tokens, GREEDY, "s")
         assert (third.ids, third.cached) == (expected.ids, 20 * BLOCK)
         read_there = 20 * BLOCK if workers == "on-the-device" else 0
@@ -44,6 +46,7 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         while (victim := table.victims.hold(store.store.now())) is not None:
             table.victims.discard(victim, store.store.now())
         assert table.stats().blocks == 0, "host memory has nothing"
+        forget_pages(mesh)
         fourth = await ask(http, mesh, tokens, GREEDY, "s")
         assert fourth.ids == expected.ids
         assert fourth.usage["penstock"]["cached_tokens"]["gpu"] == 20 * BLOCK

@@ -94,7 +94,7 @@ async def answer_of(mesh: Mesh, sampling: SamplingParams, seen: asyncio.Event | 
     ask = Ask(NAME, [PROMPT], wanted, return_token_ids=True, chat=False)
     found = Answer([], None)
     async with mesh.gateway.reception.models.open(
-        ask, Caller("default", "", f"grammar-{id(found)}", time.perf_counter())
+        ask, Caller(tenant="default", session="", request_id=f"grammar-{id(found)}", began=time.perf_counter())
     ) as completion:
         while deltas := await completion.outbox.next():
             for delta in deltas:
@@ -140,7 +140,7 @@ async def test_a_decode_worker_that_dies_leaves_no_torn_text(mesh, alone):
         answer.check()
         assert answer.ids == expected.ids
     assert mesh.decode[0].worker.engine.stats().generated_tokens > before
-    assert mesh.gateway.metrics.registry.get_sample_value("penstock_replans_total") >= 1
+    assert mesh.gateway.metrics.registry.get_sample_value("penstock_replans_total", {"model_name": NAME}) >= 1
 
 
 async def test_a_text_that_is_cut_is_cut_for_its_length(mesh, alone):

@@ -11,7 +11,7 @@ from tests.services.kvstore.relay import relay_to
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
 
-from .support import BLOCK, ask, fast_way, mesh_keys, on_host, prompt, settled, until
+from .support import BLOCK, ask, fast_way, forget_pages, mesh_keys, on_host, prompt, settled, until
 
 PATIENT = {"store": {"stall_s": 10.0, "bring_s": 20.0}, "worker": {"store_timeout_s": 30.0}}
 """Nobody gives up a transfer because this machine is slow."""
@@ -44,6 +44,7 @@ async def test_a_session_that_moves_to_another_host_computes_only_what_is_new(me
         assert moved.ids == expected.ids
         assert moved.usage["penstock"]["cached_tokens"]["remote"] == len(tokens) // BLOCK * BLOCK
         assert moved.computed == len(tokens) % BLOCK
+        forget_pages(mesh)
         again = await ask(http, mesh, tokens, sampling, session="s")
         assert again.ids == expected.ids
         assert again.usage["penstock"]["cached_tokens"]["host"] == len(tokens) // BLOCK * BLOCK

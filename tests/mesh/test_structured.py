@@ -140,3 +140,20 @@ async def test_allowed_tokens(client) -> None:
         assert {*choice.token_ids} <= {70, 71, 80, 300}
     ending = await create(client, extra_body={"allowed_token_ids": [70, 2]}, temperature=5.0, seed=1, max_tokens=200)
     assert ending.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_bad_words_are_not_said(client, temperature) -> None:
+    """Whole, streamed, and beside a schema, whose own words stand whatever is banned."""
+    fields = {"temperature": temperature, "seed": 3, "max_tokens": 60}
+    free = (await create(client, **fields)).choices[0].message.content
+    words = sorted({*re.findall(r"\w{2,}", free)})[:8]
+    assert words
+    banned = {**fields, "extra_body": {"bad_words": words, "return_token_ids": True}}
+    whole = (await create(client, **banned)).choices[0]
+    ids = [token async for chunk in await create(client, **banned, stream=True)
+           for choice in chunk.choices for token in getattr(choice, "token_ids", ())]  # fmt: skip
+    assert ids == whole.token_ids
+    assert not re.search(rf"\b({'|'.join(words)})\b", whole.message.content)
+    named = await create(client, response_format=SCHEMA, extra_body={"bad_words": ["name", "kind"]}, **fields)
+    assert named.choices[0].message.content.startswith('{"name": "')

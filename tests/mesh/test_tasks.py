@@ -39,6 +39,7 @@ POLICIES = {
     "publish": "restart",
     "router view": "restart",
     "tidy": "restart",
+    "touch": "restart",
 }
 """Every background task of a mesh that is idle, and what its failure does. Whoever adds a task adds it here. Tasks of
 settings that this mesh does without, keys and certificates, are not here."""

@@ -21,7 +21,7 @@ from penstock.testing.mesh import Mesh, MeshSetup
 from penstock.testing.twin import TwinDevice
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-from .support import BLOCK, fast_way, on_host, prompt, until
+from .support import BLOCK, fast_way, forget_pages, on_host, prompt, until
 
 SERVER_KEY = "5e" * 32
 SESSION = "one key for all"
@@ -35,8 +35,11 @@ class Tenants:
     mesh: Mesh
     clients: dict[str, AsyncOpenAI]
 
-    async def cached(self, tenant: str, tokens: list[int]) -> dict[str, int]:
-        """Asks, with the same session key whoever asks; where the prompt's tokens came from, zeros left out."""
+    async def cached(self, tenant: str, tokens: list[int], in_pages: bool = False) -> dict[str, int]:
+        """Asks, with the same session key whoever asks; where the prompt's tokens came from, zeros left out. Without
+        `in_pages` the workers have forgotten what they had in theirs."""
+        if not in_pages:
+            forget_pages(self.mesh)
         answer = await self.clients[tenant].completions.create(
             model="tiny",
             prompt=tokens,
@@ -87,6 +90,15 @@ async def test_host(tenants: Tenants) -> None:
     await tenants.settled("b", tokens)
     for tenant in "ab":
         assert await tenants.cached(tenant, tokens) == {"host": TOKENS - BLOCK}
+
+
+async def test_a_worker_s_own_pages(opened) -> None:
+    tokens = prompt("worker", TOKENS)
+    async with opened(aggregated=True) as tenants:
+        assert await tenants.cached("a", tokens) == {}
+        assert await tenants.cached("b", tokens, in_pages=True) == {}
+        for tenant in "ab":
+            assert await tenants.cached(tenant, tokens, in_pages=True) == {"worker": TOKENS - BLOCK}
 
 
 async def test_nvme(opened, tmp_path) -> None:

@@ -6,9 +6,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 from jsonschema import validate
 from openai import AsyncOpenAI, LengthFinishReasonError
+from tests.services.gateway import folding
 
 from .test_up import up
 
@@ -122,3 +124,84 @@ async def test_a_turn_with_tools_to_its_end(client):
     second = await client.chat.completions.create(messages=[*messages, *results], **asked)
     assert second.choices[0].finish_reason in ("stop", "length", "tool_calls")
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+FORM = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
+CHOICES = {"auto": "auto", "required": "any", "none": "none"}
+"""In the words of OpenAI and of Anthropic."""
+
+
+def of_chat(question: str, choice: str, parallel: bool) -> tuple[str, dict[str, Any]]:
+    form = {"type": "json_schema", "json_schema": {"name": "form", "schema": FORM, "strict": True}}
+    own = {"tool_choice": choice, "parallel_tool_calls": parallel, "response_format": form, "max_tokens": 150}
+    return "chat/completions", {"messages": [{"role": "user", "content": question}], "tools": TOOLS, **own}
+
+
+def of_responses(question: str, choice: str, parallel: bool) -> tuple[str, dict[str, Any]]:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    form = {"format": {"type": "json_schema", "name": "form", "schema": FORM, "strict": True}}
+    own = {"tool_choice": choice, "parallel_tool_calls": parallel, "text": form, "max_output_tokens": 150}
+    return "responses", {"input": question, "tools": tools, **own}
+
+
+def of_messages(question: str, choice: str, parallel: bool) -> tuple[str, dict[str, Any]]:
+    tools = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+    chosen: dict[str, Any] = {"type": CHOICES[choice]}
+    if choice != "none":
+        chosen["disable_parallel_tool_use"] = not parallel
+    own = {"tool_choice": chosen, "output_config": {"format": {"type": "json_schema", "schema": FORM}}}
+    return "messages", {"messages": [{"role": "user", "content": question}], "max_tokens": 150, "tools": tools, **own}
+
+
+def said(answer: dict[str, Any]) -> tuple[str, list[tuple[str, Any]], bool]:
+    """Text, calls, and whether the answer was cut, in any of the APIs."""
+    if "choices" in answer:
+        [choice] = answer["choices"].values()
+        functions = [call["function"] for call in choice["said"].get("tool_calls", [])]
+        found = [(function["name"], function["arguments"]) for function in functions]
+        cut = choice["finish_reason"] == "length"
+        text = choice["said"]["content"]
+    elif "output" in answer:
+        items = answer["output"]
+        found = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
+        text = "".join(item["content"][0]["text"] for item in items if item["type"] == "message")
+        cut = answer["status"] == "incomplete"
+    else:
+        found = [
+            (block["name"], json.dumps(block["input"])) for block in answer["content"] if block["type"] == "tool_use"
+        ]
+        text = "".join(block["text"] for block in answer["content"] if block["type"] == "text")
+        cut = answer["stop_reason"] == "max_tokens"
+    return text, [] if cut else [(name, json.loads(arguments)) for name, arguments in found], cut
+
+
+@pytest.mark.parametrize("api", [of_chat, of_responses, of_messages])
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_a_form_beside_tools(client, api, choice):
+    """An answer is calls, each by its function's schema, or else a text of the form: as a whole and as a stream."""
+    kinds = set()
+    async with httpx2.AsyncClient(base_url=str(client.base_url), timeout=60) as raw:
+        for question, parallel in ((QUESTIONS[0], True), (QUESTIONS[1], False)):
+            path, asked = api(question, choice, parallel)
+            asked |= {"model": MODEL, "temperature": 0}
+            whole = (await raw.post(path, json=asked)).json()
+            usage = {"stream_options": {"include_usage": True}} if api is of_chat else {}
+            events = folding.events_of(await raw.post(path, json={**asked, "stream": True, **usage}))
+            fold = {of_chat: folding.completion, of_responses: folding.response, of_messages: folding.message}[api]
+            text, found, cut = said(fold(events))
+            assert said(folding.whole_completion(whole) if api is of_chat else whole) == (text, found, cut)
+            for name, arguments in found:
+                validate(arguments, SCHEMAS[name])
+            if cut:
+                continue
+            assert bool(found) != bool(text.strip()), "calls, or text"
+            if not found:
+                validate(json.loads(text), FORM)
+            assert len(found) <= (9 if parallel else 1)
+            kinds.add(bool(found))
+    assert choice == "auto" or kinds <= {choice == "required"}

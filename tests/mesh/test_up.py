@@ -37,7 +37,7 @@ def gone(children: list[psutil.Process]) -> bool:
 
 async def test_a_session_through_the_official_client_and_a_clean_end():
     before = left_behind()
-    async with up() as (process, children, url):
+    async with up("--prefill", "1") as (process, children, url):
         services = [child for child in children if child.ppid() == process.pid]
         assert len(services) == 6
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
@@ -115,7 +115,7 @@ async def test_the_demo_is_served_from_the_cache():
         output, _ = await process.communicate()
     text = output.decode()
     assert process.returncode == 0, text
-    assert re.search(r"prompt tokens \(\d\d%\) were fetched", text)
+    assert re.search(r"prompt tokens \(\d\d%\) were reused", text)
 
 
 async def test_a_wrong_model_is_refused_before_anything_starts(tmp_path):

@@ -152,7 +152,49 @@ async def test_a_request_that_moves_is_charged_once(mesh, http, oracle):
     engine = mesh.decode[0].worker.engine
     start = engine.stats().generated_tokens
     await until(lambda: engine.stats().generated_tokens > start + 50, "it runs")
-    await mesh.gateway.reception.models.first._channels.forget(mesh.decode[0].address)
+    await mesh.gateway.reception.models.first._workers._channels.forget(mesh.decode[0].address)
     answer = await running
     assert answer.ids == (await oracle(tokens, long)).ids
     assert (answer.cached, answer.computed) == (0, 100)
+
+
+async def test_sessions_that_start_together_compute_their_common_prefix_once(mesh, http, oracle):
+    """The first one is charged for it; the others find it in the worker's pages, or in the store."""
+    common = prompt(f"common/{mesh.url}", 40 * BLOCK)
+    prompts = [common + prompt(f"own/{number}", 20 + number) for number in range(8)]
+
+    def rows():
+        return sum(worker.engine.stats().computed_tokens for worker in mesh.workers)
+
+    before = rows()
+    one = replace(PLAIN, max_tokens=1)
+    answers = await asyncio.gather(*[ask(http, mesh, tokens, one) for tokens in prompts])
+    for tokens, answer in zip(prompts, answers, strict=True):
+        assert answer.ids == (await oracle(tokens, one)).ids
+    own = sum(map(len, prompts)) - 8 * len(common)
+    assert sorted(answer.cached for answer in answers) == [0, *[len(common)] * 7]
+    assert sum(answer.computed for answer in answers) == len(common) + own
+    assert rows() - before == len(common) + own, "in fact too"
+
+
+async def test_the_next_turn_on_the_same_worker_moves_nothing(mesh, http):
+    """Its blocks are in the worker's pages: no store gives any, and none is stored again."""
+    tokens = prompt(f"turn/{mesh.url}", 10 * BLOCK + 5)
+    first = await ask(http, mesh, tokens, PLAIN, session="turn")
+    full = [*tokens, *first.ids]
+    await settled(mesh, full[: (len(full) - 1) // BLOCK * BLOCK])
+    engines = [worker.engine for worker in mesh.workers]
+    await until(lambda: all(one.stats().free_pages == one.stats().total_pages for one in engines), "all is published")
+
+    def moved():
+        metrics = [served.metrics for served in (*mesh.prefill, *mesh.decode)]
+        return [metric._value.get() for one in metrics for metric in (one.fetched, one.published)]
+
+    before = moved()
+    again = await ask(http, mesh, [*full, 1, 2, 3], replace(PLAIN, max_tokens=1), session="turn")
+    assert again.cached == len(full) // BLOCK * BLOCK
+    resident = again.usage["penstock"]["cached_tokens"]["worker"]
+    if mesh.prefill:  # the turn may begin on the prefill worker, which never had the answer
+        assert resident >= 10 * BLOCK
+    else:
+        assert resident == again.cached and moved() == before

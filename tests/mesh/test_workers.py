@@ -72,7 +72,7 @@ async def mesh(tiny, meshes):
 async def test_a_worker_that_is_asked_to_stop_ends_its_streams_while_new_requests_go_elsewhere(
     mesh, tiny, oracle, http
 ):
-    replans = mesh.gateway.metrics.replans
+    replans = mesh.gateway.metrics.of("tiny").replans
     before = replans._value.get()
     async with second_worker(mesh, tiny, drain_s=60) as (served, stop, life):
         engine = served.worker.engine
