@@ -15,6 +15,9 @@ from penstock.rpc.bounds import is_id
 from penstock.runtime.context import current_request_id
 
 REQUEST_ID = "x-request-id"
+TOLD = "penstock-told"
+"""In the trailers of a call whose answer went another way, by a stream of its own: how much of it was sent there. The
+caller may learn of the call's end first."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

@@ -48,6 +48,11 @@ def to_trailers(error: PenstockError) -> tuple[tuple[str, bytes], ...]:
     return ((_DETAILS_KEY, status.SerializeToString()),)
 
 
+def is_raised(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the other side raised it; else it is what the transport made of its absence."""
+    return any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+
+
 def from_rpc(error: grpc.aio.AioRpcError) -> PenstockError:
     """The error that the other side raised, or what the transport made of its absence."""
     kind = _BY_CODE.get(error.code(), errors.Internal)

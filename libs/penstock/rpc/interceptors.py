@@ -148,7 +148,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             self._log.exception("handler failed", method=method)
             error = Internal("internal error")
         trace.get_current_span().set_status(StatusCode.ERROR, error.message)
-        await context.abort(status_code(error), error.message, to_trailers(error))
+        await context.abort(status_code(error), error.message, (*context.trailing_metadata(), *to_trailers(error)))
 
 
 async def _write(reply: Any, context: Any) -> None:

@@ -12,11 +12,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+
+import grpc
 
 from penstock.engine.hooks import Pending, Relay
 from penstock.engine.request import Update
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.rpc.bounds import bad, check_id
+from penstock.rpc.context import TOLD
 from penstock.v1 import decode_pb2
 from penstock.worker.convert import token_to_message
 
@@ -42,6 +46,8 @@ class Listener:
         self._ready: dict[int, Pending] = {}
         """The calls that have tokens."""
         self._posted: deque[_Posted] = deque()
+        self._told: dict[int, int] = {}
+        """The index after that of the last token that is in a batch, of each call."""
         self._drafted: dict[int, int] = {}
         """The count that the gateway has, of calls with drafts."""
         self._calls: dict[int, asyncio.Timeout] = {}
@@ -64,8 +70,12 @@ class Listener:
             raise Unavailable("the listener has gone") from None
         finally:
             del self._calls[number]
-            self._ready.pop(number, None)
-            self._drafted.pop(number, None)
+            for of_calls in (self._ready, self._told, self._drafted):
+                of_calls.pop(number, None)
+
+    def told(self, number: int) -> int:
+        """The index after that of the call's last token that was sent; 0: none was."""
+        return self._told.get(number, 0)
 
     def ready(self, number: int, pending: Pending) -> None:
         """The call has tokens."""
@@ -110,7 +120,9 @@ class Listener:
             if posted.event.call in self._calls:
                 batch.events.append(posted.event)
                 added.append(posted)
-                room -= len(posted.event.event.tokens)
+                if tokens := posted.event.event.tokens:
+                    self._told[posted.event.call] = tokens[-1].index + 1
+                    room -= len(tokens)
         return added, room
 
     def _add_tokens(self, batch: decode_pb2.TokenBatch, room: int) -> None:
@@ -128,6 +140,7 @@ class Listener:
             update = pending.passed()
             room -= len(update.tokens)
             self._passed(len(update.tokens))
+            self._told[number] = update.tokens[-1].index + 1
             if update.tokens[0].logprob is None:
                 for token in update.tokens:
                     calls.append(number)
@@ -156,6 +169,11 @@ def _add_event(batch: decode_pb2.TokenBatch, number: int, update: Update) -> Non
     batch.events.append(decode_pb2.CallEvent(call=number, event=event))
 
 
+def say_told(context: grpc.aio.ServicerContext[Any, Any], told: int) -> None:
+    """Says in the trailers of a call what its listener was sent."""
+    context.set_trailing_metadata(((TOLD, str(told)),))
+
+
 class Listeners:
     """All listeners of a worker."""
 
@@ -178,11 +196,18 @@ class Listeners:
             listener.close()
 
     @asynccontextmanager
-    async def way(self, to: decode_pb2.Destination) -> AsyncIterator[Way]:
+    async def way(
+        self, to: decode_pb2.Destination, failed: Callable[[int], object] = lambda _told: None
+    ) -> AsyncIterator[Way]:
         """The way of one call, for the length of the block, which is left with Unavailable when it led to a listener
-        whose stream broke."""
+        whose stream broke. `failed` hears what `Way.told` is when the block is left with an error."""
         async with AsyncExitStack() as stack:
-            yield Way(self, to, stack)
+            way = Way(self, to, stack)
+            try:
+                yield way
+            except Exception:
+                failed(way.told)
+                raise
 
     def named(self, name: str) -> Listener | None:
         """The listener of that name, if it is there."""
@@ -211,6 +236,11 @@ class Way:
         if self._listener is not None:
             await self._listener.send(self._to.number, event)
         return self._listener is not None
+
+    @property
+    def told(self) -> int:
+        """The index after that of the last token that the listener was sent; 0: none was."""
+        return 0 if self._listener is None else self._listener.told(self._to.number)
 
     def relay(self) -> Relay | None:
         """After the first event: what takes the tokens that need no event of their own."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 import grpc
 
 from penstock.decode.config import DecodeConfig
 from penstock.decode.drafting import DraftClient, open_drafter
 from penstock.decode.handoff import HandoffPrefix
-from penstock.decode.listening import Listeners, Way
+from penstock.decode.listening import Listeners, Way, say_told
 from penstock.engine.request import Update
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import decode_pb2, decode_pb2_grpc, router_pb2
@@ -43,7 +44,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncIterator[decode_pb2.GenerateEvent]:
         """Streams tokens until the sequence ends, here or to a listener."""
         async with (
-            self._listeners.way(request.to) as way,
+            self._listeners.way(request.to, partial(say_told, context)) as way,
             aclosing(self._events(request, context.time_remaining(), way)) as events,
         ):
             async for event in events:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock import errors
 from penstock.errors import PenstockError
-from penstock.rpc.errors import from_rpc, status_code, to_trailers
+from penstock.rpc.errors import from_rpc, is_raised, status_code, to_trailers
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PenstockError)]
 AS_BASES = {
@@ -60,3 +60,10 @@ def test_an_unknown_code_is_internal() -> None:
 def test_kinds_of_http_alone_travel_as_others() -> None:
     for kind, base in AS_BASES.items():
         assert type(sent(kind("x"))) is base
+
+
+def test_what_the_other_side_raised_is_told_from_what_the_transport_made():
+    none = grpc.aio.Metadata()
+    raised = grpc.aio.Metadata(*to_trailers(errors.Unavailable("full")))
+    assert is_raised(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, raised, "full"))
+    assert not is_raised(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "gone"))

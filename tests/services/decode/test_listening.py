@@ -250,3 +250,30 @@ async def test_names_and_numbers_belong_to_one() -> None:
         await reader.begun(call)
         with pytest.raises(InvalidRequest, match=r"to\.number = 3"):
             await Sequence(listeners, 3).running
+
+
+async def test_a_call_that_fails_knows_what_it_has_sent() -> None:
+    told: list[int] = []
+    listeners = Listeners()
+    async with listening(listeners) as reader:
+
+        async def call(number: int, tokens: int) -> None:
+            async with listeners.way(decode_pb2.Destination(listener="gateway", number=number), told.append) as way:
+                sent = [token_to_message(TokenOut(index, 7, None)) for index in range(tokens)]
+                await way.send(decode_pb2.GenerateEvent(tokens=sent))
+                raise Unavailable("the step failed")
+
+        calls = [asyncio.ensure_future(call(number, number)) for number in range(3)]
+        await reader.next()
+        reader.ask()
+        assert [type(error) for error in await asyncio.gather(*calls, return_exceptions=True)] == [Unavailable] * 3
+        assert sorted(told) == [0, 1, 2]
+        sequence = Sequence(listeners, 9)
+        await turns()
+        sequence.make(3)
+        await reader.next()
+        sequence.running.cancel()
+    async with listeners.way(decode_pb2.Destination(listener="nobody", number=1), told.append) as way:
+        assert not await way.send(decode_pb2.GenerateEvent(tokens=[token_to_message(TokenOut(0, 7, None))]))
+        assert way.told == 0
+    assert len(told) == 3, "nothing failed"

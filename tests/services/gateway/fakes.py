@@ -8,12 +8,13 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.decode.listening import Listeners
+from penstock.decode.listening import Listeners, say_told
 from penstock.engine.request import Update
 from penstock.errors import PenstockError, Unavailable
 from penstock.kv.identity import KEY_BYTES
@@ -235,7 +236,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
                 raise error
             if self._mesh.script.prefill_hangs and request.handoff.address == self._mesh.prefills[0].address:
                 await asyncio.Event().wait()
-            async with self.listeners.way(request.to) as way:
+            async with self.listeners.way(request.to, partial(say_told, context)) as way:
                 async for event in self._generate(request):
                     if _plain(event) and (relay := way.relay()) is not None:
                         await Said(event).to(relay)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.gateway.mesh import workers
 from penstock.gateway.mesh.listening import Listening
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -90,6 +91,31 @@ async def test_a_worker_without_listeners_uses_the_calls_own_stream(setup):
     [text], usage = await ask(setup)
     assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
     assert len(setup.mesh.router.asks) == 1 and not setup.mesh.decodes[0].batches
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("prefill", [True, False])
+async def test_what_a_worker_said_before_it_failed_is_heard(setup, standing, monkeypatch, prefill, batch):
+    """Here all of it comes after the call's error."""
+    hand_out, last_words, failed = Listening._hand_out, workers._last_words, asyncio.Event()
+
+    async def late(listening, sent):
+        await failed.wait()
+        await hand_out(listening, sent)
+
+    async def over(heard, error):
+        failed.set()
+        await last_words(heard, error)
+
+    monkeypatch.setattr(Listening, "_hand_out", late)
+    monkeypatch.setattr(workers, "_last_words", over)
+    setup.script.prefill, setup.script.batch, setup.script.decode_dies_after = prefill, batch, 4
+    [text], usage = await ask(setup)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    batches = setup.mesh.decodes[0].batches
+    said = sum(len(sent.ids) + sum(len(one.event.tokens) for one in sent.events) for sent in batches)
+    assert said >= 3
+    assert [asked.output_tokens for asked in setup.mesh.router.asks] == [0, said + prefill]
 
 
 async def test_a_broken_listener_moves_its_calls(setup, standing):

@@ -13,11 +13,12 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
 
-from penstock.decode.listening import Listeners, Way
+from penstock.decode.listening import Listeners, Way, say_told
 from penstock.engine.hooks import Relay
 from penstock.engine.request import TokenOut, Update
 from penstock.kv.spec import KvSpec, spec_to_message
@@ -143,7 +144,10 @@ class Emitter(router_pb2_grpc.RouterServicer, decode_pb2_grpc.DecodeServicer):
         self, request: decode_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[decode_pb2.GenerateEvent]:
         """The tokens of one request."""
-        async with self._listeners.way(request.to) as way, aclosing(self._events(request.request, way)) as events:
+        async with (
+            self._listeners.way(request.to, partial(say_told, context)) as way,
+            aclosing(self._events(request.request, way)) as events,
+        ):
             async for event in events:
                 if not await way.send(event):
                     yield event

@@ -32,19 +32,39 @@ class HeardCall:
 
     def __init__(self, number: int, receiver: Receiver, broken: Broken) -> None:
         self.number = number
-        self.token = receiver.token
         self.apart = False
         """Its events come on its own stream, not on the listener's."""
-        self._report = receiver.report
+        self._token, self._report = receiver.token, receiver.report
         self._broken = broken
         self._context = copy_context()  # the request's, for what is logged
+        self._heard = 0
+        """The index after that of the last token that has come."""
+        self._awaited = 0
         self._last = asyncio.Event()
 
+    def token(self, index: int, id: int) -> None:
+        """Hands on a token that came for the call."""
+        self._token(index, id)
+        self._hear(index)
+
     def report(self, gain: Gain) -> None:
-        """Hands on what came for the call."""
+        """Hands on what else came for the call."""
         self._context.run(self._report, gain)
+        if gain.tokens:
+            self._hear(gain.tokens[-1].index)
         if gain.finish is not None:
             self._last.set()
+
+    def _hear(self, index: int) -> None:
+        self._heard = index + 1
+        if 0 < self._awaited <= self._heard:
+            self._last.set()
+
+    async def before(self, told: int) -> None:
+        """For a call that has failed: returns when all tokens before the index `told` have come, or are lost."""
+        self._awaited = told
+        if not self.apart and self._heard < told:
+            await self._last.wait()
 
     async def last(self) -> None:
         """For a call that has ended well: returns when all that it has sent to the listener has come, or is lost."""

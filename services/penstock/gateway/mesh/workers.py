@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import grpc
 
 from penstock.gateway.mesh import wire
 from penstock.gateway.mesh.faults import blames_member, public_error
-from penstock.gateway.mesh.listening import Listening
+from penstock.gateway.mesh.listening import HeardCall, Listening
 from penstock.gateway.mesh.view import RouterView
 from penstock.gateway.request.work import Assignment, ChoiceRequest, Lost, Placement, Receiver, Stage, workers_failed
 from penstock.rpc.channels import Channels
-from penstock.rpc.context import outgoing
+from penstock.rpc.context import TOLD, outgoing
+from penstock.rpc.errors import is_raised
 from penstock.runtime.tasks import Failed, being_cancelled
 from penstock.v1 import decode_pb2_grpc, prefill_pb2_grpc
 
-_LAST_WORDS_S = 0.02
-"""What a worker has sent on the listener before its call failed may still be on its way for so long."""
+_LAST_WORDS_S = 1.0
+"""Most seconds to wait for what a worker sent on the listener before its call failed."""
 _LINGER_S = 0.25
 """Seconds for which a listener waits for another call. A worker that drains waits for it."""
 
@@ -179,9 +180,9 @@ class Workers:
                     async for event in line.begin(call):
                         heard.apart = True
                         hear.report(wire.decode_gain(event))
-                except grpc.aio.AioRpcError:
-                    if not heard.apart:
-                        await asyncio.sleep(_LAST_WORDS_S)
+                except grpc.aio.AioRpcError as error:
+                    if blames_member(error):
+                        await _last_words(heard, error)
                     raise
                 await heard.last()
 
@@ -211,3 +212,12 @@ class Workers:
         else:
             return
         hear.report(Lost(stage, place.member, fault, line.silent))
+
+
+async def _last_words(heard: HeardCall, error: grpc.aio.AioRpcError) -> None:
+    """Waits for the tokens that a worker sent before the call failed, so that nobody computes them again. It says how
+    many; one that died could not, and then the listener's stream ends as well."""
+    told = next((int(value) for key, value in error.trailing_metadata() or () if key == TOLD), 0)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_WORDS_S):
+            await (heard.before(told) if is_raised(error) else heard.last())
