@@ -72,15 +72,23 @@ async def whole_mesh(model: Path, disk: Path) -> AsyncIterator[Mesh]:
 
 
 @pytest.fixture(scope="module")
-async def mesh(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
+async def others() -> set[asyncio.Task[Any]]:
+    """Tasks that run already: those of services that tests elsewhere share, with the same names."""
+    return asyncio.all_tasks()
+
+
+@pytest.fixture(scope="module")
+async def mesh(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory, others: set[asyncio.Task[Any]]
+) -> AsyncIterator[Mesh]:
     async with whole_mesh(tiny, tmp_path_factory.mktemp("disk")) as opened:
         yield opened
 
 
-def background() -> dict[str, list[asyncio.Task[Any]]]:
-    """The tasks that `penstock.runtime.tasks` runs now, by name."""
+def background(others: set[asyncio.Task[Any]]) -> dict[str, list[asyncio.Task[Any]]]:
+    """The tasks that `penstock.runtime.tasks` runs now, by name, without `others`."""
     found: dict[str, list[asyncio.Task[Any]]] = {}
-    for task in asyncio.all_tasks():
+    for task in asyncio.all_tasks() - others:
         coroutine: Any = task.get_coro()
         if getattr(coroutine, "cr_code", None) is tasks._run.__code__:
             found.setdefault(task.get_name(), []).append(task)
@@ -92,9 +100,9 @@ def policy(task: asyncio.Task[Any]) -> str:
     return str(coroutine.cr_frame.f_locals["on_failure"])
 
 
-async def inject(name: str, spared: set[asyncio.Task[Any]] | None = None) -> None:
-    """Lets a task of that name, and not of those `spared`, fail at the point where it waits."""
-    chosen = next(task for task in background()[name] if task not in (spared or set()))
+async def inject(name: str, others: set[asyncio.Task[Any]]) -> None:
+    """Lets a task of that name, and none of `others`, fail at the point where it waits."""
+    chosen = background(others)[name][0]
     while True:
         waits: Any = chosen
         while isinstance(waits, asyncio.Task):
@@ -116,10 +124,12 @@ def failures(mesh: Mesh, name: str) -> float:
     return sum(sample or 0 for sample in samples)
 
 
-async def test_every_background_task_is_known(mesh: Mesh, http: httpx2.AsyncClient) -> None:
+async def test_every_background_task_is_known(
+    mesh: Mesh, http: httpx2.AsyncClient, others: set[asyncio.Task[Any]]
+) -> None:
     await drafting(http, mesh)
-    await until(lambda: background().keys() <= POLICIES.keys(), "the mesh is idle")
-    assert {name: policy(found[0]) for name, found in sorted(background().items())} == POLICIES
+    await until(lambda: background(others).keys() <= POLICIES.keys(), "the mesh is idle")
+    assert {name: policy(found[0]) for name, found in sorted(background(others).items())} == POLICIES
 
 
 async def ready(http: httpx2.AsyncClient, mesh: Mesh) -> None:
@@ -131,17 +141,17 @@ async def ready(http: httpx2.AsyncClient, mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in ENDS])
 async def test_a_task_that_fails_is_counted_and_the_mesh_serves(
-    mesh: Mesh, http: httpx2.AsyncClient, name: str
+    mesh: Mesh, http: httpx2.AsyncClient, others: set[asyncio.Task[Any]], name: str
 ) -> None:
     await drafting(http, mesh)
     tokens = prompt(f"before {name}", 80)
     before = await ask(http, mesh, tokens, GREEDY)
     counted = failures(mesh, name)
     with capture_logs() as lines:
-        await inject(name)
+        await inject(name, others)
         await until(lambda: failures(mesh, name) == counted + 1, f"{name} is counted")
         if POLICIES[name] == "restart":
-            await until(lambda: name in background(), f"{name} runs again")
+            await until(lambda: name in background(others), f"{name} runs again")
     assert [line["event"] for line in lines if line.get("task") == name] == ["background task failed"]
     await ready(http, mesh)
     assert (await ask(http, mesh, tokens, GREEDY)).ids == before.ids

@@ -397,8 +397,9 @@ class FakeMesh:
     def tick(self) -> None:
         self._ticked.set()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 1.0) -> None:
-        """Waits, without polling, until a call's end has made `condition` true."""
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Waits, without polling, until a call's end has made `condition` true. Where it matters how soon that is, the
+        test says so itself."""
         async with asyncio.timeout(timeout_s):
             while not condition():
                 self._ticked.clear()

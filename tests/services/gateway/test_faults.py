@@ -164,7 +164,7 @@ async def test_a_stream_waits_for_its_only_worker_to_come_back(setup):
     gone = itertools.chain([None], itertools.repeat(Unavailable("gone")))
     setup.script.generate = lambda worker, request: next(gone)
     asking = asyncio.create_task(ask(setup))
-    await setup.mesh.until(lambda: len(setup.mesh.router.asks) >= 4, timeout_s=5)
+    await setup.mesh.until(lambda: len(setup.mesh.router.asks) >= 4)
     setup.script.generate = lambda worker, request: None
     text, usage = await asking
     assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)

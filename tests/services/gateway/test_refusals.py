@@ -97,7 +97,7 @@ async def fill(setup, http) -> list[asyncio.Task]:
     """Takes all places, with requests of one tenant that last until the gate is open."""
     setup.script.hang = True
     running = [asyncio.ensure_future(http.post(CHAT, json=BODY, headers=KEYS["one"], timeout=30)) for _ in range(ROOM)]
-    await setup.mesh.until(lambda: setup.gateway.reception.admission.live == ROOM, timeout_s=10)
+    await setup.mesh.until(lambda: setup.gateway.reception.admission.live == ROOM)
     return running
 
 
