@@ -26,6 +26,8 @@ _CODES: dict[type[PenstockError], grpc.StatusCode] = {
 }
 _BY_CODE = {code: error for error, code in _CODES.items()}
 _DETAILS_KEY = "grpc-status-details-bin"
+_WRITE_FAILED = "Internal error from Core"
+"""What grpc.aio says, as INTERNAL, of a stream that had ended when a message was to be written to it."""
 
 
 def status_code(error: PenstockError) -> grpc.StatusCode:
@@ -56,6 +58,8 @@ def is_raised(error: grpc.aio.AioRpcError) -> bool:
 def from_rpc(error: grpc.aio.AioRpcError) -> PenstockError:
     """The error that the other side raised, or what the transport made of its absence."""
     kind = _BY_CODE.get(error.code(), errors.Internal)
+    if kind is errors.Internal and error.details() == _WRITE_FAILED and not is_raised(error):
+        kind = errors.Unavailable
     found = kind(error.details() or error.code().name)
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import grpc
 import pytest
 
@@ -67,3 +71,47 @@ def test_what_the_other_side_raised_is_told_from_what_the_transport_made():
     raised = grpc.aio.Metadata(*to_trailers(errors.Unavailable("full")))
     assert is_raised(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, raised, "full"))
     assert not is_raised(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "gone"))
+
+
+ECHO = """
+import grpc
+from concurrent.futures import ThreadPoolExecutor
+
+class Echo(grpc.GenericRpcHandler):
+    def service(self, details):
+        return grpc.stream_stream_rpc_method_handler(lambda requests, context: requests)
+
+server = grpc.server(ThreadPoolExecutor(2), [Echo()])
+print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start()
+server.wait_for_termination()
+"""
+
+
+@pytest.fixture
+def echo() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of a server that sends back what it is sent, and its process."""
+    with subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield f"127.0.0.1:{int(server.stdout.readline())}", server
+        finally:
+            server.kill()
+
+
+async def test_a_stream_that_breaks_under_a_write_means_that_the_other_side_is_away(
+    echo: tuple[str, subprocess.Popen[str]],
+) -> None:
+    """grpc.aio calls it an internal error when it knows of the end, and the event loop does not yet."""
+    address, server = echo
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream("/toy.Toy/Echo")()
+        await call.write(b"x")
+        assert await call.read() == b"x"
+        server.kill()
+        while channel.get_state() is grpc.ChannelConnectivity.READY:
+            pass  # not with `await`, which would let the loop know
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.write(b"y")
+            await call.read()
+    assert type(from_rpc(caught.value)) is errors.Unavailable
