@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
 
@@ -101,19 +101,26 @@ class RequestBans:
         """`load` is called in a thread, before the first list of words."""
         self._load = load
         self._vocabulary: Vocabulary | None = None
-        self._one = Lock()
-        self._made = lru_cache(maxsize=_MOST_LISTS)(self._make)
+        self._made: OrderedDict[tuple[tuple[str, ...], frozenset[int]], WordBans] = OrderedDict()
+        """The last used behind the others."""
+        self._making = asyncio.Lock()
 
     async def of(self, sampling: SamplingParams) -> WordBans:
-        """What the request bans. Raises RequestRefused when the model's tokens have no texts."""
-        try:
-            return await asyncio.to_thread(self._found, sampling.bad_words, sampling.banned_token_ids)
-        except (ValueError, OSError) as error:  # a tokenizer that can't be read
-            raise RequestRefused("bad_words", f"bad_words: {error}") from error
-
-    def _found(self, words: tuple[str, ...], always: frozenset[int]) -> WordBans:
-        with self._one:
-            return self._made(words, always)
+        """What the request bans; at once for one of the last lists. Raises RequestRefused when the model's tokens have
+        no texts."""
+        asked = sampling.bad_words, sampling.banned_token_ids
+        if asked not in self._made:
+            async with self._making:
+                if asked not in self._made:  # else another request has waited for the same
+                    try:
+                        self._made[asked] = await asyncio.to_thread(self._make, *asked)
+                    except (ValueError, OSError) as error:  # a tokenizer that can't be read
+                        raise RequestRefused("bad_words", f"bad_words: {error}") from error
+        self._made.move_to_end(asked)
+        found = self._made[asked]
+        if len(self._made) > _MOST_LISTS:
+            self._made.popitem(last=False)
+        return found
 
     def _make(self, words: tuple[str, ...], always: frozenset[int]) -> WordBans:
         if self._vocabulary is None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.engine.bans import WordBans
+from penstock.checkpoint import inspect
+from penstock.engine.bans import RequestBans, WordBans
+from penstock.engine.errors import RequestRefused
+from penstock.engine.grammars import ModelTokens, tokenizer_of
+from penstock.engine.request import SamplingParams
 from penstock.engine.sampling.reference import completing
 from penstock.grammar.joining import standing
 from penstock.grammar.vocabulary import Vocabulary
@@ -67,3 +73,46 @@ def test_what_is_banned_anyway_and_control_tokens():
 def test_where_nothing_would_be_left_nothing_is_banned():
     assert WordBans(["a", "b"], frozenset(), Vocabulary([b"a", b"b"])).after([], 0) == frozenset()
     assert WordBans(["a", "b"], frozenset(), Vocabulary([b"a", b"b", b""])).after([], 0) == {0, 1}
+
+
+def without(*words, banned=()):
+    return SamplingParams(max_tokens=1, bad_words=words, banned_token_ids=frozenset(banned))
+
+
+def at_once(bans, word):
+    """What the word bans, if no thread is needed to say it."""
+    asking = bans.of(without(word))
+    try:
+        asking.send(None)
+    except StopIteration as made:
+        return made.value
+    asking.close()
+    return None
+
+
+async def test_a_known_list_needs_no_thread(config):
+    checkpoint = inspect(config.model)
+    bans = RequestBans(ModelTokens(checkpoint))
+    fox, same, more = await asyncio.gather(*(bans.of(without("fox", banned=banned)) for banned in ([], [], [5])))
+    assert fox is same
+    expected = WordBans(["fox"], frozenset(), Vocabulary.of(tokenizer_of(checkpoint))).after([], 0)
+    assert (fox.after([], 0), more.after([], 0)) == (expected, expected | {5})
+    for number in range(30):
+        await bans.of(without(f"a{number}"))
+    assert at_once(bans, "fox") is fox
+    await bans.of(without("one more"))
+    assert at_once(bans, "fox") is fox and at_once(bans, "a0") is not None, "those used last stay"
+    await bans.of(without("one too many"))
+    assert at_once(bans, "a1") is None and at_once(bans, "fox") is fox
+
+
+async def test_a_tokenizer_that_can_not_be_read_is_asked_again():
+    """Every request is refused by name, until it can be read."""
+
+    def load():
+        raise ValueError("no tokens")
+
+    bans = RequestBans(load)
+    for _ in range(2):
+        with pytest.raises(RequestRefused, match="bad_words: no tokens"):
+            await bans.of(without("fox"))
