@@ -65,6 +65,8 @@ class LoadResult:
     """The number that `Update.cached_tokens` reports."""
     stored_blocks: int | None = None
     """Leading blocks that the sink need not know of; None: all that are valid."""
+    waited_s: float = 0.0
+    """Seconds of the load that passed until others had computed something: asking again would not take as long."""
 
 
 class KvSource(Protocol):

@@ -212,6 +212,12 @@ class WorkerMetrics(Metrics):
         self.touched = self._counter(
             "penstock_blocks_touched", "Blocks used from the worker's own pages, as told to the store that has them too"
         )
+        self.claim_waits = self._counter(
+            "penstock_claim_waits",
+            "Waits for blocks that other workers computed: they were stored, the worker left them, or it was too late",
+            "end",
+        )
+        self.awaited = self._counter("penstock_blocks_awaited", "Blocks that other workers stored during such waits")
         self.handoff_faults = self._counter("penstock_handoff_faults", "Hand-offs that became a recompute")
         self._given = self._counter(
             "penstock_worker_prompt_tokens",

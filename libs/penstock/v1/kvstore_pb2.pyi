@@ -707,6 +707,159 @@ class RetainResponse(_message.Message):
 Global___RetainResponse: _TypeAlias = RetainResponse  # noqa: Y015
 
 @_typing.final
+class Pace(_message.Message):
+    """When the client is going to have blocks computed that follow each other, in its own prediction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_S_FIELD_NUMBER: _builtins.int
+    BLOCK_S_FIELD_NUMBER: _builtins.int
+    GROWTH_S_FIELD_NUMBER: _builtins.int
+    STEP_BLOCKS_FIELD_NUMBER: _builtins.int
+    queue_s: _builtins.float
+    """seconds from now until it begins"""
+    block_s: _builtins.float
+    """seconds for the first block"""
+    growth_s: _builtins.float
+    """how much longer each takes than the one before"""
+    step_blocks: _builtins.int
+    """that many come at once; 0: each as it is computed"""
+    def __init__(
+        self,
+        *,
+        queue_s: _builtins.float = ...,
+        block_s: _builtins.float = ...,
+        growth_s: _builtins.float = ...,
+        step_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_s", b"block_s", "growth_s", b"growth_s", "queue_s", b"queue_s", "step_blocks", b"step_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pace: _TypeAlias = Pace  # noqa: Y015
+
+@_typing.final
+class ClaimRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    PACE_FIELD_NUMBER: _builtins.int
+    attachment_id: _builtins.str
+    number: _builtins.int
+    """the client's own name of the claim; an earlier one of that number is over"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of one prompt, those that the client lacks: parents before their children"""
+
+    @_builtins.property
+    def pace(self) -> Global___Pace: ...
+    def __init__(
+        self,
+        *,
+        attachment_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        pace: Global___Pace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "number", b"number", "pace", b"pace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimRequest: _TypeAlias = ClaimRequest  # noqa: Y015
+
+@_typing.final
+class ClaimResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Wait:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _WaitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ClaimResponse._Wait.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        WAIT_NONE: ClaimResponse._Wait.ValueType  # 0
+        """nobody else computed the next block, or not soon enough"""
+        WAIT_STORED: ClaimResponse._Wait.ValueType  # 1
+        """the last wait ended with the blocks"""
+        WAIT_LEFT: ClaimResponse._Wait.ValueType  # 2
+        """nobody computes them any more"""
+        WAIT_LATE: ClaimResponse._Wait.ValueType  # 3
+        """the client would have computed them by now"""
+
+    class Wait(_Wait, metaclass=_WaitEnumTypeWrapper): ...
+    WAIT_NONE: ClaimResponse.Wait.ValueType  # 0
+    """nobody else computed the next block, or not soon enough"""
+    WAIT_STORED: ClaimResponse.Wait.ValueType  # 1
+    """the last wait ended with the blocks"""
+    WAIT_LEFT: ClaimResponse.Wait.ValueType  # 2
+    """nobody computes them any more"""
+    WAIT_LATE: ClaimResponse.Wait.ValueType  # 3
+    """the client would have computed them by now"""
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    found: _builtins.int
+    """leading keys that are stored now; the others are claimed"""
+    wait: Global___ClaimResponse.Wait.ValueType
+    def __init__(
+        self,
+        *,
+        found: _builtins.int = ...,
+        wait: Global___ClaimResponse.Wait.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimResponse: _TypeAlias = ClaimResponse  # noqa: Y015
+
+@_typing.final
+class WithdrawRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    attachment_id: _builtins.str
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        attachment_id: _builtins.str = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawRequest: _TypeAlias = WithdrawRequest  # noqa: Y015
+
+@_typing.final
+class WithdrawResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawResponse: _TypeAlias = WithdrawResponse  # noqa: Y015
+
+@_typing.final
 class TouchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -75,6 +75,16 @@ class KvStoreStub:
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
                 _registered_method=True)
+        self.Claim = channel.unary_unary(
+                '/penstock.v1.KvStore/Claim',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.ClaimResponse.FromString,
+                _registered_method=True)
+        self.Withdraw = channel.unary_unary(
+                '/penstock.v1.KvStore/Withdraw',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.WithdrawRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.WithdrawResponse.FromString,
+                _registered_method=True)
         self.Touch = channel.unary_unary(
                 '/penstock.v1.KvStore/Touch',
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.TouchRequest.SerializeToString,
@@ -176,6 +186,23 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Claim(self, request, context):
+        """The client is about to compute these blocks. As long as others compute the leading ones, and are expected to have
+        them before it would, or hardly later, the call waits: until they are stored, nobody computes them any more, or the
+        client would have computed them. Then those that are not stored are the client's, for others to wait for, until
+        they are stored, it withdraws them or its attachment ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Withdraw(self, request, context):
+        """The client will not store the rest of these claims.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Touch(self, request, context):
         """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too.
         """
@@ -271,6 +298,16 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Retain,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.RetainRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.RetainResponse.SerializeToString,
+            ),
+            'Claim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Claim,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.ClaimRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.ClaimResponse.SerializeToString,
+            ),
+            'Withdraw': grpc.unary_unary_rpc_method_handler(
+                    servicer.Withdraw,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.WithdrawRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.WithdrawResponse.SerializeToString,
             ),
             'Touch': grpc.unary_unary_rpc_method_handler(
                     servicer.Touch,
@@ -529,6 +566,60 @@ class KvStore:
             '/penstock.v1.KvStore/Retain',
             penstock_dot_v1_dot_kvstore__pb2.RetainRequest.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Claim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Claim',
+            penstock_dot_v1_dot_kvstore__pb2.ClaimRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.ClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Withdraw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Withdraw',
+            penstock_dot_v1_dot_kvstore__pb2.WithdrawRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.WithdrawResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,14 @@ class KvStoreStub:
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+    Claim: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ClaimRequest, _kvstore_pb2.ClaimResponse]
+    """The client is about to compute these blocks. As long as others compute the leading ones, and are expected to have
+    them before it would, or hardly later, the call waits: until they are stored, nobody computes them any more, or the
+    client would have computed them. Then those that are not stored are the client's, for others to wait for, until
+    they are stored, it withdraws them or its attachment ends.
+    """
+    Withdraw: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.WithdrawRequest, _kvstore_pb2.WithdrawResponse]
+    """The client will not store the rest of these claims."""
     Touch: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.TouchRequest, _kvstore_pb2.TouchResponse]
     """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too."""
     Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
@@ -87,6 +95,14 @@ class KvStoreAsyncStub(KvStoreStub):
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]  # type: ignore[assignment]
     """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+    Claim: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ClaimRequest, _kvstore_pb2.ClaimResponse]  # type: ignore[assignment]
+    """The client is about to compute these blocks. As long as others compute the leading ones, and are expected to have
+    them before it would, or hardly later, the call waits: until they are stored, nobody computes them any more, or the
+    client would have computed them. Then those that are not stored are the client's, for others to wait for, until
+    they are stored, it withdraws them or its attachment ends.
+    """
+    Withdraw: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.WithdrawRequest, _kvstore_pb2.WithdrawResponse]  # type: ignore[assignment]
+    """The client will not store the rest of these claims."""
     Touch: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.TouchRequest, _kvstore_pb2.TouchResponse]  # type: ignore[assignment]
     """Uses of blocks of which a worker had copies in its own pages, so that it asked for none: they count as uses here too."""
     Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
@@ -167,6 +183,26 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.RetainResponse, _abc.Awaitable[_kvstore_pb2.RetainResponse]]:
         """Promises to keep blocks for a while, within the tenant's budget; they need not be stored yet. Each hit renews it."""
+
+    @_abc_1.abstractmethod
+    def Claim(
+        self,
+        request: _kvstore_pb2.ClaimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.ClaimResponse, _abc.Awaitable[_kvstore_pb2.ClaimResponse]]:
+        """The client is about to compute these blocks. As long as others compute the leading ones, and are expected to have
+        them before it would, or hardly later, the call waits: until they are stored, nobody computes them any more, or the
+        client would have computed them. Then those that are not stored are the client's, for others to wait for, until
+        they are stored, it withdraws them or its attachment ends.
+        """
+
+    @_abc_1.abstractmethod
+    def Withdraw(
+        self,
+        request: _kvstore_pb2.WithdrawRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.WithdrawResponse, _abc.Awaitable[_kvstore_pb2.WithdrawResponse]]:
+        """The client will not store the rest of these claims."""
 
     @_abc_1.abstractmethod
     def Touch(

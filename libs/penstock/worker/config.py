@@ -47,6 +47,8 @@ class WorkerConfig:
     """Cores on which the worker runs, such as 0-3 or 0,2; empty: any."""
     store_timeout_s: float = 2.0
     """Seconds after which a call to the store counts as a miss."""
+    claim_s: float = 0.03
+    """Least seconds of computing for which other workers' blocks are waited for, and own ones claimed at the store."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the worker stops; the router sends nothing new meanwhile."""
     step_limit_s: float = 30.0
@@ -66,7 +68,7 @@ class WorkerConfig:
         addresses(self, "address")
         optional_addresses(self, "router", "kvstore", "metrics_address")
         more_than(self, 0, "store_timeout_s", "step_limit_s")
-        at_least(self, 0, "drain_s")
+        at_least(self, 0, "claim_s", "drain_s")
         one_of(self, LOG_LEVELS, "log_level")
 
     @property

@@ -17,6 +17,7 @@ import structlog
 from penstock.engine.hooks import LoadResult, PageWriter, Source
 from penstock.kv.client.client import NOBODY, Leased, Origin, StoreClient, StoreFault
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker.claiming import PromptClaim
 from penstock.worker.rates import FetchRates
 from penstock.worker.stored import StoredKeys
 
@@ -131,21 +132,31 @@ def _check(leased: Leased, on_device: int, index: int, copy: memoryview) -> bool
 
 
 class StoredPrefix:
-    """KvSource: the longest prefix that the engine and the store hold, up to `limit` blocks."""
+    """KvSource: the longest prefix that the engine and the store hold, or soon will, up to `limit` blocks."""
 
-    def __init__(self, fetcher: Fetcher, limit: int, loaded: Callable[[int], None]) -> None:
-        """`loaded` is told how many leading blocks came from the store."""
+    def __init__(
+        self, fetcher: Fetcher, limit: int, loaded: Callable[[int], None], claim: PromptClaim | None = None
+    ) -> None:
+        """`loaded` is told how many leading blocks came from the store. With a `claim` the blocks that other workers
+        compute are waited for, and the others claimed."""
         self.fetcher = fetcher
         self._limit = limit
         self._loaded = loaded
+        self._claim = claim
 
     async def load(self, pages: PageWriter) -> LoadResult:
         """Asks once for all blocks; the engine computes those that are missing, or asks for them again later."""
-        await self.fetcher.upto(self._limit, pages)
-        self._loaded(self.fetcher.stored)
-        self.fetcher.tell_uses()
-        valid = self.fetcher.blocks * self.fetcher.block_size
-        return LoadResult(valid_tokens=valid, cached_tokens=valid, stored_blocks=self.fetcher.stored)
+        fetcher, waited = self.fetcher, 0.0
+        if not await fetcher.upto(self._limit, pages) and self._claim is not None:
+            begin = time.monotonic()
+            found = await self._claim.make(fetcher.keys[fetcher.blocks : self._limit], fetcher.blocks)
+            waited = time.monotonic() - begin
+            if found:
+                await fetcher.upto(fetcher.blocks + found, pages)
+        self._loaded(fetcher.stored)
+        fetcher.tell_uses()
+        valid = fetcher.blocks * fetcher.block_size
+        return LoadResult(valid_tokens=valid, cached_tokens=valid, stored_blocks=fetcher.stored, waited_s=waited)
 
     async def load_more(self, pages: PageWriter) -> LoadResult:
         """As `load`: blocks that are in the pages already are not asked for."""

@@ -197,11 +197,14 @@ class BlockSink:
         *,
         origin: Origin = NOBODY,
         cost: Callable[[int], float] = lambda _first_token: 0.0,
+        gave_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`chain` names the sequence's blocks; `cost` gives a block's seconds by its first token."""
+        """`chain` names the sequence's blocks; `cost` gives a block's seconds by its first token. `gave_up` is called
+        when blocks were not stored."""
         self._publisher = publisher
         self._origin = origin
         self._cost = cost
+        self._gave_up = gave_up
         self._chain = chain
         self._context = copy_context()
         self._pending = 0
@@ -248,7 +251,7 @@ class BlockSink:
             blocks,
             self._origin,
             pages,
-            lambda stored: self._published(first_block, stored),
+            lambda stored: self._published(first_block, len(blocks), stored),
             self._context,
             soundness=self._soundness,
         )
@@ -281,8 +284,10 @@ class BlockSink:
         """The sequence has ended and everything it published is stored or given up."""
         return self.valid_tokens is not None and self._pending == 0
 
-    def _published(self, first_block: int, stored: int) -> None:
+    def _published(self, first_block: int, blocks: int, stored: int) -> None:
         self._pending -= 1
+        if stored < blocks:
+            self._gave_up()
         if (self.stored or 0) == first_block:
             self.stored = first_block + stored
         self.changed.set()

@@ -16,9 +16,11 @@ from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.kv.client.client import StoreClient
 from penstock.kv.cost import PrefillCost
 from penstock.kv.identity import Chain
+from penstock.kv.pace import Pace
 from penstock.kv.recent import RecentKeys
 from penstock.rpc.channels import Channels
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker.claiming import PromptClaim
 from penstock.worker.config import WorkerConfig
 from penstock.worker.fetching import Fetcher, StoredPrefix
 from penstock.worker.order import Order
@@ -38,6 +40,7 @@ class Work:
     """Leading blocks without the last given token, which has to be computed for its logits."""
     sink: BlockSink
     retainer: Retainer
+    claim: PromptClaim
 
     def used(self, update: Update) -> Counter[str]:
         """Given tokens whose KV was not computed for this request, by tier: fetched, or in the engine's pages."""
@@ -85,9 +88,10 @@ class Worker:
             rates=self.rates,
             cost=self._block_seconds,
         )
-        sink = BlockSink(self.publisher, chain, origin=order.origin, cost=self._block_seconds)
+        claim = PromptClaim(self.store, self.metrics, self._pace, least_s=self.config.claim_s)
+        sink = BlockSink(self.publisher, chain, origin=order.origin, cost=self._block_seconds, gave_up=claim.withdraw)
         retainer = Retainer(self.store, self.metrics, order.marks, order.origin.namespace)
-        return Work(chain, fetcher, (len(tokens) - 1) // size, sink, retainer)
+        return Work(chain, fetcher, (len(tokens) - 1) // size, sink, retainer, claim)
 
     def _block_seconds(self, first_token: int) -> float:
         """Seconds to compute the block that begins with this token; 0 while the rate is unknown."""
@@ -96,6 +100,20 @@ class Worker:
             return 0.0
         cost = PrefillCost.of_model(self.engine.checkpoint.config.hidden_size, rate)
         return cost.seconds(first_token, self.engine.spec.block_size)
+
+    def _pace(self, first_block: int) -> Pace | None:
+        """When a request that comes now would have the blocks from `first_block` on; None while the rate is unknown."""
+        engine, size = self.engine, self.engine.spec.block_size
+        rate = engine.prefill_tokens_per_s
+        if rate <= 0:
+            return None
+        block_s, next_s = (self._block_seconds(block * size) for block in (first_block, first_block + 1))
+        return Pace(
+            queue_s=engine.stats().queued_tokens / rate,
+            block_s=block_s,
+            growth_s=next_s - block_s,
+            step_blocks=max(1, engine.config.max_batch_tokens // size),
+        )
 
     async def generate(
         self,
@@ -108,7 +126,7 @@ class Worker:
         that of `Engine.generate`."""
         self.changed.set()
         work.retainer.begin(work.fetcher.keys)
-        origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded)
+        origin = source or StoredPrefix(work.fetcher, work.fetchable, work.sink.loaded, work.claim)
         try:
             async with aclosing(
                 self.engine.generate(request, origin, work.sink, relay=relay, chain=work.chain)
@@ -127,5 +145,7 @@ class Worker:
         except EngineError as error:
             raise Internal("the model step failed") from error
         finally:
+            if work.sink.valid_tokens is None:  # it did not end by itself
+                work.claim.withdraw()
             self.changed.set()
             await work.retainer.close()

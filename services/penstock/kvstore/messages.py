@@ -9,6 +9,7 @@ from typing import Any
 from penstock.kv.bounds import check_key, check_namespace, keys_of
 from penstock.kv.bytes.arena import Layout
 from penstock.kv.identity import MAX_BATCH
+from penstock.kv.pace import Pace
 from penstock.kv.spec import spec_to_message
 from penstock.kvstore.checks import check_checksum
 from penstock.kvstore.elsewhere.tier import Elsewhere
@@ -49,6 +50,15 @@ def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
     check_key(f"{field}.key", block.key)
     check_checksum(f"{field}.checksum", block.checksum)
     return Written(block.key, block.epoch, block.checksum)
+
+
+def pace_from_message(field: str, pace: kvstore_pb2.Pace) -> Pace:
+    """A checked Pace; `field` is its place in the request."""
+    for name in ("queue_s", "block_s", "growth_s"):
+        check_seconds(f"{field}.{name}", getattr(pace, name))
+    return Pace(
+        queue_s=pace.queue_s, block_s=pace.block_s, growth_s=pace.growth_s, step_blocks=max(1, pace.step_blocks)
+    )
 
 
 def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = False) -> kvstore_pb2.LeaseResponse:

@@ -95,6 +95,9 @@ class KvStore:
         disk = self._reports.get(TierKind.NVME, dict)()
         return {
             **self.host.figures(),
+            "claims": len(self.store.claims),
+            "claimed_blocks": self.store.claims.blocks,
+            "claim_waits": self.store.claims.waiting,
             **{f"nvme_{name}": value for name, value in disk.items()},
             **self.elsewhere.figures(),
         }

@@ -20,6 +20,7 @@ from penstock.kvstore.checks import (
     check_spec,
     lease_seconds,
 )
+from penstock.kvstore.claiming import ClaimDesk, WaitEnd
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.events.messages import events_message
@@ -27,6 +28,7 @@ from penstock.kvstore.messages import (
     Reports,
     hear,
     lease_message,
+    pace_from_message,
     stats_message,
     touched_from_message,
     wanted_from_message,
@@ -50,6 +52,12 @@ _STATE = {
     ReserveState.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
     ReserveState.FULL: kvstore_pb2.Reservation.STATE_FULL,
 }
+_WAIT = {
+    WaitEnd.NONE: kvstore_pb2.ClaimResponse.WAIT_NONE,
+    WaitEnd.STORED: kvstore_pb2.ClaimResponse.WAIT_STORED,
+    WaitEnd.LEFT: kvstore_pb2.ClaimResponse.WAIT_LEFT,
+    WaitEnd.LATE: kvstore_pb2.ClaimResponse.WAIT_LATE,
+}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -65,6 +73,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self._device = device
         self._config = config
         self._reports = reports
+        self._desk = ClaimDesk(store)
 
     async def Attach(
         self, request: kvstore_pb2.AttachRequest, context: Context
@@ -181,6 +190,18 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         used = touched_from_message(request)
         absent = [self._store.touch(request.attachment_id, keys, session) for session, keys in used]
         return kvstore_pb2.TouchResponse(absent=b"".join(key for keys in absent for key in keys))
+
+    async def Claim(self, request: kvstore_pb2.ClaimRequest, context: Context) -> kvstore_pb2.ClaimResponse:
+        keys, pace = check_keys("keys", request.keys), pace_from_message("pace", request.pace)
+        waited = await self._desk.claim(request.attachment_id, request.number, keys, pace)
+        return kvstore_pb2.ClaimResponse(found=waited.found, wait=_WAIT[waited.end])
+
+    async def Withdraw(self, request: kvstore_pb2.WithdrawRequest, context: Context) -> kvstore_pb2.WithdrawResponse:
+        check_count("numbers", request.numbers, MAX_KEYS)
+        self._store.host.table.attachments.of(request.attachment_id)
+        for number in request.numbers:
+            self._store.claims.withdraw(request.attachment_id, number)
+        return kvstore_pb2.WithdrawResponse()
 
     async def Read(  # type: ignore[override]  # yields messages that are encoded already
         self, request: kvstore_pb2.ReadRequest, context: Context

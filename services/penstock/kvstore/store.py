@@ -24,6 +24,7 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.kvstore.table.blocks import Lease, TableStats
+from penstock.kvstore.table.claims import Claims
 from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.tiers.base import Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
@@ -43,6 +44,8 @@ class Store:
         self.tiers = tiers
         self.host = host
         self.sessions = sessions
+        self.claims = Claims()
+        """Blocks that clients compute. `open_store` tells it which are stored."""
         self.now = rules.now
         self.closing = asyncio.Event()
         """Set when attachments are to end."""
@@ -161,6 +164,7 @@ class Store:
     def detach(self, attachment_id: str, client: str) -> None:
         """Takes back all that the attachment owns."""
         self.host.table.detach(attachment_id, self.now())
+        self.claims.leave(attachment_id)
         self._log.info("client detached", client=client)
 
     def _change_spec(self, spec: KvSpec) -> None:
@@ -174,8 +178,9 @@ class Store:
         self.tiers.format_for(spec)
 
     async def stop(self) -> None:
-        """Ends all attachments, subscriptions and bringings; their streams return."""
+        """Ends all attachments, subscriptions, claims and bringings; their streams return."""
         self.closing.set()
+        self.claims.close()
         self.tiers.hub.close()
         await self.host.bringer.close()
 
@@ -186,7 +191,7 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """A store over tiers that are open; `host` is one of them. At the end nothing is brought any more."""
     store = Store(config, tiers, host, sessions=sessions, rules=rules)
-    with sessions.heard_by(store.expect_session):
+    with sessions.heard_by(store.expect_session), host.watched_by(store.claims):
         try:
             yield store
         finally:

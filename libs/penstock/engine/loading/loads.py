@@ -122,7 +122,7 @@ class Loads:
         if not live.gone:
             if isinstance(source, PatientSource) and load == source.load and live.chain is not None:
                 now = time.monotonic()
-                self._asked[live.ticket] = _Asked(source, now, now - began)
+                self._asked[live.ticket] = _Asked(source, now, max(0.0, now - began - result.waited_s))
             self._loaded(live, writer.written, result)
 
     def _over(self, live: Live, task: asyncio.Task[None]) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import grpc
 
 from penstock.kv.bytes.pieces import split
+from penstock.kv.client.claiming import Claimed, Claiming
 from penstock.kv.client.link import ClientStats, Link, StoreFault
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import NOBODY, Origin
@@ -20,6 +21,7 @@ from penstock.kv.client.reading import Leased, Reading
 from penstock.kv.client.writing import BlockPut, Writing
 from penstock.kv.device.memory import Device
 from penstock.kv.identity import KEY_BYTES, MAX_KEYS
+from penstock.kv.pace import Pace
 from penstock.kv.spec import KvSpec
 from penstock.runtime.tasks import Failed, beside
 from penstock.v1 import kvstore_pb2
@@ -40,6 +42,7 @@ class StoreClient:
         self._link = link
         self._reading = Reading(link, loans)
         self._writing = Writing(link, loans)
+        self._claiming = Claiming(link, loans)
 
     @property
     def stats(self) -> ClientStats:
@@ -94,6 +97,24 @@ class StoreClient:
         The time limit holds for each 64 MiB. Cancelling is safe: when it returns, nothing reads `data` any more.
         """
         return await self._writing.put(blocks, origin)
+
+    def next_claim(self) -> int:
+        """A number for a claim, which no other claim of this client has."""
+        return self._claiming.number()
+
+    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace) -> Claimed:
+        """Says that this client is about to compute these blocks of one prompt, which the store lacks.
+
+        First waits for the leading ones while others compute them and are expected to have them before this client
+        would at `pace`, or hardly later: at most as long as `Pace.patience_s` of those blocks. Those that are not
+        stored then are claimed, until they are stored or withdrawn; an earlier claim of the number is over. When
+        cancelled, withdraw the number: the answer may have been on its way.
+        """
+        return await self._claiming.claim(number, keys, pace)
+
+    def withdraw(self, number: int) -> None:
+        """Soon has the store know that the rest of a claim will not be stored."""
+        self._claiming.withdraw(number)
 
     async def quarantine(self, key: bytes, epoch: int) -> bool:
         """Has a block taken out of service; False: it was not, or no longer, that block."""

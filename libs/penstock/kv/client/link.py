@@ -178,10 +178,12 @@ class Link:
             raise self.fault(f"the store is not connected: {self.reason}")
         return self.attachment
 
-    async def call(self, attachment: AttachStream, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        """One answer. Raises StoreFault."""
+    async def call(
+        self, attachment: AttachStream, method: Method[RequestT, ResponseT], request: RequestT, *, more_s: float = 0.0
+    ) -> ResponseT:
+        """One answer, `more_s` seconds after the time limit at the latest. Raises StoreFault."""
         try:
-            return await method(request, timeout=self._timeout_s, metadata=outgoing())
+            return await method(request, timeout=self._timeout_s + more_s, metadata=outgoing())
         except grpc.aio.AioRpcError as error:
             raise self.failed(attachment, error) from error
 

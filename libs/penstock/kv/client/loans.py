@@ -1,4 +1,4 @@
-"""The leases and reservations of a client, which it gives back without making its callers wait."""
+"""The leases, reservations and claims of a client, which it gives back without making its callers wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.v1 import kvstore_pb2
 
 
 class Loans:
-    """Leases and reservations of one client. Run `tidy` while it is in use; `close` at the end."""
+    """Leases, reservations and claims of one client. Run `tidy` while it is in use; `close` at the end."""
 
     def __init__(self, link: Link, failed: Failed) -> None:
         self._link = link
@@ -20,6 +20,7 @@ class Loans:
         self._leases: list[tuple[AttachStream, int]] = []
         self._device_leases: list[tuple[AttachStream, int]] = []
         self._unwritten: list[tuple[AttachStream, kvstore_pb2.CommitBlock]] = []
+        self._claims: list[tuple[AttachStream, int]] = []
         self._wake = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
 
@@ -77,6 +78,11 @@ class Loans:
                 self._unwritten.append((attachment, kvstore_pb2.CommitBlock(key=key, epoch=room.epoch)))
         self._wake.set()
 
+    def end_claim(self, attachment: AttachStream, number: int) -> None:
+        """Soon withdraws a claim."""
+        self._claims.append((attachment, number))
+        self._wake.set()
+
     async def tidy(self) -> None:
         """Gives back until cancelled."""
         while True:
@@ -85,6 +91,7 @@ class Loans:
             leases, self._leases = self._leases, []
             device_leases, self._device_leases = self._device_leases, []
             unwritten, self._unwritten = self._unwritten, []
+            claims, self._claims = self._claims, []
             attachment = self._link.attachment
             if attachment is None:
                 continue  # the store took everything back with the attachment
@@ -93,8 +100,14 @@ class Loans:
                 lease_ids=[lease_id for owner, lease_id in leases if owner is attachment],
                 device_lease_ids=[lease_id for owner, lease_id in device_leases if owner is attachment],
             )
+            withdraw = kvstore_pb2.WithdrawRequest(
+                attachment_id=attachment.attachment_id,
+                numbers=[number for owner, number in claims if owner is attachment],
+            )
             blocks = [block for owner, block in unwritten if owner is attachment]
             with suppress(StoreFault):
+                if withdraw.numbers:
+                    await self._link.call(attachment, self._link.rpc.Withdraw, withdraw)
                 await self._give_back(attachment, release, blocks)
 
     async def _give_back(
