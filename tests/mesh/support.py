@@ -10,8 +10,9 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import httpx2
 import psutil
 
 from penstock.draft.service import SERVICE
+from penstock.engine.engine import Engine
 from penstock.engine.request import SamplingParams
 from penstock.kv.identity import block_keys, root_key
 from penstock.rpc.server import serve
@@ -190,6 +192,22 @@ def on_host(mesh: Mesh, host: str) -> None:
 
 def _seats(mesh: Mesh) -> list[Any]:
     return [seat for seat in mesh.router.planner.registry if seat.member.role is not None]
+
+
+@contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """For the length of the block the engine's next step does not begin."""
+    step, go = engine._runner.step, threading.Event()
+
+    def waiting(runs: Any) -> Any:
+        assert go.wait(30)
+        return step(runs)
+
+    engine._runner.step = waiting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        go.set()
 
 
 class Adversary(draft_pb2_grpc.DraftServicer):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +12,7 @@ from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
 from penstock.worker import rotation
 
-from .support import BLOCK, body_of, mesh_keys, prompt, settled, until
+from .support import BLOCK, body_of, held, mesh_keys, prompt, settled, until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LONG = replace(SHORT, max_tokens=64)
@@ -51,22 +49,6 @@ async def told(http, mesh, tokens, sampling=SHORT):
     extra = found["usage"]["penstock"]
     assert sum(extra["cached_tokens"].values()) + extra["computed_tokens"] == len(tokens)
     return found["choices"][0]["token_ids"], extra, attempt
-
-
-@contextmanager
-def held(engine):
-    """For the length of the block the engine's next step does not begin."""
-    step, go = engine._runner.step, threading.Event()
-
-    def waiting(runs):
-        assert go.wait(30)
-        return step(runs)
-
-    engine._runner.step = waiting
-    try:
-        yield
-    finally:
-        go.set()
 
 
 async def known(mesh, workers, tokens):

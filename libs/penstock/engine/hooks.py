@@ -133,6 +133,15 @@ class KvSink(Protocol):
         ...
 
 
+@runtime_checkable
+class PunctualSink(KvSink, Protocol):
+    """A sink that others wait for."""
+
+    def set_back(self) -> None:
+        """The sequence has lost its pages: what it has not reported comes later than it would have, or never."""
+        ...
+
+
 class Pending(Protocol):
     """The tokens of one request that nobody has taken yet."""
 

@@ -131,8 +131,8 @@ class KvStoreServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request, context):
-        """First call of every client, open for its whole life. Leases and reservations belong to the attachment
-        and are released when it ends.
+        """First call of every client, open for its whole life. Leases, reservations and claims belong to the
+        attachment and are released when it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,8 +35,8 @@ class KvStoreStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvStoreAsyncStub: ...
     Attach: _grpc.UnaryStreamMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]
-    """First call of every client, open for its whole life. Leases and reservations belong to the attachment
-    and are released when it ends.
+    """First call of every client, open for its whole life. Leases, reservations and claims belong to the
+    attachment and are released when it ends.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]
     """Longest stored prefix of `keys`, without a lease."""
@@ -78,8 +78,8 @@ class KvStoreStub:
 class KvStoreAsyncStub(KvStoreStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.UnaryStreamMultiCallable[_kvstore_pb2.AttachRequest, _kvstore_pb2.AttachResponse]  # type: ignore[assignment]
-    """First call of every client, open for its whole life. Leases and reservations belong to the attachment
-    and are released when it ends.
+    """First call of every client, open for its whole life. Leases, reservations and claims belong to the
+    attachment and are released when it ends.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LookupRequest, _kvstore_pb2.LookupResponse]  # type: ignore[assignment]
     """Longest stored prefix of `keys`, without a lease."""
@@ -124,8 +124,8 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kvstore_pb2.AttachResponse], _abc.AsyncIterator[_kvstore_pb2.AttachResponse]]:
-        """First call of every client, open for its whole life. Leases and reservations belong to the attachment
-        and are released when it ends.
+        """First call of every client, open for its whole life. Leases, reservations and claims belong to the
+        attachment and are released when it ends.
         """
 
     @_abc_1.abstractmethod

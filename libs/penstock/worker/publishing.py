@@ -200,7 +200,7 @@ class BlockSink:
         gave_up: Callable[[], None] = lambda: None,
     ) -> None:
         """`chain` names the sequence's blocks; `cost` gives a block's seconds by its first token. `gave_up` is called
-        when blocks were not stored."""
+        when blocks are not stored, or not soon."""
         self._publisher = publisher
         self._origin = origin
         self._cost = cost
@@ -274,6 +274,10 @@ class BlockSink:
             tail.release()
         self.valid_tokens = valid_tokens
         self.changed.set()
+
+    def set_back(self) -> None:
+        """Nobody waits for blocks of a request that has to wait itself."""
+        self._gave_up()
 
     def withhold(self) -> None:
         """The request has failed because its KV may be damaged: publishes nothing that is still queued."""

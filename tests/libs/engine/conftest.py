@@ -137,6 +137,7 @@ class Sink:
         self.valid_tokens: int | None = None
         self.tail: bytes | None = None
         self.held: list[PageRef] = []
+        self.set_backs = 0
         self._hold = hold
 
     def filled(self, first_block: int, pages: Sequence[PageRef], tokens: Sequence[int]) -> None:
@@ -144,6 +145,9 @@ class Sink:
         for number, page in enumerate(pages, start=first_block):
             self.blocks[number] = self._take(page)
             self.tokens[number] = tuple(tokens[number * 16 : number * 16 + 16])
+
+    def set_back(self) -> None:
+        self.set_backs += 1
 
     def finished(self, valid_tokens: int, tail: PageRef | None) -> None:
         assert self.valid_tokens is None

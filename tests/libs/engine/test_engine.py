@@ -78,6 +78,7 @@ async def test_preemption_loses_nothing(config, kit):
             kit.assert_same(one, other)
             assert other.last.computed_tokens == 60
             assert sorted(sink.blocks) == list(range(139 // 16)), "no block is reported twice"
+            assert sink.set_backs == other.last.preemptions
         assert_idle(engine)
 
 

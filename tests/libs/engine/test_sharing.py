@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from penstock.engine.engine import Engine
 from penstock.engine.errors import NotFinite
+from penstock.engine.hooks import LoadResult
 from penstock.kv.identity import Chain
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -379,6 +380,30 @@ async def test_the_source_is_asked_again_when_its_sequence_has_waited(config, ki
         half = len(blocks) // 2 * SIZE
         assert counts(found)[:2] == ((0, half) if broken else (SHARED, 0)), "what it shared is there all the same"
         assert engine.stats().load_failures == broken
+
+
+class Waiting(Patient):
+    """Answers after others had something to compute."""
+
+    async def load(self, pages):
+        come = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(1.0, come.set_result, None)
+        await come
+        return LoadResult(await super().load(pages), waited_s=1.0)
+
+
+async def test_a_wait_for_others_does_not_make_asking_again_dearer(config, kit):
+    """The tiny model computes the rest in less time than the source has waited."""
+    requests = agents(kit, 2)
+    blocks, expected = await stored(config, kit, requests)
+    async with Engine.open(replace(config, max_running=1, again_s=1e-9)) as engine:
+        first = asyncio.create_task(kit.read(engine, kit.request("other", 100, kit.seeded(1, 50))))
+        source = Waiting(blocks, False)
+        reader = asyncio.create_task(kit.read(engine, requests[1], source, None, chain(requests[1])))
+        await first
+        engine._counters.prefill_tokens_per_s = 1e3
+        kit.assert_same(expected[1], await reader)
+        assert source.asked == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from penstock.engine.hooks import KvSink
+from penstock.engine.hooks import KvSink, PunctualSink
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
@@ -76,6 +76,7 @@ class SinkFeed:
         self._counters = counters
         self._reported = 0
         """Leading blocks that the sink knows."""
+        live.set_back = self._set_back
 
     def report(self) -> None:
         """Reports the blocks that became full since the last call, except those that a source loaded."""
@@ -101,6 +102,13 @@ class SinkFeed:
             self._sink.finished(live.computed, tail[0] if tail else None)
         except Exception:
             self._failed(tail)
+
+    def _set_back(self) -> None:
+        if isinstance(self._sink, PunctualSink):
+            try:
+                self._sink.set_back()
+            except Exception:
+                self._failed(())
 
     def _failed(self, lent: Sequence[LentPage]) -> None:
         self._counters.sink_failures += 1

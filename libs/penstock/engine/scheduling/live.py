@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,8 @@ class Live:
     preemptions: int = 0
     busy: bool = False
     """A step is reading its tokens and pages."""
+    set_back: Callable[[], None] = lambda: None
+    """Called when it goes back to the line without its pages."""
     gone: bool = False
     """Finished, failed or dropped: it takes part in no further step."""
 

@@ -321,6 +321,7 @@ class Scheduler:
         self._take_pages(live)
         live.preemptions += 1
         self._preemptions += 1
+        live.set_back()
         insort(self._waiting, live, key=_by_ticket)
         self._outstanding.follow(live)
 
