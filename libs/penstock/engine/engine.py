@@ -30,7 +30,7 @@ from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, Update
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Chosen
-from penstock.engine.scheduling.chunking import chunk_tokens
+from penstock.engine.scheduling.chunking import chunk_tokens, patience
 from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
@@ -286,9 +286,12 @@ class Engine:
 
     def _chunk(self) -> int:
         """Most prompt tokens of a step with decode rows."""
-        config, counters = self.config, self._counters
-        rate = counters.prefill_tokens_per_s
-        return chunk_tokens(config.itl_target_s, counters.decode_step_s, rate, config.max_batch_tokens)
+        counters, most, target_s = self._counters, self.config.max_batch_tokens, self.config.itl_target_s
+        if counters.stale:
+            return 0
+        if target_s is not None:
+            target_s *= patience(*self._scheduler.crowd())
+        return chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, most)
 
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""

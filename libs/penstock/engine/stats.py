@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 _WEIGHT = 0.2
 """Weight of the newest measurement in the moving averages."""
+_MIXED, _RARE_WEIGHT = 16, 0.6
+"""While prompts queue, streams run alone in one step after so many with prompts, as what they cost changes when more of
+them run; the weight of such a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Counters:
     load_failures: int = 0
     sink_failures: int = 0
     failed_steps: int = 0
+    mixed: int = 0
+    """Steps with streams and prompts since the last one without prompts."""
     step_began: float | None = None
     """When the running step began, on the monotonic clock; None between steps."""
 
@@ -82,13 +87,20 @@ class Counters:
         """How long the step in progress has been computed; 0 between steps."""
         return 0.0 if self.step_began is None else time.monotonic() - self.step_began
 
+    @property
+    def stale(self) -> bool:
+        """Whether the next step should show what streams cost alone."""
+        return self.mixed >= _MIXED
+
     def step(self, seconds: float, prefill_rows: int, rows: int) -> None:
         """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts."""
         self.steps += 1
         self.computed_tokens += rows
         if not prefill_rows:
-            self.decode_step_s = _average(self.decode_step_s, seconds)
+            self.decode_step_s = _average(self.decode_step_s, seconds, _RARE_WEIGHT if self.stale else _WEIGHT)
+            self.mixed = 0
             return
+        self.mixed += rows > prefill_rows
         own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)
         self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, prefill_rows / max(own, 1e-9))
 
@@ -123,5 +135,5 @@ def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: Pac
     )
 
 
-def _average(old: float, new: float) -> float:
-    return new if old == 0.0 else old + _WEIGHT * (new - old)
+def _average(old: float, new: float, weight: float = _WEIGHT) -> float:
+    return new if old == 0.0 else old + weight * (new - old)

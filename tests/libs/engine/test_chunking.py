@@ -14,7 +14,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
-from penstock.engine.scheduling.chunking import LEAST_TOKENS, chunk_tokens
+from penstock.engine.scheduling.chunking import LEAST_TOKENS, chunk_tokens, patience
 from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -38,6 +38,35 @@ def test_the_budget_is_what_time_allows_and_never_nothing(target_s, step_s, rate
         assert chunk_tokens(target_s * 2, step_s, rate, most) >= found
 
 
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_streams_wait_longer_for_a_queue_and_not_for_one_prompt(prompts, streams):
+    found = patience(prompts, streams)
+    assert 1 <= found <= 4
+    if prompts <= 1:
+        assert found == 1
+    elif prompts - 1 == streams:
+        assert found == 2
+    assert patience(prompts + 1, streams) >= found >= patience(prompts, streams + 1)
+
+
+def test_streams_that_have_become_more_are_measured_while_prompts_queue():
+    """Every step has prompts, and one stream more every ten steps: what they cost follows, and prompts keep half of
+    it, though the target can't be met."""
+    counters, target_s, row_s, token_s = Counters(), 0.05, 0.005, 0.001
+    counters.step(row_s, 0, 1)
+    counters.step(64 * token_s, 64, 64)
+    for at in range(400):
+        streams = min(30, 1 + at // 10)
+        chunk = (
+            0 if counters.stale else chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, 512)
+        )
+        counters.step(streams * row_s + chunk * token_s, chunk, streams + chunk)
+        assert counters.mixed <= 16, "one step in seventeen"
+    assert counters.decode_step_s == pytest.approx(30 * row_s, rel=0.05)
+    assert counters.prefill_tokens_per_s == pytest.approx(1 / token_s, rel=0.1)
+    assert chunk == 0 or chunk == pytest.approx(15 * row_s / token_s, rel=0.15)
+
+
 def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: int = 3000) -> tuple[list[float], float]:
     """A long prompt joins four streams: (seconds of each step until its first token, seconds of a batch of them all)
     when a step takes `decode_s`, and `token_s` more per prompt token, growing with the prompt's length."""
@@ -50,6 +79,7 @@ def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: in
 
     def step():
         chunk = chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, 512)
+        chunk = 0 if counters.stale else chunk
         lives = scheduler.next_step({}, chunk=chunk)
         known = [live.run.known for live in lives]
         prefill = sum(count for count in known if count > 1)

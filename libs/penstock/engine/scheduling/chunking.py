@@ -8,6 +8,17 @@ _LEAST_SHARE = 0.5
 """Share of a decode step's time that prompts always get, also when decoding alone takes longer than the target."""
 _UNKNOWN = 64
 """Tokens to take before the first measurement."""
+_MOST_PATIENCE = 4.0
+"""Streams wait at most so many times the target, however many prompts queue."""
+
+
+def patience(prompts: int, streams: int) -> float:
+    """By how much the target gives way when `prompts` wait beside `streams` that run.
+
+    A step that is longer holds up every stream, and brings every prompt behind the first one forward. So one prompt
+    keeps to the target, and where as many more wait as streams run it is doubled.
+    """
+    return min(_MOST_PATIENCE, 1.0 + max(0, prompts - 1) / max(1, streams))
 
 
 def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:

@@ -107,7 +107,7 @@ class Situation:
     stalled: bool = False
     """No sequence could run for a while, so the plan may take even pages that are being filled."""
     chunk: int | None = None
-    """Most tokens of prompts in a step with decode rows, at least 1; None: as many as fit."""
+    """Most tokens of prompts in a step with decode rows; None: as many as fit."""
 
 
 class _Planner:

@@ -86,6 +86,11 @@ class Scheduler:
         """Sequences in the line."""
         return len(self._waiting)
 
+    def crowd(self) -> tuple[int, int]:
+        """(Sequences whose prompt steps have still to compute, sequences that generate)."""
+        streams = sum(live.remaining == 1 for live in self._running)
+        return len(self._waiting) + len(self._running) - streams, streams
+
     # A sequence comes
 
     def load(self, live: Live) -> None:
