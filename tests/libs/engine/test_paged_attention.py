@@ -167,7 +167,7 @@ shapes = st.one_of(
 )
 members = st.tuples(
     st.one_of(st.integers(0, 70), st.integers(PIECE - 9, PIECE + 3), st.integers(0, 2 * PIECE)),
-    st.one_of(st.integers(1, 9), st.integers(1, 20)),
+    st.one_of(st.integers(1, 9), st.integers(1, 20), st.integers(30, 60)),
 )
 
 

@@ -1,5 +1,6 @@
 #include "attention.h"
 
+#include "head_columns.h"
 #include "head_lanes.h"
 #if defined(__AMX_BF16__)
 #include "head_amx.h"
@@ -47,7 +48,9 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
       qkv_(qkv),
       mixed_(mixed) {
   const int members = team_size(team);
-  room_size_ = ((in_tiles(model) ? HeadTiles::room(model) : HeadLanes<F32Cache>::room(model)) + 15) / 16 * 16;
+  const int64_t room = in_tiles(model) ? HeadTiles::room(model)
+                                       : std::max(HeadLanes<F32Cache>::room(model), HeadColumns<F32Cache>::room(model));
+  room_size_ = (room + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
   for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
     const int before = sample;
@@ -100,12 +103,17 @@ void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk
 void Attention::run(int layer, const Unit &unit, int member, bool mixes) {
   float *room = room_ + room_size_ * member;
   switch (model_.kv_kind) {
-    case FLOAT32: return run<HeadLanes<F32Cache>>(layer, unit, room, mixes);
+    case FLOAT32: return run_as<F32Cache>(layer, unit, room, mixes);
     case BFLOAT16:
       if (in_tiles(model_)) return run<HeadTiles>(layer, unit, room, mixes);
-      return run<HeadLanes<Bf16Cache>>(layer, unit, room, mixes);
-    default: return run<HeadLanes<Int8Cache>>(layer, unit, room, mixes);
+      return run_as<Bf16Cache>(layer, unit, room, mixes);
+    default: return run_as<Int8Cache>(layer, unit, room, mixes);
   }
+}
+
+template <class Cache> void Attention::run_as(int layer, const Unit &unit, float *room, bool mixes) {
+  if (kColumns && unit.to - unit.from > kQueries) return run<HeadColumns<Cache>>(layer, unit, room, mixes);
+  run<HeadLanes<Cache>>(layer, unit, room, mixes);
 }
 
 template <class Way> void Attention::run(int layer, const Unit &unit, float *room, bool mixes) {

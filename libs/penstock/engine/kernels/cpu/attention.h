@@ -40,6 +40,7 @@ class Attention {
   };
 
   void run(int layer, const Unit &unit, int member, bool mixes);
+  template <class Cache> void run_as(int layer, const Unit &unit, float *room, bool mixes);
   template <class Way> void run(int layer, const Unit &unit, float *room, bool mixes);
   void units_of(int sequence, bool needed);
   int pieces(int sequence) const;
