@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.engine.step.run import Run
 from penstock.kv.identity import Chain
 from penstock.kv.spec import KvSpec
+from penstock.runtime.threads import started_threads
 
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
@@ -115,7 +116,7 @@ class Engine:
         """
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
         config = settled(config, checkpoint)
-        with Lane("engine") as lane, ThreadPoolExecutor(_COPIERS, "load") as threads:
+        with Lane("engine") as lane, started_threads(_COPIERS, "load") as threads:
             await lane.call(set_threads, config.threads)
             runner, spec = await lane.call(load, config, checkpoint)
             failure: Exception | None = None

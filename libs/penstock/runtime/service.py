@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +16,7 @@ from penstock.runtime.config import service_app
 from penstock.runtime.lifecycle import Lifecycle, run
 from penstock.runtime.metrics import Metrics, exposed
 from penstock.runtime.telemetry import telemetry
+from penstock.runtime.threads import started_threads
 
 
 class ServiceConfig(Protocol):
@@ -53,6 +56,11 @@ def share_the_lock() -> None:
     sys.setswitchinterval(_SWITCH_S)
 
 
+def start_threads() -> None:
+    """Starts the threads of `asyncio.to_thread`, of the loop that runs, as many as it would have."""
+    asyncio.get_running_loop().set_default_executor(started_threads(min(32, (os.cpu_count() or 1) + 4), "job"))
+
+
 def service_main(
     name: str,
     what: str,
@@ -69,6 +77,7 @@ def service_main(
 
         async def main(lifecycle: Lifecycle) -> None:
             async with open_service(config) as service:
+                start_threads()
                 gc.freeze()  # else each full collection holds the loop while it walks all that imports made
                 with exposed(service.metrics, config.metrics_address):
                     lifecycle.ready(**tells(service))

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from threading import Barrier
 from typing import TypeVar
 
 Result = TypeVar("Result")
+
+
+def started_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """An executor whose threads run already, for an event loop. The caller shuts it down.
+
+    Others start a thread with each of their first jobs. Whoever starts one waits until it runs, which on a busy machine
+    takes longer than a loop may be held; so this waits before, where nobody is served yet.
+    """
+    threads = ThreadPoolExecutor(count, name)
+    all_run = Barrier(count)  # before that no thread is idle, so each job starts one
+    try:
+        for _ in range(count):
+            threads.submit(all_run.wait)
+    except BaseException:
+        all_run.abort()
+        threads.shutdown(wait=False)
+        raise
+    return threads
 
 
 async def to_its_end(

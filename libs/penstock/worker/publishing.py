@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreClient, Sto
 from penstock.kv.identity import Chain
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import being_cancelled, beside, within
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 from penstock.worker.stored import StoredKeys
 
 _LOG = structlog.get_logger("penstock.worker")
@@ -175,7 +175,7 @@ async def open_publisher(
 ) -> AsyncIterator[BlockPublisher]:
     """A publisher that works for the length of the block, as does `known`; `finite` is called in a thread."""
     failed = metrics.task_failed
-    with ThreadPoolExecutor(1, "publish") as thread:
+    with started_threads(1, "publish") as thread:
         publisher = BlockPublisher(store, metrics, max_pages, known=known, finite=finite, thread=thread)
         try:
             async with (

@@ -17,6 +17,7 @@ from penstock.grammar.compiled import Grammars
 from penstock.grammar.guide import Endings, Guide
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics
+from penstock.runtime.threads import started_threads
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Drafts:
         """`grammars` are those of a proposer that follows them."""
         self._proposer = proposer
         self._grammars = grammars
-        self._thread = thread or ThreadPoolExecutor(1, "propose")
+        self._thread = thread or started_threads(1, "propose")
         self.description = description
         self.metrics = DraftMetrics()
 
@@ -89,5 +90,6 @@ def load_drafts(config: DraftConfig) -> Drafts:
         raise ConfigError("model", config.model, str(error)) from error
     checkpoint = proposer.checkpoint
     description = Description("model", tokenizer_fingerprint(checkpoint), checkpoint.config.vocab_size)
-    thread = ThreadPoolExecutor(1, "propose", torch.set_num_threads, (config.threads,))
+    thread = started_threads(1, "propose")
+    thread.submit(torch.set_num_threads, config.threads)
     return Drafts(proposer, description, thread, Grammars(partial(tokenizer_of, checkpoint)))

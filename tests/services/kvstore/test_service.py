@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from typing import Any
 
 import grpc
@@ -192,7 +193,7 @@ async def test_stats_on_the_wire_are_the_tables() -> None:
 
 
 async def test_a_part_that_fails_is_told_at_once_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(host: HostTier) -> None:
+    async def fail(host: HostTier, thread: Executor) -> None:
         raise OSError("boom")
 
     monkeypatch.setattr(host_module, "provide_pages", fail)

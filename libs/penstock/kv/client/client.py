@@ -7,7 +7,6 @@ the time limit; a store that is away costs a caller microseconds, and is found a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
@@ -24,6 +23,7 @@ from penstock.kv.identity import KEY_BYTES, MAX_KEYS
 from penstock.kv.pace import Pace
 from penstock.kv.spec import KvSpec
 from penstock.runtime.tasks import Failed, beside
+from penstock.runtime.threads import started_threads
 from penstock.v1 import kvstore_pb2
 
 __all__ = ["NOBODY", "BlockPut", "ClientStats", "Leased", "Origin", "StoreClient", "StoreFault", "open_store"]
@@ -165,7 +165,7 @@ async def open_store(
     are streamed. No call takes longer than `timeout_s`. Opens also without a store: the client looks for it in
     the background, and again after losing it. With a `device`, blocks of a store on the same one are read there.
     """
-    with ThreadPoolExecutor(_THREADS, "penstock-kv") as threads:
+    with started_threads(_THREADS, "penstock-kv") as threads:
         link = Link(channel, client, spec, host_id=host_id, timeout_s=timeout_s, threads=threads, device=device)
         loans = Loans(link, failed)
         async with (

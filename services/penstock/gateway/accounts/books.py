@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from penstock.gateway.accounts.entry import COUNTS, HOUR_S, Counts, Entries, LedgerLine, merged
 from penstock.gateway.redis_client import REDIS_SCHEMES, asked, open_redis, without_password
 from penstock.runtime.config import ConfigError
+from penstock.runtime.threads import started_threads
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -157,7 +158,7 @@ async def open_book(where: str) -> AsyncIterator[Book]:
                 raise ConfigError("ledger", without_password(where), f"does not answer: {error}") from None
             yield RedisBook(redis)
     else:
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger") as thread:
+        with started_threads(1, "ledger") as thread:
             run = asyncio.get_running_loop().run_in_executor
             database = await run(thread, _connect, where)
             try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.gateway.completing.seats import Seats
+from penstock.runtime.threads import started_threads
 
 Value = TypeVar("Value")
 
@@ -62,7 +63,7 @@ def open_threads() -> Iterator[Threads]:
     with ExitStack() as stack:
 
         def opened(name: str, workers: int) -> ThreadPoolExecutor:
-            pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)
+            pool = started_threads(workers, name)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             return pool
 

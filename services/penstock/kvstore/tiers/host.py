@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
 from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.tasks import beside
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 
 _AHEAD_BYTES = 32 << 20
 """Pages that wait, already provided by the kernel, for the next blocks: a first touch costs ten copies."""
@@ -218,10 +218,9 @@ async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncI
     try:
         host = HostTier(config, arena, tiers, rules)
         try:
-            with tiers.keeping(host), tiers.followed_by(host):
-                async with beside(
-                    partial(provide_pages, host), name="kvstore pages", on_failure="restart", failed=rules.failed
-                ):
+            with started_threads(1, "penstock-pages") as thread, tiers.keeping(host), tiers.followed_by(host):
+                provide = partial(provide_pages, host, thread)
+                async with beside(provide, name="kvstore pages", on_failure="restart", failed=rules.failed):
                     yield host
         finally:
             host.close()
@@ -229,16 +228,15 @@ async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncI
         arena.close()
 
 
-async def provide_pages(host: HostTier) -> None:
-    """Has the kernel provide pages ahead of need, until cancelled; returns when this kernel can't."""
+async def provide_pages(host: HostTier, thread: Executor) -> None:
+    """Has the kernel provide pages ahead of need, in `thread`, until cancelled; returns when this kernel can't."""
     provided = 0
-    with ThreadPoolExecutor(1, "penstock-pages") as thread:
-        while True:
-            await host.handed_out.wait()
-            host.handed_out.clear()
-            while provided < host.pages():
-                step = min(_STEP_BYTES, host.arena.size - provided)
-                if not await to_its_end(thread, partial(host.arena.populate, provided, step)):
-                    structlog.get_logger("penstock.kvstore").info("pages can't be provided ahead on this kernel")
-                    return
-                provided += step
+    while True:
+        await host.handed_out.wait()
+        host.handed_out.clear()
+        while provided < host.pages():
+            step = min(_STEP_BYTES, host.arena.size - provided)
+            if not await to_its_end(thread, partial(host.arena.populate, provided, step)):
+                structlog.get_logger("penstock.kvstore").info("pages can't be provided ahead on this kernel")
+                return
+            provided += step

@@ -6,13 +6,14 @@ import asyncio
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.services.kvstore.disk.disks import SLOT, bench, contents, slabs
+from tests.services.kvstore.disk.disks import SLOT, bench, contents, opened, slabs, spaces_of
 from tests.services.kvstore.helpers import BLOCK_BYTES, keys, puts, spec
 
 from penstock.kvstore.tiers.base import Room
@@ -97,6 +98,24 @@ async def test_many_readers_and_a_writer(tmp_path: Path) -> None:
             assert block is not None
             assert bytes(bed.arena.block(block.slot, BLOCK_BYTES)) == contents(20)[name]
         assert bed.host.stats().reserved == 0
+
+
+async def test_the_event_loop_starts_no_thread_of_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait until the thread runs: on a busy machine for long."""
+    starters: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        if thread.name.startswith("penstock-nvme"):
+            starters.append(threading.current_thread())
+        start(thread)
+
+    with spaces_of(tmp_path) as (spaces, clock):
+        monkeypatch.setattr(threading.Thread, "start", noted)
+        async with opened(spaces, clock, spec()) as bed:
+            await bed.write(puts(20))
+            assert len(await bed.bring(keys(20))) == 20
+    assert starters and threading.current_thread() not in starters
 
 
 # -- damage

@@ -27,6 +27,7 @@ from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Writte
 from penstock.kvstore.tiers.bringing import Bringer
 from penstock.kvstore.tiers.disk.files import Files
 from penstock.kvstore.tiers.disk.format import PAGE
+from penstock.runtime.threads import started_threads
 
 HOST_SLOTS, DISK_SLOTS = 6, 9
 COOLING_S = 4.0
@@ -48,6 +49,7 @@ class TiersMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(started_threads(2, "job"))  # as a service does
         self.path = Path(tempfile.mkdtemp())
         self.attachments = 0
         self.damaged: set[bytes] = set()
@@ -65,11 +67,15 @@ class TiersMachine(RuleBasedStateMachine):
 
     def start(self, files: Files) -> None:
         self.open = bench(self.path, files, slots=DISK_SLOTS, host_slots=HOST_SLOTS, cooling_s=COOLING_S)
-        self.bed = self.run(self.open.__aenter__())
+        self.bed = self.run(self.opened(self.open))
         self.bringer = Bringer(self.bed.host, self.bed.arena, self.bed.now, print)
         self.attachment = self.attach()
         self.leases: list[int] = []
         self.late.clear()
+
+    async def opened(self, bed: AbstractAsyncContextManager[Bench]) -> Bench:
+        """A task of the test's own: nobody is served while it opens."""
+        return await bed.__aenter__()
 
     def stop(self) -> None:
         if self.open is not None:

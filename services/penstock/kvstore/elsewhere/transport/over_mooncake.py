@@ -31,7 +31,7 @@ from penstock.kv.bytes.checksum import checksum
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.elsewhere.transport.base import Landing, Offered, TransportFault, TransportStats
 from penstock.runtime.config import ConfigError
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 
 _HEAD = struct.Struct("<8s16s32s16sIdQ")
 """Magic, checksum, parent, namespace, first token, seconds, length of what follows."""
@@ -183,7 +183,7 @@ async def open_mooncake_transport(options: MooncakeOptions) -> AsyncIterator[Moo
     except ImportError as error:
         raise ConfigError("mooncake", str(error), "pip install penstock[mooncake], and install libibverbs") from None
     loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(_THREADS, "penstock-mooncake") as threads:
+    with started_threads(_THREADS, "penstock-mooncake") as threads:
         store = MooncakeDistributedStore()
         before = listening_everywhere()
         async with asyncio.timeout(_SETUP_S):

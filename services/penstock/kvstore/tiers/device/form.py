@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from penstock.kvstore.tiers.alarm import Alarm
 from penstock.kvstore.tiers.base import Rules
 from penstock.kvstore.tiers.device.copier import Copier, Move
 from penstock.kvstore.tiers.tiers import Tiers
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 
 _ALIGN = 512
 """Of slots, so that a view of any type can begin at one."""
@@ -103,7 +102,7 @@ class DeviceBlocks:
         self._tiers = tiers
         self._rules = rules
         self._in_a_row = 0
-        self._threads = ThreadPoolExecutor(_THREADS, "penstock-gpu")
+        self._threads = started_threads(_THREADS, "penstock-gpu")
         self._alarm = Alarm(rules.now, lambda: self.form.table)
         self._log = structlog.get_logger("penstock.kvstore")
         self.form = self._formed(None, 0, 1)

@@ -16,7 +16,7 @@ from penstock.kvstore.tiers.base import Room
 from penstock.kvstore.tiers.disk.format import Drop, Header
 from penstock.kvstore.tiers.disk.slabs import Slabs
 from penstock.kvstore.tiers.disk.stats import Traffic
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 
 _AT_ONCE = 4
 """Runs that are read at the same time, one per thread."""
@@ -51,7 +51,7 @@ class DiskReader:
         self._writer = writer
         self._now = now
         self._traffic = traffic
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "penstock-nvme-read")
+        self._threads = started_threads(_AT_ONCE, "penstock-nvme-read")
 
     async def bring(self, keys: Sequence[bytes], room: Room, until: float) -> int:
         """Reads up to four runs of blocks at once into `room`, and commits them in order; returns how many are stored.

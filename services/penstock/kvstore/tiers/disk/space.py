@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +23,7 @@ from penstock.kvstore.tiers.disk.reader import DiskReader
 from penstock.kvstore.tiers.disk.scan import ScanResult
 from penstock.kvstore.tiers.disk.slabs import Slabs
 from penstock.kvstore.tiers.disk.stats import Traffic
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Space:
     ) -> None:
         """`moved` hears of every key that comes or goes; `grow` opens a slab that is not there yet, in a thread.
 
-        A block has `tokens` tokens.
+        A block has `tokens` tokens. Blocking.
         """
         self.slabs = slabs
         self._tokens = tokens
@@ -88,7 +87,7 @@ class Space:
             promises=promises,
         )
         self._restore(found.blocks)
-        self._writer = ThreadPoolExecutor(1, "penstock-nvme-write")
+        self._writer = started_threads(1, "penstock-nvme-write")
         self.reader = DiskReader(self.table, slabs, self._writer, now, traffic)
 
     def _restore(self, blocks: Sequence[Block]) -> None:

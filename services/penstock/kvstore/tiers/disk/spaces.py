@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -25,7 +24,7 @@ from penstock.kvstore.tiers.disk.options import NvmeOptions
 from penstock.kvstore.tiers.disk.scan import ScanResult, progress_bar, scan
 from penstock.kvstore.tiers.disk.slabs import Slabs
 from penstock.kvstore.tiers.disk.space import Space
-from penstock.runtime.threads import to_its_end
+from penstock.runtime.threads import started_threads, to_its_end
 
 
 class Spaces:
@@ -48,6 +47,7 @@ class Spaces:
         """
         self.condition = Condition(WriteBudget(options.per_s, options.per_day), now, wall)
         self.home = Home(options.directory)
+        self._opening = started_threads(1, "penstock-nvme-open")
         self._options = options
         self._now = now
         self._moved = moved
@@ -89,12 +89,11 @@ class Spaces:
         total = self._options.total
         shape = await self.home.prepare(spec, total)
         slabs = Slabs(self.home.space(spec), shape, fingerprint(spec), self._files, direct=self._options.direct)
-        with ThreadPoolExecutor(1, "penstock-nvme-open") as thread:
-            try:
-                return await to_its_end(thread, partial(self._read, spec, slabs))
-            except BaseException:
-                slabs.close()
-                raise
+        try:
+            return await to_its_end(self._opening, partial(self._read, spec, slabs))
+        except BaseException:
+            slabs.close()
+            raise
 
     def _read(self, spec: KvSpec, slabs: Slabs) -> Space:
         """In a thread: nothing else uses the space yet, and a table of a million blocks takes seconds."""
@@ -138,4 +137,5 @@ class Spaces:
 
     def close(self) -> None:
         """Lets go of the directory. When no space is open."""
+        self._opening.shutdown()
         self.home.close()
