@@ -47,7 +47,8 @@ schemas: setup
 
 # What fails runs once more: what else a shared machine does may hold a loop, but not twice in the same test.
 LOOPS = $(BIN)/pytest -q --blocked-loop 20 tests/services/router tests/services/draft tests/services/prefill \
-	tests/services/decode tests/mesh/test_usage.py tests/services/gateway --ignore tests/services/gateway/test_fuzz.py
+	tests/services/decode tests/mesh/test_usage.py tests/services/gateway --ignore tests/services/gateway/test_fuzz.py \
+	tests/services/kvstore $(addprefix --ignore tests/services/kvstore/,test_netns.py test_processes.py disk/test_crash.py)
 loops: setup
 	$(LOOPS) || $(LOOPS) --last-failed
 
