@@ -40,6 +40,11 @@ bool in_tiles(const Model &model) {
   return kTiles && model.kv_kind == BFLOAT16 && model.head_dim % 32 == 0 && model.block_size % 16 == 0;
 }
 
+// Whether it is computed in pairs: the processor multiplies them, and keys and values of bfloat16 fill whole vectors.
+bool in_pairs(const Model &model) {
+  return kProducts && model.kv_kind == BFLOAT16 && model.head_dim % (2 * kLanes) == 0;
+}
+
 }  // namespace
 
 Attention::Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch)
@@ -106,6 +111,7 @@ void Attention::run(int layer, const Unit &unit, int member, bool mixes) {
     case FLOAT32: return run_as<F32Cache>(layer, unit, room, mixes);
     case BFLOAT16:
       if (in_tiles(model_)) return run<HeadTiles>(layer, unit, room, mixes);
+      if (in_pairs(model_)) return run_as<PairsCache>(layer, unit, room, mixes);
       return run_as<Bf16Cache>(layer, unit, room, mixes);
     default: return run_as<Int8Cache>(layer, unit, room, mixes);
   }

@@ -12,41 +12,64 @@ constexpr int kMixedTogether = 16;       // dimensions of the values that are mi
 typedef int32_t IntLanes __attribute__((vector_size(kLanes * 4)));
 typedef float FloatLanes __attribute__((vector_size(kLanes * 4)));
 
-// Calls one[j] += query[lane + 16 c] * key[j][lane + 16 c] for c = 0, 1..., and the same for lane + 8.
-template <int keys, int fixed>
+// How a lane multiplies: numbers as floats, or pairs of bfloat16, which lie in words of the same size. `kOf` numbers
+// are in a word.
+template <bool pairs> struct Words {
+  static constexpr int kOf = pairs ? 2 : 1;
+  // sum += own * word, for a word of each lane and one for all
+  static inline void add(FloatLanes &sum, const FloatLanes &own, float word) {
+    if constexpr (pairs) {
+      Floats all;
+      Pairs mine;
+      std::memcpy(&all, &sum, sizeof all), std::memcpy(&mine, &own, sizeof mine);
+      add_pairs(all, mine, word);
+      std::memcpy(&sum, &all, sizeof all);
+    } else {
+      sum += own * word;
+    }
+  }
+};
+
+// Adds to one[j] the products query[lane + 16 c] * key[j][lane + 16 c] for c = 0, 1..., and to two[j] those of lane
+// + 8. A key and a query have `width` words; `fixed` is their number if the compiler knows it, else 0.
+template <class Words, int keys, int fixed>
 inline __attribute__((always_inline)) void add_lanes(const float *key, const float *query, int any, int lane,
                                                      FloatLanes *one, FloatLanes *two) {
-  const int dim = fixed ? fixed : any;
+  const int width = fixed ? fixed : any;
   for (int j = 0; j < keys; ++j) one[j] = two[j] = FloatLanes{};
 #pragma GCC unroll 8
-  for (int i = lane; i < dim; i += kLanes) {
+  for (int i = lane; i < width; i += kLanes) {
     FloatLanes first, second;
     std::memcpy(&first, query + i * kLanes, sizeof first);
     std::memcpy(&second, query + (i + 8) * kLanes, sizeof second);
-    for (int j = 0; j < keys; ++j) one[j] += first * key[j * dim + i], two[j] += second * key[j * dim + i + 8];
+    for (int j = 0; j < keys; ++j) {
+      Words::add(one[j], first, key[j * width + i]);
+      Words::add(two[j], second, key[j * width + i + 8]);
+    }
   }
 }
 
 // The sum over every `step`-th lane from `lane` on, in the order of `Floats::total`.
-template <int keys, int fixed, int step>
-inline __attribute__((always_inline)) void sum_lanes(const float *key, const float *query, int dim, int lane,
+template <class Words, int keys, int fixed, int step>
+inline __attribute__((always_inline)) void sum_lanes(const float *key, const float *query, int width, int lane,
                                                      FloatLanes *sum) {
   FloatLanes other[keys];
   if constexpr (step == 8) {
-    add_lanes<keys, fixed>(key, query, dim, lane, sum, other);
+    add_lanes<Words, keys, fixed>(key, query, width, lane, sum, other);
   } else {
-    sum_lanes<keys, fixed, step * 2>(key, query, dim, lane, sum);
-    sum_lanes<keys, fixed, step * 2>(key, query, dim, lane + step, other);
+    sum_lanes<Words, keys, fixed, step * 2>(key, query, width, lane, sum);
+    sum_lanes<Words, keys, fixed, step * 2>(key, query, width, lane + step, other);
   }
   for (int j = 0; j < keys; ++j) sum[j] += other[j];
 }
 
-// Computes score[t] for `count` keys, one after the other in memory, and the 16 queries of `query` [dim, 16].
-template <int fixed> inline void score_columns(const float *key, int count, const float *query, int any, float *score) {
-  const int dim = fixed ? fixed : any;
+// Computes score[t] for `count` keys, one after the other in memory, and the 16 queries of `query` [width, 16].
+template <class Words, int fixed>
+inline void score_columns(const float *key, int count, const float *query, int any, float *score) {
+  const int width = fixed ? fixed : any;
   auto some = [&](auto keys, int t) {
     FloatLanes sum[keys];
-    sum_lanes<keys, fixed, 1>(key + int64_t(t) * dim, query, dim, 0, sum);
+    sum_lanes<Words, keys, fixed, 1>(key + int64_t(t) * width, query, width, 0, sum);
     std::memcpy(score + t * kLanes, sum, sizeof sum);
   };
   int t = 0;
@@ -54,13 +77,14 @@ template <int fixed> inline void score_columns(const float *key, int count, cons
   for (; t < count; ++t) some(std::integral_constant<int, 1>(), t);
 }
 
-// Computes the mix of `count` values, one after the other in memory, in dimensions [i, i + 16), for 16 queries.
+// Computes the mix of `count` rows of values, one after the other in memory, in dimensions [i, i + 16), for 16 queries.
+template <class Words>
 inline void mix_columns(const float *value, int count, int dim, int i, const float *weight, FloatLanes *mixed) {
   for (int d = 0; d < kMixedTogether; ++d) mixed[d] = FloatLanes{};
   for (int t = 0; t < count; ++t) {
     FloatLanes own;
     std::memcpy(&own, weight + t * kLanes, sizeof own);
-    for (int d = 0; d < kMixedTogether; ++d) mixed[d] += own * value[int64_t(t) * dim + i + d];
+    for (int d = 0; d < kMixedTogether; ++d) Words::add(mixed[d], own, value[int64_t(t) * dim + i + d]);
   }
 }
 
@@ -68,6 +92,7 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
   using Base = Head<HeadColumns<Cache>, Cache>;
   using Base::dim_, Base::count_, Base::from_, Base::query_, Base::tokens_, Base::all_;
   using typename Base::Number, typename Base::Span;
+  using Word = Words<Cache::kPairs>;
 
  public:
   static constexpr int kMost = kTile;  // most queries of one call of `ask`
@@ -91,8 +116,8 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
     for (int q = 0; q < count_; ++q) {
       this->turn_query_to(q, own_);
       Cache::arrange(own_, dim_, own_ + dim_);
-      float *column = query_ + q / kLanes * dim_ * kLanes + q % kLanes;
-      for (int i = 0; i < dim_; ++i) column[i * kLanes] = own_[dim_ + i];
+      float *column = query_ + q / kLanes * width() * kLanes + q % kLanes;
+      for (int i = 0; i < width(); ++i) std::memcpy(column + i * kLanes, own_ + dim_ + i, sizeof(float));
     }
   }
 
@@ -101,8 +126,12 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
     const Span span = this->span_of(piece);
     std::fill_n(to, int64_t(count_) * Seen::size(dim_), 0.0f);
     if (span.begin >= span.end) return;
-    widen(span, 0, keys_);
-    widen(span, 1, values_);
+    if constexpr (Cache::kPairs) {
+      pair(span);
+    } else {
+      widen(span, 0, keys_);
+      widen(span, 1, values_);
+    }
     for (int from = 0; from < count_; from += kLanes) look_together(span, from, to);
   }
 
@@ -115,6 +144,33 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
   }
 
  private:
+  // Words of a key or a query.
+  int width() const { return dim_ / Word::kOf; }
+
+  // Brings the keys of a span together, and its values in pairs of tokens that begin at even positions. The other one
+  // of a pair of which only one is there has no weight.
+  void pair(const Span &span) {
+    const int count = span.end - span.begin;
+    this->list(span.zero + span.begin, count, 0);
+    this->template fetch<2>(0, kAhead, count);
+    for (int t = 0; t < count; ++t) {
+      this->template fetch<2>(t + kAhead, 1, count);
+      std::memcpy(keys_ + int64_t(span.begin + t) * width(), tokens_[t], dim_ * sizeof(Number));
+    }
+    this->list(span.zero + span.begin, count, 1);
+    this->template fetch<2>(0, kAhead, count);
+    for (int t = span.begin / 2 * 2; t < span.end; t += 2) {
+      const int even = std::max(t - span.begin, 0), odd = std::min(t + 1, span.end - 1) - span.begin;
+      this->template fetch<2>(odd + kAhead, 2, count);
+      float *to = values_ + int64_t(t / 2) * dim_;
+      for (int i = 0; i < dim_; i += 2 * kLanes) {
+        Pairs one, two;
+        interleave(tokens_[even] + i, tokens_[odd] + i, one, two);
+        one.store(to + i), two.store(to + i + kLanes);
+      }
+    }
+  }
+
   // Reads the keys (0) or values (1) of a span as floats.
   void widen(const Span &span, int which, float *out) {
     const int count = span.end - span.begin;
@@ -142,10 +198,11 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
     const int low = std::max(span.begin, this->begin(from) - span.zero);
     const int high = std::min(span.end, this->end(from + some - 1) - span.zero);
     if (low >= high) return;
-    const float *key = keys_ + int64_t(low) * dim_, *query = query_ + int64_t(from) * dim_;
-    dim_ == 64    ? score_columns<64>(key, high - low, query, dim_, score_)
-    : dim_ == 128 ? score_columns<128>(key, high - low, query, dim_, score_)
-                  : score_columns<0>(key, high - low, query, dim_, score_);
+    const float *key = keys_ + int64_t(low) * width(), *query = query_ + int64_t(from) * width();
+    width() == 32    ? score_columns<Word, 32>(key, high - low, query, 0, score_)
+    : width() == 64  ? score_columns<Word, 64>(key, high - low, query, 0, score_)
+    : width() == 128 ? score_columns<Word, 128>(key, high - low, query, 0, score_)
+                     : score_columns<Word, 0>(key, high - low, query, width(), score_);
     if constexpr (Cache::kScale) scale(scale_ + low, high - low);
     IntLanes begins = {}, ends = {};
     for (int q = 0; q < some; ++q)
@@ -157,9 +214,11 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
       Seen seen{to + (from + q) * Seen::size(dim_)};
       seen.most() = most[q], seen.sum() = sum[q];
     }
+    int rows = high - low;
+    if constexpr (Cache::kPairs) rows = pair_weights(low, high);
     for (int i = 0; i < dim_; i += kMixedTogether) {
       FloatLanes mixed[kMixedTogether];
-      mix_columns(values_ + int64_t(low) * dim_, high - low, dim_, i, score_, mixed);
+      mix_columns<Word>(values_ + int64_t(low / Word::kOf) * dim_, rows, dim_, i, score_, mixed);
       for (int q = 0; q < some; ++q)
         for (int d = 0; d < kMixedTogether; ++d) to[(from + q) * Seen::size(dim_) + kLanes + i + d] = mixed[d][q];
     }
@@ -194,6 +253,17 @@ template <class Cache> class HeadColumns : public Head<HeadColumns<Cache>, Cache
     for (int half = kLanes / 2; half; half /= 2)
       for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
     return {most, sum[0]};
+  }
+
+  // Rounds the weights of the tokens [low, high) and brings them together in pairs; returns the number of pairs.
+  int pair_weights(int low, int high) {
+    const int pairs = (high + 1) / 2 - low / 2;
+    for (int pair = 0, t = low / 2 * 2 - low; pair < pairs; ++pair, t += 2) {
+      const Floats even = t < 0 ? Floats{} : Floats::load(score_ + t * kLanes);
+      const Floats odd = t + 1 < high - low ? Floats::load(score_ + (t + 1) * kLanes) : Floats{};
+      rounded(even, odd).store(score_ + pair * kLanes);
+    }
+    return pairs;
   }
 
   // Multiplies the scores or weights of each token by its scale.

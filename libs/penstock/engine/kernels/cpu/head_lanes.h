@@ -63,7 +63,12 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
     for (int t = begin; t < end; t += kTokens) {
       this->template fetch<2>(t - begin + kAhead, kTokens, end - begin);
       over<4>([&]<int queries, int dim>(int q) {
-        scores<Cache, queries, dim>(tokens_ + t - begin, query_ + q * dim_, dim_, score_ + q * kStride + t, kStride);
+        const float *query = query_ + q * dim_;
+        float *score = score_ + q * kStride + t;
+        if constexpr (Cache::kPairs)
+          score_pairs<queries, dim>(tokens_ + t - begin, query, dim_, score, kStride);
+        else
+          scores<Cache, queries, dim>(tokens_ + t - begin, query, dim_, score, kStride);
       });
     }
     if constexpr (Cache::kScale) scale(begin, end);
@@ -73,10 +78,15 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
       float *score = score_ + q * kStride;
       const int own = std::max(begin, this->begin(q) - zero), until = std::min(end, this->end(q) - zero);
       if (own < until) weigh(score, own, until, Seen{to + q * Seen::size(dim_)});
-      std::fill(score + begin, score + std::max(begin, std::min(own, end)), 0.0f);
-      std::fill(score + std::max(until, begin), score + end, 0.0f);
+      const int first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+      std::fill(score + first, score + std::max(begin, std::min(own, end)), 0.0f);
+      std::fill(score + std::max(until, begin), score + last, 0.0f);
+      if constexpr (Cache::kPairs)
+        for (int t = first; t < last; t += kLanes)
+          Floats::load(score + t).round(reinterpret_cast<uint16_t *>(score) + t);
     }
     for (int t = begin; t < end; ++t) tokens_[t - begin] += values;
+    if constexpr (Cache::kPairs) return mix_in_pairs(begin, end, to);
     if constexpr (Cache::kScale) scale(begin, end);
     for (int t = begin; t < end; t += kBlock) {
       this->template fetch<2>(t - begin + kAhead, kBlock, end - begin);
@@ -97,6 +107,23 @@ template <class Cache> class HeadLanes : public Head<HeadLanes<Cache>, Cache> {
   }
 
  private:
+  // Adds the values of the tokens [begin, end), in pairs that begin at even positions. The other one of a pair of which
+  // only one is there has no weight.
+  void mix_in_pairs(int begin, int end, float *to) {
+    const int count = end - begin, missing = begin % 2;
+    if (missing) std::copy_backward(tokens_, tokens_ + count, tokens_ + count + 1);
+    tokens_[count + missing] = tokens_[count + missing - 1];
+    const int all = (count + missing + 1) / 2;
+    for (int pair = 0; pair < all; pair += kBlock / 2) {
+      this->template fetch<2>(2 * pair + kAhead, kBlock, count + missing);
+      over<kMixes>([&]<int queries, int dim>(int q) {
+        const auto *weight = reinterpret_cast<const uint16_t *>(score_ + q * kStride) + begin - missing + 2 * pair;
+        mix_pairs<queries, dim>(tokens_ + 2 * pair, std::min(kBlock / 2, all - pair), weight, 2 * kStride, dim_,
+                                Seen::size(dim_), to + q * Seen::size(dim_) + kLanes);
+      });
+    }
+  }
+
   // Multiplies scores or weights by the scales of the listed tokens.
   void scale(int begin, int end) {
     for (int t = begin; t < end; ++t)

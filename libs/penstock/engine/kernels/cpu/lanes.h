@@ -189,6 +189,33 @@ inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs
 #endif
 }
 
+// The same for pairs of other vectors' lanes; sums are of `add_pairs`, bit for bit.
+inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs &a, [[maybe_unused]] const Pairs &b) {
+#if defined(__AVX512BF16__)
+  sum.part[0] = (FloatPart)_mm512_dpbf16_ps((__m512)sum.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0]);
+#endif
+}
+
+// Makes of two rows of 32 bfloat16 the pairs of their columns, in an order of its own: 4 of 8 columns, then the others.
+inline void interleave([[maybe_unused]] const void *even, [[maybe_unused]] const void *odd, [[maybe_unused]] Pairs &one,
+                       [[maybe_unused]] Pairs &two) {
+#if defined(__AVX512BW__)
+  const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+  one.part[0] = (WordPart)_mm512_unpacklo_epi16(a, b), two.part[0] = (WordPart)_mm512_unpackhi_epi16(a, b);
+#endif
+}
+
+// Rounds two vectors to the nearest bfloat16 and pairs their lanes.
+inline Pairs rounded([[maybe_unused]] const Floats &even, [[maybe_unused]] const Floats &odd) {
+  Pairs both = {};
+#if defined(__AVX512BF16__)
+  const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)even.part[0]));
+  const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)odd.part[0]));
+  both.part[0] = (WordPart)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+#endif
+  return both;
+}
+
 // Restores a pair of inputs of a lossless panel: 32 bytes of sign and mantissa, then 32 indices of 4 bits into the
 // palette of exponents. `parts` gives what an index stands for in the upper and in the lower byte of a bfloat16.
 inline Pairs restore(const char *at, const uint8_t *parts) {

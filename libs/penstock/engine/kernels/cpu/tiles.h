@@ -16,7 +16,8 @@ constexpr int kMixes = kWidth >= 16 ? 4 : 2;  // queries whose mixes the registe
 // brings a query into this order, and `restore` brings a mix back to the natural order.
 struct F32Cache {
   using Number = float;
-  static constexpr int kScale = 0;  // room of a vector's scale, in numbers
+  static constexpr bool kPairs = false;  // numbers are multiplied as they are
+  static constexpr int kScale = 0;       // room of a vector's scale, in numbers
   static inline void read(const float *at, Floats &one, Floats &two) {
     one = Floats::load(at), two = Floats::load(at + kLanes);
   }
@@ -33,6 +34,7 @@ struct F32Cache {
 
 struct Bf16Cache {  // of 32 numbers it reads the even ones, then the odd ones
   using Number = uint16_t;
+  static constexpr bool kPairs = false;
   static constexpr int kScale = 0;
   static inline void read(const uint16_t *at, Floats &one, Floats &two) { Pairs::load(at).split(one, two); }
   static void write(const float *from, int dim, uint16_t *to) {
@@ -57,8 +59,26 @@ struct Bf16Cache {  // of 32 numbers it reads the even ones, then the odd ones
   }
 };
 
+// The same numbers, for processors that multiply pairs of them. Queries and weights are rounded too, and the mix is in
+// the order of `interleave`.
+struct PairsCache : Bf16Cache {
+  static constexpr bool kPairs = true;
+  static void arrange(const float *from, int dim, float *to) {
+    auto *rounded = reinterpret_cast<uint16_t *>(to);
+    for (int i = 0; i < dim; i += kLanes) Floats::load(from + i).round(rounded + i);
+  }
+  static void restore(const float *__restrict from, int dim, float *__restrict to) {
+    for (int i = 0; i < dim; i += 2 * kLanes)
+      for (int j = 0; j < kLanes; ++j) {
+        const int column = i + j / 4 * 8 + j % 4;
+        to[column] = from[i + j], to[column + 4] = from[i + kLanes + j];
+      }
+  }
+};
+
 struct Int8Cache {
   using Number = int8_t;
+  static constexpr bool kPairs = false;
   static constexpr int kScale = sizeof(float);
   static inline void read(const int8_t *at, Floats &one, Floats &two) {
     one = Floats::load(at), two = Floats::load(at + kLanes);
@@ -160,6 +180,53 @@ INLINE inline void mix(const typename Cache::Number *const *value, int tokens, c
   for (; i + 2 * kLanes <= dim; i += 2 * kLanes)
     mix_vectors<Cache, queries, 2>(value, tokens, weight, stride, i, apart, mixed);
   if (i < dim) mix_vectors<Cache, queries, 1>(value, tokens, weight, stride, i, apart, mixed);
+}
+
+// The products of `scores` for pairs of bfloat16.
+template <int queries, int fixed>
+INLINE inline void score_pairs(const uint16_t *const *key, const float *query, int any, float *score, int stride) {
+  constexpr int together = kSums / queries;
+  const int dim = fixed ? fixed : any;
+  for (int t = 0; t < kTokens; t += together) {
+    Floats sum[kSums] = {};  // [queries][together]
+#pragma GCC unroll 4
+    for (int i = 0; i < dim; i += 2 * kLanes) {
+      Pairs keys[together];
+      each<together>([&](auto j) INLINE { keys[j] = Pairs::load(key[t + j] + i); });
+      each<queries>([&](auto q) INLINE {
+        const Pairs own = Pairs::load(query + q * dim + i / 2);
+        each<together>([&](auto j) INLINE { add_pairs(sum[q * together + j], own, keys[j]); });
+      });
+    }
+    float whole[kSums];
+    for (int s = 0; s < kSums; s += 4) {
+      const FourFloats four = totals(sum + s);
+      std::memcpy(whole + s, &four, sizeof four);
+    }
+    each<queries>([&](auto q)
+                      INLINE { std::memcpy(score + q * stride + t, whole + q * together, together * sizeof(float)); });
+  }
+}
+
+// The products of `mix` for `pairs` pairs of tokens: weight[q][t], weight[q][t + 1] with value[t], value[t + 1].
+template <int queries, int fixed>
+INLINE inline void mix_pairs(const uint16_t *const *value, int pairs, const uint16_t *weight, int stride, int any,
+                             int apart, float *mixed) {
+  const int dim = fixed ? fixed : any;
+  for (int i = 0; i < dim; i += 2 * kLanes) {
+    Floats sum[queries * 2];
+    each<queries * 2>([&](auto s) INLINE { sum[s] = Floats::load(mixed + s / 2 * apart + i + s % 2 * kLanes); });
+    for (int pair = 0; pair < pairs; ++pair) {
+      Pairs values[2];
+      interleave(value[2 * pair] + i, value[2 * pair + 1] + i, values[0], values[1]);
+      each<queries>([&](auto q) INLINE {
+        float both;
+        std::memcpy(&both, weight + q * stride + 2 * pair, sizeof both);
+        add_pairs(sum[q * 2], values[0], both), add_pairs(sum[q * 2 + 1], values[1], both);
+      });
+    }
+    each<queries * 2>([&](auto s) INLINE { sum[s].store(mixed + s / 2 * apart + i + s % 2 * kLanes); });
+  }
 }
 
 #undef INLINE
