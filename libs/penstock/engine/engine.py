@@ -296,10 +296,8 @@ class Engine:
 
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
-        if not self._scheduler.waiting:
-            return await self._wake.wait()
         try:
-            async with asyncio.timeout(self.config.stall_s):
+            async with asyncio.timeout(self.config.stall_s if self._scheduler.waiting else None):
                 return await self._wake.wait()
         except TimeoutError:
             return False
@@ -308,15 +306,11 @@ class Engine:
         """Has a step computed and takes its tokens in. Tokens of the step before are handed out meanwhile, so that the
         model never waits for readers."""
         started = time.monotonic()
-        runs, outlets, rows, prefill = [], [], 0, 0
-        for live in step:
-            run, outlet = live.run, self._outlets[live.id]
-            if outlet.timeline.started is None:
-                outlet.timeline.step_begins(started)
-            rows += run.tokens
-            prefill += run.tokens if run.known > 1 else 0
-            runs.append(run)
-            outlets.append(outlet)
+        runs = [live.run for live in step]
+        rows, prefill = sum(run.tokens for run in runs), sum(run.tokens for run in runs if run.known > 1)
+        outlets = [self._outlets[live.id] for live in step]
+        for outlet in outlets:
+            outlet.timeline.step_begins(started)
         self._counters.step_began = started
         answers = await answers_of(self._compute, runs)
         self._counters.step_began = None

@@ -36,9 +36,10 @@ class Timeline:
             self.loaded, self.load_s = now, now - self.submitted
 
     def step_begins(self, now: float) -> None:
-        """Notes the beginning of the first step."""
-        assert self.loaded is not None
-        self.started, self.queue_s = now, now - self.loaded
+        """Notes the beginning of the first step; later ones change nothing."""
+        if self.started is None:
+            assert self.loaded is not None
+            self.started, self.queue_s = now, now - self.loaded
 
     def first(self, now: float) -> None:
         """Notes the first token."""
