@@ -12,11 +12,12 @@ from penstock.engine.request import SamplingParams
 from penstock.kv.pace import Pace
 from penstock.testing.mesh import MeshSetup
 
-from .support import BLOCK, ask, held, process, prompt, until
+from .support import BLOCK, ask, fast_way, held, process, prompt, until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 PATIENT = {"router": {"max_queue_s": 1e6}, "worker": {"store_timeout_s": 30.0, "claim_s": 0.0}}
 """Nobody is refused, and no call is given up, because workers say that they are slow."""
+PULL = {"router": {"max_queue_s": 1e6, "pull_s": 0.0}, "store": {"stall_s": 10.0, "bring_s": 20.0}}
 BLOCKS = 24
 """Those of a prefix, in several steps."""
 STEP = {"max_batch_tokens": 8 * BLOCK, "max_running": 8}
@@ -88,6 +89,32 @@ async def test_a_block_that_another_worker_computes_is_waited_for(meshes, tiny, 
         assert waits(waiter.worker, "stored") == 1
         assert waiter.worker.metrics.awaited._value.get() == BLOCKS
         await until(lambda: len(claims) == 0, "all that was claimed is stored")
+
+
+async def test_a_block_that_a_worker_of_another_host_computes_is_waited_for(meshes, tiny, http, oracle):
+    """The router knows where it is computed, and names the store there."""
+    setup = MeshSetup(model=tiny, aggregated=True, hosts=2, decode=2, engine=STEP, **(PATIENT | PULL))
+    async with meshes(setup) as mesh:
+        await fast_way(mesh)
+        owner, waiter = mesh.decode
+        there, here = (one.store.claims for one in mesh.kvstores)
+        first, second = prompts("hosts")
+        believe(owner.worker, 10.0)
+        believe(waiter.worker, 10.0)
+        only(mesh, owner.address)
+        with held(owner.worker.engine):
+            one = asyncio.create_task(ask(http, mesh, first, SHORT))
+            await until(lambda: there.blocks == BLOCKS + 1, "the owner has claimed its blocks")
+            only(mesh, waiter.address)
+            other = asyncio.create_task(ask(http, mesh, second, SHORT))
+            await until(lambda: there.waiting == 1, "the other one waits")
+            assert here.blocks == 0
+        for tokens, task in ((first, one), (second, other)):
+            assert (await task).ids == (await oracle(tokens, SHORT)).ids
+        extra = (await other).usage["penstock"]
+        assert extra["cached_tokens"]["remote"] == BLOCKS * BLOCK
+        assert extra["computed_tokens"] == len(second) - BLOCKS * BLOCK
+        assert waits(waiter.worker, "stored") == 1
 
 
 async def test_a_slow_worker_is_not_waited_for_longer_than_computing_takes(meshes, tiny, http, oracle):

@@ -748,15 +748,23 @@ class ClaimRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.str
     number: _builtins.int
     """the client's own name of the claim; an earlier one of that number is over"""
+    peer: _builtins.bool
+    """asked by another store: it waits, and claims nothing"""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """of one prompt, those that the client lacks: parents before their children"""
 
     @_builtins.property
     def pace(self) -> Global___Pace: ...
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of other stores whose clients are said to compute what nobody does here"""
+
     def __init__(
         self,
         *,
@@ -764,10 +772,12 @@ class ClaimRequest(_message.Message):
         number: _builtins.int = ...,
         keys: _abc.Iterable[_builtins.bytes] | None = ...,
         pace: Global___Pace | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+        peer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "number", b"number", "pace", b"pace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "number", b"number", "pace", b"pace", "peer", b"peer", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,7 +815,7 @@ class ClaimResponse(_message.Message):
     FOUND_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     found: _builtins.int
-    """leading keys that are stored now; the others are claimed"""
+    """leading keys that are stored now, here or in one of the sources; the others are claimed"""
     wait: Global___ClaimResponse.Wait.ValueType
     def __init__(
         self,

@@ -20,14 +20,21 @@ class PromptClaim:
     """The blocks of one request that this worker computes and will publish, as its store knows them."""
 
     def __init__(
-        self, store: StoreClient, metrics: WorkerMetrics, pace: Callable[[int], Pace | None], *, least_s: float
+        self,
+        store: StoreClient,
+        metrics: WorkerMetrics,
+        pace: Callable[[int], Pace | None],
+        *,
+        least_s: float,
+        sources: Sequence[str] = (),
     ) -> None:
         """`pace` predicts computing from that block on, None while nothing is known; what takes less than `least_s`
-        seconds is not claimed, nor waited for."""
+        seconds is not claimed, nor waited for. `sources` are stores of other hosts where it may be computed."""
         self._store = store
         self._metrics = metrics
         self._pace = pace
         self._least_s = least_s
+        self._sources = sources
         self._number: int | None = None
 
     async def make(self, keys: Sequence[bytes], first_block: int) -> int:
@@ -39,7 +46,7 @@ class PromptClaim:
         if self._number is None:
             self._number = self._store.next_claim()
         try:
-            claimed = await self._store.claim(self._number, keys, pace)
+            claimed = await self._store.claim(self._number, keys, pace, self._sources)
         except StoreFault as fault:
             self._metrics.store_faults.labels("claim").inc()
             _LOG.warning("blocks are computed without a claim", blocks=len(keys), reason=str(fault))

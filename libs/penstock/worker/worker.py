@@ -88,7 +88,9 @@ class Worker:
             rates=self.rates,
             cost=self._block_seconds,
         )
-        claim = PromptClaim(self.store, self.metrics, self._pace, least_s=self.config.claim_s)
+        claim = PromptClaim(
+            self.store, self.metrics, self._pace, least_s=self.config.claim_s, sources=order.origin.sources
+        )
         sink = BlockSink(self.publisher, chain, origin=order.origin, cost=self._block_seconds, gave_up=claim.withdraw)
         retainer = Retainer(self.store, self.metrics, order.marks, order.origin.namespace)
         return Work(chain, fetcher, (len(tokens) - 1) // size, sink, retainer, claim)

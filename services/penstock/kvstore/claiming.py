@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from penstock.kv.pace import Pace
 from penstock.kvstore.store import Store
@@ -34,41 +35,74 @@ class Waited:
     end: WaitEnd = WaitEnd.NONE
 
 
+class OtherHosts(Protocol):
+    """The stores of other hosts."""
+
+    async def wait(self, sources: Sequence[str], keys: Sequence[bytes], pace: Pace, within_s: float) -> Waited:
+        """Waits for blocks that a client of one of these stores computes, for about `within_s` at most; `found` are
+        those that the store has then. NONE: none of the stores waits for anything."""
+        ...
+
+
 class ClaimDesk:
     """Where clients claim the blocks that they are about to compute."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, others: OtherHosts) -> None:
         self._store = store
+        self._others = others
 
-    async def claim(self, owner: str, number: int, keys: Sequence[bytes], pace: Pace) -> Waited:
+    async def claim(
+        self, owner: str, number: int, keys: Sequence[bytes], pace: Pace, *, sources: Sequence[str] = ()
+    ) -> Waited:
         """Waits for those of the leading `keys` that others compute, as long as that is quicker; then claims those of
         the rest that are not stored. When the call is cancelled it claims nothing.
 
-        The clients that wait for one claim go on in the order in which they came, so when it ends without the blocks
-        the first claims them, and the next one waits for that. Raises NotFound.
+        When nobody here computes the next block, the stores of other hosts in `sources` are asked, once. The clients
+        that wait for one claim go on in the order in which they came, so when it ends without the blocks the first
+        claims them, and the next one waits for that. Raises NotFound.
         """
         store, claims = self._store, self._store.claims
         store.host.table.attachments.of(owner)
         claims.withdraw(owner, number)
+        since = store.now()
+        answer = await self._follow(owner, keys, pace, sources)
+        store.host.table.attachments.of(owner)  # it may be gone by now, and would never take back its claim
+        if answer.found < len(keys) and not store.closing.is_set():
+            now = store.now()
+            claims.make(owner, number, keys[answer.found :], pace.later(now - since, answer.found), now=now)
+        return answer
+
+    async def wait(self, keys: Sequence[bytes], pace: Pace) -> Waited:
+        """As `claim` for a client of another store, which claims nothing here."""
+        return await self._follow("", keys, pace, ())
+
+    async def _follow(self, owner: str, keys: Sequence[bytes], pace: Pace, sources: Sequence[str]) -> Waited:
+        """Waits until nobody else computes the next block, or not soon enough."""
+        store = self._store
         since, answer = store.now(), Waited(store.lookup(keys))
         free = answer.found
         missing = pace.later(0.0, free)
         while answer.end is not WaitEnd.LATE and answer.found < len(keys) and not store.closing.is_set():
-            rest, came = keys[answer.found :], answer.found - free
+            rest, came, now = keys[answer.found :], answer.found - free, store.now()
 
             def until(count: int, came: int = came) -> float:
                 return since + missing.patience_s(came + count)
 
             try:
-                claim, count = claims.best(owner, rest, until, store.now())
+                claim, count = store.claims.best(owner, rest, until, now)
             except LookupError:
-                break
+                if not sources:
+                    break
+                asked, sources = sources, ()
+                there = await self._others.wait(
+                    asked, rest, pace.later(now - since, answer.found), until(len(rest)) - now
+                )
+                if there.end is not WaitEnd.NONE:
+                    answer.end = there.end
+                    answer.found += max(there.found, store.lookup(rest))
+                continue
             answer.end = await self._wait(claim, rest[count - 1], until(count))
             answer.found += store.lookup(rest)
-        store.host.table.attachments.of(owner)  # it may be gone by now, and would never take back its claim
-        if answer.found < len(keys) and not store.closing.is_set():
-            now = store.now()
-            claims.make(owner, number, keys[answer.found :], pace.later(now - since, answer.found), now=now)
         return answer
 
     async def _wait(self, claim: Claim, key: bytes, until: float) -> WaitEnd:

@@ -22,6 +22,7 @@ from penstock.kvstore.checks import (
 )
 from penstock.kvstore.claiming import ClaimDesk, WaitEnd
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.elsewhere.awaiting import RemoteWaits
 from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.events.messages import events_message
 from penstock.kvstore.messages import (
@@ -73,7 +74,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         self._device = device
         self._config = config
         self._reports = reports
-        self._desk = ClaimDesk(store)
+        self._desk = ClaimDesk(store, RemoteWaits(elsewhere.neighbours))
 
     async def Attach(
         self, request: kvstore_pb2.AttachRequest, context: Context
@@ -193,7 +194,13 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
 
     async def Claim(self, request: kvstore_pb2.ClaimRequest, context: Context) -> kvstore_pb2.ClaimResponse:
         keys, pace = check_keys("keys", request.keys), pace_from_message("pace", request.pace)
-        waited = await self._desk.claim(request.attachment_id, request.number, keys, pace)
+        check_sources(request.sources)
+        if request.peer:
+            waited = await self._desk.wait(keys, pace)
+        else:
+            waited = await self._desk.claim(
+                request.attachment_id, request.number, keys, pace, sources=list(request.sources)
+            )
         return kvstore_pb2.ClaimResponse(found=waited.found, wait=_WAIT[waited.end])
 
     async def Withdraw(self, request: kvstore_pb2.WithdrawRequest, context: Context) -> kvstore_pb2.WithdrawResponse:

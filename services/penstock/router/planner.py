@@ -12,7 +12,17 @@ from penstock.router.chains import Chains
 from penstock.router.config import RouterConfig
 from penstock.router.index import BlockIndex
 from penstock.router.ledger import Charge, Ledger
-from penstock.router.policy import Decision, Demand, Knobs, NoWorker, QueueFull, TooLong, WorkerFacts, decide
+from penstock.router.policy import (
+    Decision,
+    Demand,
+    Knobs,
+    NoWorker,
+    QueueFull,
+    TooLong,
+    WorkerFacts,
+    decide,
+    worth_pulling,
+)
 from penstock.router.registry import Means, Member, Registry, Report, Seat, means
 from penstock.router.sessions import OutputLengths, Recent, SessionHome
 
@@ -279,7 +289,9 @@ class Planner:
             self._homes.set((ask.model, ask.session), SessionHome(computes.id, decision.decode.id), now)
         prefill = self._member(decision.prefill.id) if decision.prefill else None
         decode = self._member(decision.decode.id)
-        computing = holdings.sources((prefill or decode).host_id) if decision.remote_tokens else []
+        host = (prefill or decode).host_id
+        computing = holdings.sources(host) if decision.remote_tokens else []
+        computing = list(dict.fromkeys([*computing, *self._computing_too(decision, host, holdings)]))[:_MOST_SOURCES]
         return Planned(
             number=number,
             prefill=prefill,
@@ -292,6 +304,21 @@ class Planner:
             expected_output=asked.expected_output,
             home=asked.home_decode == decode.id,
         )
+
+    def _computing_too(self, decision: Decision, host: str, holdings: _Holdings) -> list[str]:
+        """Stores of other hosts that are going to have more of the prompt than there is on this one, because workers
+        there compute it for others, as far as it is quicker to fetch than to compute."""
+        computes, size = decision.prefill or decision.decode, holdings.block_size
+        here = decision.prompt.tokens // size
+        deepest: dict[str, int] = {}
+        for seat in self.registry:
+            there = seat.member.host_id
+            if seat.member.role is not None and there != host and there in holdings.hosts and host in holdings.hosts:
+                depth = holdings.hosts[there]
+                depth += self.ledger.of(seat.member.id).computing.run(holdings.keys, depth)
+                deepest[there] = max(depth, deepest.get(there, 0))
+        worth = {there for there, depth in deepest.items() if worth_pulling(computes, (depth - here) * size)}
+        return [store.address for store, _ in holdings.stores if store.host_id in worth]
 
     @staticmethod
     def _handing_over(prefill: Member, decode: Member, holdings: _Holdings) -> list[str]:

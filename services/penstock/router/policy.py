@@ -255,9 +255,14 @@ def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
     near = max(resident, min(worker.cached_tokens, most))
     soon = min(near + worker.awaited_tokens, most)
     remote = max(0, min(worker.cached_tokens + worker.remote_tokens, most) - soon)
-    if _pull_s(worker, remote) >= remote / worker.prefill_rate:
+    if not worth_pulling(worker, remote):
         remote = 0
     return Prefix(resident=resident, fetched=near - resident, awaited=soon - near, remote=remote)
+
+
+def worth_pulling(worker: WorkerFacts, tokens: int) -> bool:
+    """Whether the worker has so many tokens sooner from another host's store than by computing them."""
+    return tokens > 0 and _pull_s(worker, tokens) < tokens / worker.prefill_rate
 
 
 def _pull_s(worker: WorkerFacts, tokens: int) -> float:

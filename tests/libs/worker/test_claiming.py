@@ -33,7 +33,7 @@ class ClaimStore:
     def next_claim(self) -> int:
         return 10 + len(self.claims)
 
-    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace) -> Claimed:
+    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace, sources: Sequence[str]) -> Claimed:
         self.claims.append((number, list(keys), pace))
         if isinstance(self.answer, StoreFault):
             raise self.answer
@@ -136,12 +136,12 @@ async def test_the_time_of_a_wait_is_told_apart() -> None:
     """Asking the store again takes as long as the rest of the load."""
 
     class Slow(ClaimStore):
-        async def claim(self, number: int, keys: Sequence[bytes], pace: Pace) -> Claimed:
+        async def claim(self, number: int, keys: Sequence[bytes], pace: Pace, sources: Sequence[str]) -> Claimed:
             loop = asyncio.get_running_loop()
             come = loop.create_future()
             loop.call_later(0.05, come.set_result, None)
             await come
-            return await super().claim(number, keys, pace)
+            return await super().claim(number, keys, pace, sources)
 
     source: Any = Giving(0)
     prefix = StoredPrefix(source, 9, lambda _: None, claim_of(Slow(Claimed(0, "late"))))

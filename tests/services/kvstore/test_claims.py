@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.services.kvstore.helpers import client_of, eventually, keys, puts, raw, refusal, settings
+from tests.services.kvstore.two import contents, two
 
 from penstock.kv.client.claiming import Claimed
 from penstock.kv.client.client import StoreClient, StoreFault
@@ -337,6 +338,7 @@ async def test_a_store_that_stops_keeps_nobody_waiting() -> None:
     [
         ({"keys": [b"short"]}, "keys[0]"),
         ({"keys": [bytes(32)] * (MAX_KEYS + 1)}, "keys"),
+        ({"sources": ["x" * 300]}, "sources"),
         ({"pace": {"queue_s": -1.0}}, "pace.queue_s"),
         ({"pace": {"block_s": float("nan")}}, "pace.block_s"),
         ({"pace": {"growth_s": float("inf")}}, "pace.growth_s"),
@@ -359,3 +361,55 @@ async def test_only_who_is_attached_can_claim() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert refusal(caught.value)[0] == "NOT_FOUND"
+
+
+async def test_blocks_of_a_client_of_another_store_are_waited_for() -> None:
+    """The client then takes them from there; nothing of it is claimed there."""
+    async with two() as pair, client_of(pair.second.address, timeout_s=30.0) as other:
+        here, there = pair.second.store.claims, pair.first.store.claims
+        await pair.writer.claim(pair.writer.next_claim(), keys(6), FAST)
+        sources = [pair.relay.address]
+        task = asyncio.create_task(other.claim(other.next_claim(), [*keys(4), *keys(2, "own")], PATIENT, sources))
+        await eventually(lambda: there.waiting == 1)
+        await pair.writer.put(puts(6))
+        assert await task == Claimed(4, "stored")
+        assert (here.blocks, len(there)) == (2, 0)
+        assert await pair.lease(keys(4)) == contents(puts(4))
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "unreachable", "killed"])
+async def test_whatever_becomes_of_another_host_the_first_who_waits_takes_over(how: str) -> None:
+    async with (
+        two(stall_s=10.0) as pair,
+        client_of(pair.second.address, timeout_s=30.0) as first,
+        client_of(pair.second.address, timeout_s=30.0) as second,
+    ):
+        here, there, number = pair.second.store.claims, pair.first.store.claims, pair.writer.next_claim()
+        await pair.writer.claim(number, keys(5), FAST)
+        if how == "unreachable":
+            pair.relay.target = "127.0.0.1:1"
+        same = Pace(queue_s=0.0, block_s=8.0)
+        tasks = []
+        for count, client in enumerate((first, second)):
+            asked = client.claim(client.next_claim(), keys(5), same, [pair.relay.address])
+            tasks.append(asyncio.create_task(asked))
+            if how != "unreachable":
+                await eventually(lambda count=count: there.waiting == count + 1)  # type: ignore[misc]
+        if how == "withdrawn":
+            pair.writer.withdraw(number)
+        elif how == "killed":
+            await pair.first.store.stop()
+        async with asyncio.timeout(same.patience_s(5) / 2):
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            [one] = done
+            assert one.result().found == 0
+            await eventually(lambda: here.waiting == 1)
+            await (first if one is tasks[0] else second).put(puts(5))
+            [found] = [await task for task in tasks if task is not one]
+            assert found == Claimed(5, "stored")
+
+
+async def test_a_store_that_no_mesh_knows_is_not_asked() -> None:
+    async with open_kvstore(settings(64)) as stranger, opened(1) as (store, (client,)):
+        assert await client.claim(client.next_claim(), keys(5), PATIENT, [stranger.address]) == Claimed(0, "none")
+        assert store.store.claims.blocks == 5

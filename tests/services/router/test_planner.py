@@ -115,6 +115,37 @@ def test_a_worker_is_told_whose_store_has_the_rest(desk: Desk) -> None:
     assert list(unknown.decode_sources) == []
 
 
+def test_a_worker_is_told_where_others_compute_what_it_lacks(desk: Desk) -> None:
+    """As long as they do; not of what its own host computes, nor where computing is quicker than the way."""
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    new = [key(number) for number in range(1000, 1060)]
+    first = desk.plan(block_keys=new, avoid=frozenset("b"))
+    assert (first.decode.id, list(first.decode_sources)) == ("a", [])
+    second = desk.plan(block_keys=[*new[:40], key(5000)], avoid=frozenset("a"))
+    assert (second.decode.id, second.cached_tokens, list(second.decode_sources)) == ("b", 0, ["one:2"])
+    third = desk.plan(block_keys=new[:40], avoid=frozenset("a"))
+    assert list(third.decode_sources) == [], "its own host computes them as well by now"
+    for planned in (second, third):
+        desk.planner.release(planned.number)
+    seat = desk.planner.registry.get("b")
+    assert seat is not None
+    seat.measure(1000, 0, 1e9, desk.now, remote_rate=1000)
+    slow = desk.plan(block_keys=new, avoid=frozenset("a"))
+    assert list(slow.decode_sources) == []
+    seat.measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
+    for planned in (slow, first):
+        desk.planner.release(planned.number)
+    assert list(desk.plan(block_keys=new, avoid=frozenset("a")).decode_sources) == []
+
+
+def test_what_another_host_has_and_computes_is_one_run(desk: Desk) -> None:
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    keys = [key(number) for number in range(80)]
+    assert desk.plan(block_keys=keys, avoid=frozenset("b")).cached_tokens == 800
+    moved = desk.plan(block_keys=keys, avoid=frozenset("a"))
+    assert (moved.cached_tokens, list(moved.decode_sources)) == (800, ["one:2"])
+
+
 def test_a_slow_way_between_hosts_is_not_taken(desk: Desk) -> None:
     two_hosts(desk, Role.BOTH, Role.BOTH)
     seat = desk.planner.registry.get("b")

@@ -44,7 +44,7 @@ class Claiming:
         """Names a new claim."""
         return next(self._numbers)
 
-    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace) -> Claimed:
+    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace, sources: Sequence[str]) -> Claimed:
         """See StoreClient.claim."""
         attachment = self._link.need()
         keys = keys[:MAX_KEYS]
@@ -52,6 +52,7 @@ class Claiming:
             attachment_id=attachment.attachment_id,
             number=number,
             keys=keys,
+            sources=sources,
             pace=kvstore_pb2.Pace(
                 queue_s=pace.queue_s,
                 block_s=pace.block_s,

@@ -102,15 +102,15 @@ class StoreClient:
         """A number for a claim, which no other claim of this client has."""
         return self._claiming.number()
 
-    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace) -> Claimed:
+    async def claim(self, number: int, keys: Sequence[bytes], pace: Pace, sources: Sequence[str] = ()) -> Claimed:
         """Says that this client is about to compute these blocks of one prompt, which the store lacks.
 
         First waits for the leading ones while others compute them and are expected to have them before this client
         would at `pace`, or hardly later: at most as long as `Pace.patience_s` of those blocks. Those that are not
-        stored then are claimed, until they are stored or withdrawn; an earlier claim of the number is over. When
-        cancelled, withdraw the number: the answer may have been on its way.
+        stored then, here or in one of the other stores `sources`, are claimed until they are stored or withdrawn. An
+        earlier claim of the number is over. When cancelled, withdraw the number: the answer may have been on its way.
         """
-        return await self._claiming.claim(number, keys, pace)
+        return await self._claiming.claim(number, keys, pace, sources)
 
     def withdraw(self, number: int) -> None:
         """Soon has the store know that the rest of a claim will not be stored."""

@@ -93,6 +93,11 @@ class Neighbours:
         """Those of `addresses` that are stores of this mesh and have not failed a moment ago, in their order."""
         return [one for one in dict.fromkeys(addresses) if one in self.others and one not in self.shunned]
 
+    def stub(self, address: str) -> kvstore_pb2_grpc.KvStoreAsyncStub:
+        """The methods of one of them."""
+        stub: kvstore_pb2_grpc.KvStoreAsyncStub = kvstore_pb2_grpc.KvStoreStub(self._channels.to(address))
+        return stub
+
     # -- who has what
 
     def might_know(self, key: bytes) -> bool:
