@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.v1 import kvstore_pb2
+
 HARDLY = 1.25
 """Waiting for another worker may take this many times as long as computing: it saves the computation all the same."""
-LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +45,10 @@ class Pace:
             growth_s=self.growth_s,
             step_blocks=self.step_blocks,
         )
+
+
+def pace_to_message(pace: Pace) -> kvstore_pb2.Pace:
+    """A Pace for a store."""
+    return kvstore_pb2.Pace(
+        queue_s=pace.queue_s, block_s=pace.block_s, growth_s=pace.growth_s, step_blocks=pace.step_blocks
+    )

@@ -61,13 +61,6 @@ def pace_from_message(field: str, pace: kvstore_pb2.Pace) -> Pace:
     )
 
 
-def pace_message(pace: Pace) -> kvstore_pb2.Pace:
-    """A Pace for another store."""
-    return kvstore_pb2.Pace(
-        queue_s=pace.queue_s, block_s=pace.block_s, growth_s=pace.growth_s, step_blocks=pace.step_blocks
-    )
-
-
 def lease_message(lease: Lease, layout: Layout, length: int, *, peer: bool = False) -> kvstore_pb2.LeaseResponse:
     """Tells where the blocks of a lease lie, and describes them for a `peer`."""
     blocks = lease.blocks

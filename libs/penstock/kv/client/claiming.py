@@ -10,7 +10,7 @@ from typing import Literal
 from penstock.kv.client.link import Link
 from penstock.kv.client.loans import Loans
 from penstock.kv.identity import MAX_KEYS
-from penstock.kv.pace import Pace
+from penstock.kv.pace import Pace, pace_to_message
 from penstock.v1 import kvstore_pb2
 
 ClaimWait = Literal["none", "stored", "left", "late"]
@@ -53,12 +53,7 @@ class Claiming:
             number=number,
             keys=keys,
             sources=sources,
-            pace=kvstore_pb2.Pace(
-                queue_s=pace.queue_s,
-                block_s=pace.block_s,
-                growth_s=pace.growth_s,
-                step_blocks=pace.step_blocks,
-            ),
+            pace=pace_to_message(pace),
         )
         patience = pace.patience_s(len(keys))
         answer = await self._link.call(attachment, self._link.rpc.Claim, request, more_s=patience)

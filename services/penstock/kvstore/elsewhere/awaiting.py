@@ -8,11 +8,10 @@ import grpc
 import structlog
 
 from penstock.kv.identity import MAX_KEYS
-from penstock.kv.pace import Pace
+from penstock.kv.pace import Pace, pace_to_message
 from penstock.kvstore.claiming import Waited, WaitEnd
 from penstock.kvstore.elsewhere.neighbours import Neighbours
 from penstock.kvstore.elsewhere.pulling import MOST_SOURCES
-from penstock.kvstore.messages import pace_message
 from penstock.rpc.context import outgoing
 from penstock.v1 import kvstore_pb2
 
@@ -34,7 +33,7 @@ class RemoteWaits:
 
     async def wait(self, sources: Sequence[str], keys: Sequence[bytes], pace: Pace, within_s: float) -> Waited:
         """See OtherHosts. A store that fails meanwhile computes nothing any more; it is left alone for a while."""
-        request = kvstore_pb2.ClaimRequest(keys=keys[:MAX_KEYS], pace=pace_message(pace), peer=True)
+        request = kvstore_pb2.ClaimRequest(keys=keys[:MAX_KEYS], pace=pace_to_message(pace), peer=True)
         for source in self._neighbours.usable(sources)[:MOST_SOURCES]:
             call = self._neighbours.stub(source).Claim
             try:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.kv.identity import MAX_KEYS
-from penstock.kv.pace import Pace
+from penstock.kv.pace import LONGEST_WAIT_S, Pace
 from penstock.kvstore.table.blocks import Block
 from penstock.kvstore.table.clock import Deadlines
 
 _LATE = 2.0
 """A claim ends after this many times the seconds in which it should have been over, and `_LEAST_S` more."""
 _LEAST_S = 1.0
-_LONGEST_S = 600.0
+_LONGEST_S = 2 * LONGEST_WAIT_S
 
 Told = Callable[[], None]
 
