@@ -207,6 +207,39 @@ def test_a_row_depends_on_its_own_context_alone(isa, shape, members, seed):
         first += one.rows
 
 
+def share(shape: Shape, memory: Tensor, sequences: list[Sequence], tokens: int) -> None:
+    """Gives the sequences the same first `tokens` tokens, on the pages of the first."""
+    first, *others = sequences
+    blocks = tokens // shape.block_size
+    for one in others:
+        one.pages[:blocks] = first.pages[:blocks]
+        one.before[:, : blocks * shape.block_size] = first.before[:, : blocks * shape.block_size]
+    for one in sequences:
+        one.fill(shape, memory)
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@settings(max_examples=25)
+@given(
+    shapes,
+    st.integers(PIECE, 3 * PIECE),
+    st.lists(st.tuples(st.integers(0, PIECE), st.integers(1, 3)), min_size=2, max_size=9),
+    st.lists(st.tuples(st.integers(0, 2 * PIECE), st.integers(1, 9)), max_size=2),
+    st.sampled_from([1, 3]),
+    st.integers(0, 10**6),
+)
+def test_rows_that_share_pages_are_what_each_is_alone(isa, shape, tokens, sharers, others, threads, seed):
+    """Bit for bit, whoever looks at the shared pieces with it, windows and all."""
+    members = [(tokens + start, rows) for start, rows in sharers] + others
+    layer, memory, sequences = setting(shape, members, seed)
+    share(shape, memory, sequences[: len(sharers)], tokens)
+    together = layer.mixed(machine(isa, threads), memory, sequences)
+    alone = [layer.mixed(machine(isa, 1), memory, [one]) for one in sequences]
+    assert torch.equal(torch.cat(alone), together)
+    tolerance = ROUNDED if shape.cache == torch.bfloat16 else CACHES[shape.cache]
+    torch.testing.assert_close(layer.naive(sequences[0]), alone[0], atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_values_are_kept_as_torch_keeps_them(isa, cache):

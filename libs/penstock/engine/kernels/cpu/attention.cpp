@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace penstock {
 
@@ -45,88 +46,146 @@ bool in_pairs(const Model &model) {
   return kProducts && model.kv_kind == BFLOAT16 && model.head_dim % (2 * kLanes) == 0;
 }
 
+constexpr int kAlone = -1;
+constexpr int kFew = 16;  // as many queries look at a shared piece as quickly in lanes
+
 }  // namespace
 
 Attention::Attention(Team *team, const Model &model, const Step &step, const float *qkv, float *mixed, Scratch &scratch)
     : model_(model),
       step_(step),
       qkv_(qkv),
-      mixed_(mixed) {
+      mixed_(mixed),
+      group_(model.heads / model.kv_heads) {
   const int members = team_size(team);
   const int64_t room = in_tiles(model) ? HeadTiles::room(model)
                                        : std::max(HeadLanes<F32Cache>::room(model), HeadColumns<F32Cache>::room(model));
-  room_size_ = (room + 15) / 16 * 16;
+  room_size_ = (room + kTile * Seen::size(model.head_dim) + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
   for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
     const int before = sample;
     while (sample < step.samples && step.sampled[sample] < step.first[sequence + 1]) ++sample;
     units_of(sequence, sample > before);
   }
+  units_of_pieces();
   parts_ = scratch.floats(all_parts_);
   left_ = std::vector<std::atomic<int>>(shares_.size());
   for (size_t i = 0; i < shares_.size(); ++i) left_[i] = shares_[i];
 }
 
 // The units of neighbouring heads follow each other, because their keys are neighbours in memory.
+void Attention::add(std::vector<Unit> &units, Unit unit) {
+  for (unit.kv_head = 0; unit.kv_head < model_.kv_heads; ++unit.kv_head) units.push_back(unit);
+}
+
 void Attention::units_of(int sequence, bool needed) {
-  const int group = model_.heads / model_.kv_heads, first = step_.first[sequence], last = step_.first[sequence + 1];
-  const int queries = (last - first) * group, count = pieces(sequence);
-  auto each = [&](std::vector<Unit> &units, Unit unit) {
-    for (unit.kv_head = 0; unit.kv_head < model_.kv_heads; ++unit.kv_head) {
-      units.push_back(unit);
-      if (unit.shared < 0) continue;
-      ++unit.shared, unit.parts += count * int64_t(queries) * Seen::size(model_.head_dim);
-    }
-  };
+  const int first = step_.first[sequence], queries = rows(sequence) * group_, count = pieces(sequence);
   if (queries > kTile) {
-    each(keeps_, {sequence, 0, 0, count, 0, 0, false, false, -1, 0});
+    add(keeps_, {sequence, 0, 0, count, 0, 0, false, false});
     for (int from = 0; from < queries; from += kTile) {
       const int to = std::min(from + kTile, queries);
-      const int32_t *next = std::lower_bound(step_.sampled, step_.sampled + step_.samples, first + from / group);
-      const bool some = next < step_.sampled + step_.samples && *next <= first + (to - 1) / group;
-      each(units_, {sequence, 0, 0, count, from, to, true, some, -1, 0});
+      const int32_t *next = std::lower_bound(step_.sampled, step_.sampled + step_.samples, first + from / group_);
+      const bool some = next < step_.sampled + step_.samples && *next <= first + (to - 1) / group_;
+      add(units_, {sequence, 0, 0, count, from, to, true, some});
     }
   } else if (queries > kQueries || count == 1) {
-    each(units_, {sequence, 0, 0, count, 0, queries, false, needed, -1, 0});
+    add(units_, {sequence, 0, 0, count, 0, queries, false, needed});
   } else {
-    for (int piece = 0; piece < count; ++piece)
-      each(units_, {sequence, 0, piece, piece + 1, 0, queries, false, needed, int(shares_.size()), all_parts_});
+    pieced_.push_back({sequence, needed, int(shares_.size()), all_parts_});
     all_parts_ += model_.kv_heads * count * int64_t(queries) * Seen::size(model_.head_dim);
-    shares_.insert(shares_.end(), model_.kv_heads, count);
+    shares_.insert(shares_.end(), model_.kv_heads, count * rows(sequence));
+  }
+}
+
+// One piece after the other. Sequences that part do not meet again, for a page stands for all that comes before it too.
+void Attention::units_of_pieces() {
+  std::vector<int> group(pieced_.size(), 0), next(pieced_.size());  // the first of those with the same pages so far
+  int most = 0;
+  for (const Pieced &own : pieced_) most = std::max(most, pieces(own.sequence));
+  for (int piece = 0; piece < most; ++piece, group.swap(next)) {
+    std::fill(next.begin(), next.end(), kAlone);
+    for (int i = 0; i < int(pieced_.size()); ++i) {
+      if (next[i] != kAlone || piece >= pieces(pieced_[i].sequence)) continue;
+      std::vector<int> sharers{i};
+      for (int j = i + 1; j < int(pieced_.size()) && group[i] != kAlone; ++j)
+        if (group[j] == group[i] && next[j] == kAlone && same_pages(i, j, piece)) sharers.push_back(j);
+      if (sharers.size() == 1) {
+        const Pieced &own = pieced_[i];
+        add(units_, {own.sequence, 0, piece, piece + 1, 0, rows(own.sequence) * group_, false, own.needed, i});
+        continue;
+      }
+      for (int sharer : sharers) next[sharer] = i;
+      join(sharers, piece);
+    }
+  }
+}
+
+// Whether two sequences have the same pages where a piece is, and both have it all behind them.
+bool Attention::same_pages(int one, int other, int piece) const {
+  const int begin = piece * kPiece, end = begin + kPiece, size = model_.block_size;
+  const int a = pieced_[one].sequence, b = pieced_[other].sequence;
+  if (std::min(step_.position[step_.first[a]], step_.position[step_.first[b]]) < end) return false;
+  const int32_t *from = step_.table + step_.table_at[a];
+  return std::equal(from + begin / size, from + (end + size - 1) / size,
+                    step_.table + step_.table_at[b] + begin / size);
+}
+
+// Units of a piece that several sequences share, with as many rows as look together.
+void Attention::join(const std::vector<int> &sharers, int piece) {
+  std::vector<Row> all;
+  for (int sharer : sharers) {
+    const int sequence = pieced_[sharer].sequence;
+    for (int row = step_.first[sequence]; row < step_.first[sequence + 1]; ++row) all.push_back({row, sharer});
+  }
+  std::stable_sort(all.begin(), all.end(), [this](const Row &one, const Row &other) {
+    return step_.position[one.row] < step_.position[other.row];
+  });
+  const int most = std::max(1, kTile / group_), count = int(all.size());
+  for (int from = 0; from < count; from += most) {
+    const int to = std::min(from + most, count), queries = (to - from) * group_, number = int(joints_.size());
+    joints_.emplace_back(all.begin() + from, all.begin() + to);
+    add(units_, {pieced_[sharers[0]].sequence, 0, piece, piece + 1, 0, queries, true, true, -1, number});
   }
 }
 
 int Attention::pieces(int sequence) const { return step_.position[step_.first[sequence + 1] - 1] / kPiece + 1; }
 
-void Attention::run(int layer, int chunk, int member, bool sampled) {
-  const Unit &unit = units_[chunk];
-  run(layer, unit, member, unit.needed || !sampled);
+int Attention::rows(int sequence) const { return step_.first[sequence + 1] - step_.first[sequence]; }
+
+float *Attention::part(const Pieced &own, int kv_head, int piece, int row) const {
+  const int64_t size = group_ * Seen::size(model_.head_dim), all = rows(own.sequence);
+  return parts_ + own.parts + ((int64_t(kv_head) * pieces(own.sequence) + piece) * all + row) * size;
 }
 
-void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk], member, false); }
+void Attention::keep(int layer, int chunk, int member) { run(layer, keeps_[chunk], member, true); }
 
-void Attention::run(int layer, const Unit &unit, int member, bool mixes) {
+void Attention::run(int layer, int chunk, int member, bool sampled) { run(layer, units_[chunk], member, sampled); }
+
+void Attention::run(int layer, const Unit &unit, int member, bool sampled) {
   float *room = room_ + room_size_ * member;
   switch (model_.kv_kind) {
-    case FLOAT32: return run_as<F32Cache>(layer, unit, room, mixes);
+    case FLOAT32: return run_as<F32Cache>(layer, unit, room, sampled);
     case BFLOAT16:
-      if (in_tiles(model_)) return run<HeadTiles>(layer, unit, room, mixes);
-      if (in_pairs(model_)) return run_as<PairsCache>(layer, unit, room, mixes);
-      return run_as<Bf16Cache>(layer, unit, room, mixes);
-    default: return run_as<Int8Cache>(layer, unit, room, mixes);
+      if (in_tiles(model_)) return run_as<HeadTiles, HeadTiles>(layer, unit, room, sampled);
+      if (in_pairs(model_)) return run_as<PairsCache>(layer, unit, room, sampled);
+      return run_as<Bf16Cache>(layer, unit, room, sampled);
+    default: return run_as<Int8Cache>(layer, unit, room, sampled);
   }
 }
 
-template <class Cache> void Attention::run_as(int layer, const Unit &unit, float *room, bool mixes) {
-  if (kColumns && unit.to - unit.from > kQueries) return run<HeadColumns<Cache>>(layer, unit, room, mixes);
-  run<HeadLanes<Cache>>(layer, unit, room, mixes);
+template <class Cache> void Attention::run_as(int layer, const Unit &unit, float *room, bool sampled) {
+  if (kColumns && unit.to - unit.from > (unit.joint < 0 ? kQueries : kFew))
+    return run_as<HeadColumns<Cache>, HeadLanes<Cache>>(layer, unit, room, sampled);
+  run_as<HeadLanes<Cache>, HeadLanes<Cache>>(layer, unit, room, sampled);
 }
 
-template <class Way> void Attention::run(int layer, const Unit &unit, float *room, bool mixes) {
+// `Way` is how the unit's queries look, `Own` how those of one row do.
+template <class Way, class Own> void Attention::run_as(int layer, const Unit &unit, float *room, bool sampled) {
+  if (unit.joint >= 0) return run_joint<Way, Own>(layer, unit, room, sampled);
   Way head(model_, step_, layer, unit.sequence, unit.kv_head, qkv_, Room{room});
   if (!unit.kept) head.keep(unit.begin * kPiece, unit.end * kPiece);
-  if (!mixes) return;
-  if (unit.shared < 0) {
+  if (sampled && !unit.needed) return;
+  if (unit.pieced < 0) {
     for (int from = unit.from; from < unit.to; from += Way::kMost) {
       head.ask(from, std::min(from + Way::kMost, unit.to));
       head.look_through();
@@ -134,13 +193,49 @@ template <class Way> void Attention::run(int layer, const Unit &unit, float *roo
     }
     return;
   }
+  const Pieced &own = pieced_[unit.pieced];
   head.ask(0, head.queries());
-  const int64_t size = head.queries() * Seen::size(model_.head_dim);
-  for (int piece = unit.begin; piece < unit.end; ++piece) head.look(piece, parts_ + unit.parts + piece * size);
-  if (left_[unit.shared].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  left_[unit.shared].store(shares_[unit.shared], std::memory_order_relaxed);  // reset for the next layer
+  head.look(unit.begin, part(own, unit.kv_head, unit.begin, 0));
+  if (done(own, unit.kv_head, rows(own.sequence))) finish(own, unit.kv_head, head);
+}
+
+template <class Way, class Own> void Attention::run_joint(int layer, const Unit &unit, float *room, bool sampled) {
+  const std::vector<Row> &joint = joints_[unit.joint];
+  const int64_t size = Seen::size(model_.head_dim);
+  Room own{room};
+  float *seen = own.take(unit.to * size);
+  int32_t list[kTile];
+  for (size_t i = 0; i < joint.size(); ++i) list[i] = joint[i].row;
+  Way head(model_, step_, layer, unit.sequence, unit.kv_head, qkv_, own);
+  head.gather(list);
+  for (int from = 0; from < unit.to; from += Way::kMost) {
+    head.ask(from, std::min(from + Way::kMost, unit.to));
+    head.look(unit.begin, seen + from * size);
+  }
+  for (size_t i = 0; i < joint.size(); ++i) {
+    const Pieced &whose = pieced_[joint[i].pieced];
+    if (sampled && !whose.needed) continue;
+    float *to = part(whose, unit.kv_head, unit.begin, joint[i].row - step_.first[whose.sequence]);
+    std::memcpy(to, seen + int64_t(i) * group_ * size, group_ * size * sizeof(float));
+    if (!done(whose, unit.kv_head, 1)) continue;
+    Own single(model_, step_, layer, whose.sequence, unit.kv_head, qkv_, own);
+    single.ask(0, single.queries());
+    finish(whose, unit.kv_head, single);
+  }
+}
+
+// Counts rows that have looked at a piece; returns whether these were the head's last.
+bool Attention::done(const Pieced &own, int kv_head, int rows) {
+  std::atomic<int> &left = left_[own.shared + kv_head];
+  if (left.fetch_sub(rows, std::memory_order_acq_rel) > rows) return false;
+  left.store(shares_[own.shared + kv_head], std::memory_order_relaxed);  // reset for the next layer
+  return true;
+}
+
+// Joins what the queries of a head have seen in all pieces.
+template <class Way> void Attention::finish(const Pieced &own, int kv_head, Way &head) {
   head.forget();
-  for (int piece = 0; piece < pieces(unit.sequence); ++piece) head.join(parts_ + unit.parts + piece * size);
+  for (int piece = 0; piece < pieces(own.sequence); ++piece) head.join(part(own, kv_head, piece, 0));
   head.finish(mixed_);
 }
 

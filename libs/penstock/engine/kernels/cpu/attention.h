@@ -10,12 +10,15 @@ namespace penstock {
 
 constexpr int kPiece = 512;  // positions in one piece of a context
 
-// The attention of one step, in chunks that threads take. A chunk is one key head of a sequence, or some pieces of a
-// long context.
+// The attention of one step, in chunks that threads take. A chunk is one key head of a sequence, some pieces of a long
+// context, or a piece that several sequences share.
 //
 // A context is cut into pieces by position. Each piece has its own maximum, sum and mix. These are joined in the order
 // of position (FlashDecoding, Dao et al. 2023); where several threads share the pieces of a head, the one that finishes
 // last joins them. So the order of additions depends on positions alone, not on the batch, the run's rows or threads.
+//
+// Where sequences have the same pages, their rows look at a piece together, and it is read once for all of them (as in
+// cascade inference, Ye et al. 2024). What each row sees of the piece is joined as if it had looked alone.
 class Attention {
  public:
   // Reads `qkv` [rows, (heads + 2 kv_heads) head_dim] and writes `mixed` [rows, heads head_dim].
@@ -35,25 +38,50 @@ class Attention {
     int begin, end;  // pieces; it also stores their keys and values unless that was done before
     int from, to;    // queries: those heads of the rows that share the key head
     bool kept, needed;
-    int shared;     // the entry of `left_` that counts the units of this head; -1 if there is only one
-    int64_t parts;  // where the head's pieces begin in `parts_`
+    int pieced = -1;  // the entry of `pieced_` if the head has several units
+    int joint = -1;   // the entry of `joints_` if the rows are of several sequences
+  };
+  // A sequence whose pieces are looked at by units of their own.
+  struct Pieced {
+    int sequence;
+    bool needed;
+    int shared;     // the entry of `left_` for its first head
+    int64_t parts;  // where the results of its pieces begin in `parts_`
+  };
+  // A row that looks at a piece with others, and the entry of `pieced_` for its sequence.
+  struct Row {
+    int32_t row;
+    int pieced;
   };
 
-  void run(int layer, const Unit &unit, int member, bool mixes);
-  template <class Cache> void run_as(int layer, const Unit &unit, float *room, bool mixes);
-  template <class Way> void run(int layer, const Unit &unit, float *room, bool mixes);
+  void run(int layer, const Unit &unit, int member, bool sampled);
+  template <class Cache> void run_as(int layer, const Unit &unit, float *room, bool sampled);
+  template <class Way, class Own> void run_as(int layer, const Unit &unit, float *room, bool sampled);
+  template <class Way, class Own> void run_joint(int layer, const Unit &unit, float *room, bool sampled);
+  bool done(const Pieced &own, int kv_head, int rows);
+  template <class Way> void finish(const Pieced &own, int kv_head, Way &head);
+
+  void add(std::vector<Unit> &units, Unit unit);
   void units_of(int sequence, bool needed);
+  void units_of_pieces();
+  void join(const std::vector<int> &sharers, int piece);
+  bool same_pages(int one, int other, int piece) const;
   int pieces(int sequence) const;
+  int rows(int sequence) const;
+  float *part(const Pieced &own, int kv_head, int piece, int row) const;
 
   const Model &model_;
   const Step &step_;
   const float *qkv_;
   float *mixed_;
+  const int group_;
   std::vector<Unit> units_, keeps_;
+  std::vector<Pieced> pieced_;
+  std::vector<std::vector<Row>> joints_;  // by position
   int64_t all_parts_ = 0;
-  std::vector<std::atomic<int>> left_;  // for each shared head, its units that are not done
-  std::vector<int> shares_;             // for each shared head, all its units
-  float *parts_, *room_;                // results of the pieces of shared heads; memory of each thread
+  std::vector<std::atomic<int>> left_;  // for each head of `pieced_`, how often a row has still to look at a piece
+  std::vector<int> shares_;             // the same before a layer begins
+  float *parts_, *room_;                // results of pieces; memory of each thread
   int64_t room_size_;
 };
 

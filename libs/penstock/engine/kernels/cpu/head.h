@@ -75,6 +75,10 @@ template <class Own, class Cache> class Head {
 
   int queries() const { return (last_ - first_) * group_; }
 
+  // From now on the queries are those of these rows, by position. They may be of several sequences, whose pages are
+  // those of this one as far as they look.
+  void gather(const int32_t *rows) { rows_ = rows; }
+
   // Stores the keys and values of the rows whose positions are in [begin, end).
   void keep(int begin, int end) {
     for (int row = first_; row < last_; ++row) {
@@ -132,7 +136,10 @@ template <class Own, class Cache> class Head {
     return kListed + queries + 2 * int64_t(most) * Seen::size(model.head_dim);
   }
 
-  int row(int q) const { return first_ + (from_ + q) / group_; }
+  int row(int q) const {
+    const int number = (from_ + q) / group_;
+    return rows_ ? rows_[number] : first_ + number;
+  }
   int end(int q) const { return step_.position[row(q)] + 1; }
   int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
 
@@ -215,6 +222,7 @@ template <class Own, class Cache> class Head {
   const float *qkv_;
   const int32_t *table_;
   const int first_, last_, dim_, group_;
+  const int32_t *rows_ = nullptr;
   int from_ = 0, count_ = 0;  // the queries that look now
   const Number **tokens_;
   float *query_, *piece_, *all_;
