@@ -68,8 +68,10 @@ async def test_the_next_turn_goes_to_the_worker_that_has_the_pages(meshes, tiny,
     """Nothing else leads there: the client names no session, and a store gives the blocks to both workers."""
     async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2, kvstore=kvstore)) as mesh:
         await equal(mesh)
-        places = set()
-        for number in range(8):
+        places: set[str] = set()
+        for number in range(64):  # the router draws between equals: some time both have been drawn
+            if number >= 8 and len(places) == 2:
+                break
             tokens = prompt(f"turn/{number}", 12 * BLOCK + 3)
             ids, _, first = await told(http, mesh, tokens)
             full = [*tokens, *ids]
