@@ -50,7 +50,7 @@ class EngineSettings:
     """Tokens in a block. All workers need the same."""
     max_batch_tokens: int = 512
     """Most tokens of one step: decode rows, drafts and chunks of prompts together."""
-    itl_target_ms: float = 100.0
+    itl_target_ms: float = 50.0
     """Target for the milliseconds between two tokens of a running stream while prompts are computed beside it; 0: none.
     Chunks of prompts are made short enough, but never shorter than 16 tokens or half the time of a decode step."""
     max_running: int = 64

@@ -41,11 +41,11 @@ def test_the_budget_is_what_time_allows_and_never_nothing(target_s, step_s, rate
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_streams_wait_longer_for_a_queue_and_not_for_one_prompt(prompts, streams):
     found = patience(prompts, streams)
-    assert 1 <= found <= 4
+    assert 1 <= found <= 8
     if prompts <= 1:
         assert found == 1
     elif prompts - 1 == streams:
-        assert found == 2
+        assert found == 5
     assert patience(prompts + 1, streams) >= found >= patience(prompts, streams + 1)
 
 

@@ -8,17 +8,18 @@ _LEAST_SHARE = 0.5
 """Share of a decode step's time that prompts always get, also when decoding alone takes longer than the target."""
 _UNKNOWN = 64
 """Tokens to take before the first measurement."""
-_MOST_PATIENCE = 4.0
-"""Streams wait at most so many times the target, however many prompts queue."""
+_PER_PROMPT, _MOST_PATIENCE = 4.0, 8.0
+"""Each prompt that waits behind the first one adds so many times the target, shared out among the streams; streams wait
+at most so many times the target, however many prompts queue."""
 
 
 def patience(prompts: int, streams: int) -> float:
     """By how much the target gives way when `prompts` wait beside `streams` that run.
 
     A step that is longer holds up every stream, and brings every prompt behind the first one forward. So one prompt
-    keeps to the target, and where as many more wait as streams run it is doubled.
+    keeps to the target, and where as many more wait as streams run it is five times as long.
     """
-    return min(_MOST_PATIENCE, 1.0 + max(0, prompts - 1) / max(1, streams))
+    return min(_MOST_PATIENCE, 1.0 + _PER_PROMPT * max(0, prompts - 1) / max(1, streams))
 
 
 def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:
