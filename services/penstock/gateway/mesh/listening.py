@@ -40,6 +40,7 @@ class HeardCall:
         self._heard = 0
         """The index after that of the last token that has come."""
         self._awaited = 0
+        """The index that `before` waits for; 0: it does not wait."""
         self._last = asyncio.Event()
 
     def token(self, index: int, id: int) -> None:

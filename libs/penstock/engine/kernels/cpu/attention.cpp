@@ -46,8 +46,8 @@ bool in_pairs(const Model &model) {
   return kProducts && model.kv_kind == BFLOAT16 && model.head_dim % (2 * kLanes) == 0;
 }
 
-constexpr int kAlone = -1;
-constexpr int kFew = 16;  // as many queries look at a shared piece as quickly in lanes
+constexpr int kAlone = -1;  // no other sequence has the same pages
+constexpr int kFew = 16;  // so many queries, or fewer, look at a shared piece in lanes: columns would be empty in part
 
 }  // namespace
 

@@ -32,7 +32,7 @@ template <bool pairs> struct Words {
 
 // Adds to one[j] the products query[lane + 16 c] * key[j][lane + 16 c] for c = 0, 1..., and to two[j] those of lane
 // + 8. A key and a query have `width` words; `fixed` is their number if the compiler knows it, else 0.
-template <class Words, int keys, int fixed>
+template <class Word, int keys, int fixed>
 inline __attribute__((always_inline)) void add_lanes(const float *key, const float *query, int any, int lane,
                                                      FloatLanes *one, FloatLanes *two) {
   const int width = fixed ? fixed : any;
@@ -43,33 +43,33 @@ inline __attribute__((always_inline)) void add_lanes(const float *key, const flo
     std::memcpy(&first, query + i * kLanes, sizeof first);
     std::memcpy(&second, query + (i + 8) * kLanes, sizeof second);
     for (int j = 0; j < keys; ++j) {
-      Words::add(one[j], first, key[j * width + i]);
-      Words::add(two[j], second, key[j * width + i + 8]);
+      Word::add(one[j], first, key[j * width + i]);
+      Word::add(two[j], second, key[j * width + i + 8]);
     }
   }
 }
 
 // The sum over every `step`-th lane from `lane` on, in the order of `Floats::total`.
-template <class Words, int keys, int fixed, int step>
+template <class Word, int keys, int fixed, int step>
 inline __attribute__((always_inline)) void sum_lanes(const float *key, const float *query, int width, int lane,
                                                      FloatLanes *sum) {
   FloatLanes other[keys];
   if constexpr (step == 8) {
-    add_lanes<Words, keys, fixed>(key, query, width, lane, sum, other);
+    add_lanes<Word, keys, fixed>(key, query, width, lane, sum, other);
   } else {
-    sum_lanes<Words, keys, fixed, step * 2>(key, query, width, lane, sum);
-    sum_lanes<Words, keys, fixed, step * 2>(key, query, width, lane + step, other);
+    sum_lanes<Word, keys, fixed, step * 2>(key, query, width, lane, sum);
+    sum_lanes<Word, keys, fixed, step * 2>(key, query, width, lane + step, other);
   }
   for (int j = 0; j < keys; ++j) sum[j] += other[j];
 }
 
 // Computes score[t] for `count` keys, one after the other in memory, and the 16 queries of `query` [width, 16].
-template <class Words, int fixed>
+template <class Word, int fixed>
 inline void score_columns(const float *key, int count, const float *query, int any, float *score) {
   const int width = fixed ? fixed : any;
   auto some = [&](auto keys, int t) {
     FloatLanes sum[keys];
-    sum_lanes<Words, keys, fixed, 1>(key + int64_t(t) * width, query, width, 0, sum);
+    sum_lanes<Word, keys, fixed, 1>(key + int64_t(t) * width, query, width, 0, sum);
     std::memcpy(score + t * kLanes, sum, sizeof sum);
   };
   int t = 0;
@@ -78,13 +78,13 @@ inline void score_columns(const float *key, int count, const float *query, int a
 }
 
 // Computes the mix of `count` rows of values, one after the other in memory, in dimensions [i, i + 16), for 16 queries.
-template <class Words>
+template <class Word>
 inline void mix_columns(const float *value, int count, int dim, int i, const float *weight, FloatLanes *mixed) {
   for (int d = 0; d < kMixedTogether; ++d) mixed[d] = FloatLanes{};
   for (int t = 0; t < count; ++t) {
     FloatLanes own;
     std::memcpy(&own, weight + t * kLanes, sizeof own);
-    for (int d = 0; d < kMixedTogether; ++d) Words::add(mixed[d], own, value[int64_t(t) * dim + i + d]);
+    for (int d = 0; d < kMixedTogether; ++d) Word::add(mixed[d], own, value[int64_t(t) * dim + i + d]);
   }
 }
 

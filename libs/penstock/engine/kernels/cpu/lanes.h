@@ -189,7 +189,7 @@ inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs
 #endif
 }
 
-// The same for pairs of other vectors' lanes; sums are of `add_pairs`, bit for bit.
+// The same with a pair of its own in each lane. The order of the two additions is that of the function above.
 inline void add_pairs([[maybe_unused]] Floats &sum, [[maybe_unused]] const Pairs &a, [[maybe_unused]] const Pairs &b) {
 #if defined(__AVX512BF16__)
   sum.part[0] = (FloatPart)_mm512_dpbf16_ps((__m512)sum.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0]);
