@@ -20,9 +20,9 @@ from penstock.kvstore.checks import (
     check_spec,
     lease_seconds,
 )
-from penstock.kvstore.claiming import ClaimDesk, WaitEnd
+from penstock.kvstore.claiming import ClaimDesk
 from penstock.kvstore.config import KvStoreConfig
-from penstock.kvstore.elsewhere.awaiting import RemoteWaits
+from penstock.kvstore.elsewhere.awaiting import WAITS, RemoteWaits
 from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.events.messages import events_message
 from penstock.kvstore.messages import (
@@ -52,12 +52,6 @@ _STATE = {
     ReserveState.WRITE: kvstore_pb2.Reservation.STATE_WRITE,
     ReserveState.EXISTS: kvstore_pb2.Reservation.STATE_EXISTS,
     ReserveState.FULL: kvstore_pb2.Reservation.STATE_FULL,
-}
-_WAIT = {
-    WaitEnd.NONE: kvstore_pb2.ClaimResponse.WAIT_NONE,
-    WaitEnd.STORED: kvstore_pb2.ClaimResponse.WAIT_STORED,
-    WaitEnd.LEFT: kvstore_pb2.ClaimResponse.WAIT_LEFT,
-    WaitEnd.LATE: kvstore_pb2.ClaimResponse.WAIT_LATE,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -201,7 +195,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
             waited = await self._desk.claim(
                 request.attachment_id, request.number, keys, pace, sources=list(request.sources)
             )
-        return kvstore_pb2.ClaimResponse(found=waited.found, wait=_WAIT[waited.end])
+        return kvstore_pb2.ClaimResponse(found=waited.found, wait=WAITS[waited.end])
 
     async def Withdraw(self, request: kvstore_pb2.WithdrawRequest, context: Context) -> kvstore_pb2.WithdrawResponse:
         check_count("numbers", request.numbers, MAX_KEYS)

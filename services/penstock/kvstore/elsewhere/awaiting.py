@@ -17,11 +17,14 @@ from penstock.v1 import kvstore_pb2
 
 _GRACE_S = 0.25
 """A store that knows of nobody, or waits as long as it was told, answers within this."""
-_ENDS = {
-    kvstore_pb2.ClaimResponse.WAIT_STORED: WaitEnd.STORED,
-    kvstore_pb2.ClaimResponse.WAIT_LEFT: WaitEnd.LEFT,
-    kvstore_pb2.ClaimResponse.WAIT_LATE: WaitEnd.LATE,
+WAITS = {
+    WaitEnd.NONE: kvstore_pb2.ClaimResponse.WAIT_NONE,
+    WaitEnd.STORED: kvstore_pb2.ClaimResponse.WAIT_STORED,
+    WaitEnd.LEFT: kvstore_pb2.ClaimResponse.WAIT_LEFT,
+    WaitEnd.LATE: kvstore_pb2.ClaimResponse.WAIT_LATE,
 }
+"""How a wait ended, as it stands in an answer."""
+_ENDS = {wait: end for end, wait in WAITS.items() if end is not WaitEnd.NONE}
 
 
 class RemoteWaits:
