@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/common.proto\x12\x0bpenstock.v1\"\xd3\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x38\n\nlogit_bias\x18\n \x03(\x0b\x32$.penstock.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x18\n\x10\x62\x61nned_token_ids\x18\x10 \x03(\r\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsJ\x04\x08\x11\x10\x12\"\xdc\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\x07\x12\x12\n\noutput_ids\x18\x03 \x03(\r\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x12\n\ncache_root\x18\x05 \x01(\x0c\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x11\n\tnamespace\x18\x07 \x01(\x0c\x12#\n\x06retain\x18\x08 \x03(\x0b\x32\x13.penstock.v1.Retain\x12\x0f\n\x07sources\x18\t \x03(\t\"\'\n\x06Retain\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"+\n\x08Retained\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"j\n\x05Token\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.penstock.v1.TopLogprobB\n\n\x08_logprob\"e\n\x08\x43\x61\x63heUse\x12\x10\n\x08\x63omputed\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\x12\x0b\n\x03gpu\x18\x04 \x01(\r\x12\x0e\n\x06remote\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\r\"K\n\nStageTimes\x12\r\n\x05queue\x18\x01 \x01(\x01\x12\r\n\x05\x66\x65tch\x18\x02 \x01(\x01\x12\x0f\n\x07prefill\x18\x03 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x04 \x01(\x01\"r\n\x06KvSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\"t\n\x0bSessionHint\x12\x0f\n\x07session\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.penstock.v1.SessionState\x12\x19\n\x0creturns_in_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_returns_in_s\"6\n\x0bHintRequest\x12\'\n\x05hints\x18\x01 \x03(\x0b\x32\x18.penstock.v1.SessionHint\"\x0e\n\x0cHintResponse\"a\n\x0b\x42lockEvents\x12\x0e\n\x06stored\x18\x01 \x03(\x0c\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x1f\n\x04tier\x18\x04 \x01(\x0e\x32\x11.penstock.v1.Tier*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*\x90\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SESSION_STATE_ACTIVE\x10\x01\x12\x16\n\x12SESSION_STATE_TOOL\x10\x02\x12\x16\n\x12SESSION_STATE_USER\x10\x03\x12\x17\n\x13SESSION_STATE_ENDED\x10\x04*Y\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/common.proto\x12\x0bpenstock.v1\"\xd3\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x01\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x38\n\nlogit_bias\x18\n \x03(\x0b\x32$.penstock.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x18\n\x10\x62\x61nned_token_ids\x18\x10 \x03(\r\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsJ\x04\x08\x11\x10\x12\"\xee\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\x07\x12\x12\n\noutput_ids\x18\x03 \x03(\r\x12\'\n\x08sampling\x18\x04 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x12\n\ncache_root\x18\x05 \x01(\x0c\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x11\n\tnamespace\x18\x07 \x01(\x0c\x12#\n\x06retain\x18\x08 \x03(\x0b\x32\x13.penstock.v1.Retain\x12\x0f\n\x07sources\x18\t \x03(\t\x12\x10\n\x08priority\x18\n \x01(\x11\"\'\n\x06Retain\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\"+\n\x08Retained\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x02 \x01(\r\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"j\n\x05Token\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\r\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.penstock.v1.TopLogprobB\n\n\x08_logprob\"e\n\x08\x43\x61\x63heUse\x12\x10\n\x08\x63omputed\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\x12\x0b\n\x03gpu\x18\x04 \x01(\r\x12\x0e\n\x06remote\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\r\"K\n\nStageTimes\x12\r\n\x05queue\x18\x01 \x01(\x01\x12\r\n\x05\x66\x65tch\x18\x02 \x01(\x01\x12\x0f\n\x07prefill\x18\x03 \x01(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x04 \x01(\x01\"r\n\x06KvSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x0e\n\x06layout\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\"t\n\x0bSessionHint\x12\x0f\n\x07session\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.penstock.v1.SessionState\x12\x19\n\x0creturns_in_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_returns_in_s\"6\n\x0bHintRequest\x12\'\n\x05hints\x18\x01 \x03(\x0b\x32\x18.penstock.v1.SessionHint\"\x0e\n\x0cHintResponse\"a\n\x0b\x42lockEvents\x12\x0e\n\x06stored\x18\x01 \x03(\x0c\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x1f\n\x04tier\x18\x04 \x01(\x0e\x32\x11.penstock.v1.Tier*D\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*\x90\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SESSION_STATE_ACTIVE\x10\x01\x12\x16\n\x12SESSION_STATE_TOOL\x10\x02\x12\x16\n\x12SESSION_STATE_USER\x10\x03\x12\x17\n\x13SESSION_STATE_ENDED\x10\x04*Y\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +33,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISH']._serialized_start=1556
-  _globals['_FINISH']._serialized_end=1624
-  _globals['_SESSIONSTATE']._serialized_start=1627
-  _globals['_SESSIONSTATE']._serialized_end=1771
-  _globals['_TIER']._serialized_start=1773
-  _globals['_TIER']._serialized_end=1862
+  _globals['_FINISH']._serialized_start=1574
+  _globals['_FINISH']._serialized_end=1642
+  _globals['_SESSIONSTATE']._serialized_start=1645
+  _globals['_SESSIONSTATE']._serialized_end=1789
+  _globals['_TIER']._serialized_start=1791
+  _globals['_TIER']._serialized_end=1880
   _globals['_SAMPLING']._serialized_start=42
   _globals['_SAMPLING']._serialized_end=509
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=442
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=490
   _globals['_REQUEST']._serialized_start=512
-  _globals['_REQUEST']._serialized_end=732
-  _globals['_RETAIN']._serialized_start=734
-  _globals['_RETAIN']._serialized_end=773
-  _globals['_RETAINED']._serialized_start=775
-  _globals['_RETAINED']._serialized_end=818
-  _globals['_TOPLOGPROB']._serialized_start=820
-  _globals['_TOPLOGPROB']._serialized_end=861
-  _globals['_TOKEN']._serialized_start=863
-  _globals['_TOKEN']._serialized_end=969
-  _globals['_CACHEUSE']._serialized_start=971
-  _globals['_CACHEUSE']._serialized_end=1072
-  _globals['_STAGETIMES']._serialized_start=1074
-  _globals['_STAGETIMES']._serialized_end=1149
-  _globals['_KVSPEC']._serialized_start=1151
-  _globals['_KVSPEC']._serialized_end=1265
-  _globals['_SESSIONHINT']._serialized_start=1267
-  _globals['_SESSIONHINT']._serialized_end=1383
-  _globals['_HINTREQUEST']._serialized_start=1385
-  _globals['_HINTREQUEST']._serialized_end=1439
-  _globals['_HINTRESPONSE']._serialized_start=1441
-  _globals['_HINTRESPONSE']._serialized_end=1455
-  _globals['_BLOCKEVENTS']._serialized_start=1457
-  _globals['_BLOCKEVENTS']._serialized_end=1554
+  _globals['_REQUEST']._serialized_end=750
+  _globals['_RETAIN']._serialized_start=752
+  _globals['_RETAIN']._serialized_end=791
+  _globals['_RETAINED']._serialized_start=793
+  _globals['_RETAINED']._serialized_end=836
+  _globals['_TOPLOGPROB']._serialized_start=838
+  _globals['_TOPLOGPROB']._serialized_end=879
+  _globals['_TOKEN']._serialized_start=881
+  _globals['_TOKEN']._serialized_end=987
+  _globals['_CACHEUSE']._serialized_start=989
+  _globals['_CACHEUSE']._serialized_end=1090
+  _globals['_STAGETIMES']._serialized_start=1092
+  _globals['_STAGETIMES']._serialized_end=1167
+  _globals['_KVSPEC']._serialized_start=1169
+  _globals['_KVSPEC']._serialized_end=1283
+  _globals['_SESSIONHINT']._serialized_start=1285
+  _globals['_SESSIONHINT']._serialized_end=1401
+  _globals['_HINTREQUEST']._serialized_start=1403
+  _globals['_HINTREQUEST']._serialized_end=1457
+  _globals['_HINTRESPONSE']._serialized_start=1459
+  _globals['_HINTRESPONSE']._serialized_end=1473
+  _globals['_BLOCKEVENTS']._serialized_start=1475
+  _globals['_BLOCKEVENTS']._serialized_end=1572
 # @@protoc_insertion_point(module_scope)

@@ -80,6 +80,11 @@ class TokenBatch(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    PATIENCE_S_FIELD_NUMBER: _builtins.int
+    patience_s: _builtins.float
+    """How many seconds a call may go without a token. Above 0 in the first batch and in one at least every second, which
+    brings nothing else if need be: where no batch comes, the worker or the way to it has gone.
+    """
     @_builtins.property
     def calls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the number of the call, for each token"""
@@ -102,10 +107,11 @@ class TokenBatch(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         events: _abc.Iterable[Global___CallEvent] | None = ...,
         drafts: _abc.Iterable[Global___CallDrafts] | None = ...,
+        patience_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "drafts", b"drafts", "events", b"events", "ids", b"ids", "indices", b"indices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "drafts", b"drafts", "events", b"events", "ids", b"ids", "indices", b"indices", "patience_s", b"patience_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -607,6 +607,192 @@ class CommitResponse(_message.Message):
 Global___CommitResponse: _TypeAlias = CommitResponse  # noqa: Y015
 
 @_typing.final
+class ClientPages(_message.Message):
+    """Memory of a client, laid out as an arena is: see AttachResponse. The store maps it, and only reads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    EPOCHS_AT_FIELD_NUMBER: _builtins.int
+    SLOTS_AT_FIELD_NUMBER: _builtins.int
+    SLOT_STRIDE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    bytes: _builtins.int
+    id: _builtins.bytes
+    epochs_at: _builtins.int
+    """the epoch of the block in each page, 0 while it has none that is lent"""
+    slots_at: _builtins.int
+    slot_stride: _builtins.int
+    """the length of a block"""
+    slots: _builtins.int
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        id: _builtins.bytes = ...,
+        epochs_at: _builtins.int = ...,
+        slots_at: _builtins.int = ...,
+        slot_stride: _builtins.int = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "epochs_at", b"epochs_at", "id", b"id", "path", b"path", "slot_stride", b"slot_stride", "slots", b"slots", "slots_at", b"slots_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientPages: _TypeAlias = ClientPages  # noqa: Y015
+
+@_typing.final
+class LentBlock(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    parent: _builtins.bytes
+    first_token: _builtins.int
+    seconds: _builtins.float
+    offset: _builtins.int
+    """of the page"""
+    epoch: _builtins.int
+    """changes before the page does"""
+    checksum: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        parent: _builtins.bytes = ...,
+        first_token: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        offset: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        checksum: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "epoch", b"epoch", "first_token", b"first_token", "key", b"key", "offset", b"offset", "parent", b"parent", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LentBlock: _TypeAlias = LentBlock  # noqa: Y015
+
+@_typing.final
+class LendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    attachment_id: _builtins.str
+    session: _builtins.str
+    """digest of the session that made them; empty: unknown"""
+    namespace: _builtins.bytes
+    """of the tenant, 16 bytes; empty: unknown"""
+    ended: _builtins.bytes
+    """32 bytes each: blocks that are not lent any more"""
+    @_builtins.property
+    def pages(self) -> Global___ClientPages:
+        """in the first call of an attachment"""
+
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___LentBlock]:
+        """parents before their children"""
+
+    def __init__(
+        self,
+        *,
+        attachment_id: _builtins.str = ...,
+        pages: Global___ClientPages | None = ...,
+        blocks: _abc.Iterable[Global___LentBlock] | None = ...,
+        session: _builtins.str = ...,
+        namespace: _builtins.bytes = ...,
+        ended: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "blocks", b"blocks", "ended", b"ended", "namespace", b"namespace", "pages", b"pages", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LendRequest: _TypeAlias = LendRequest  # noqa: Y015
+
+@_typing.final
+class LendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSED_FIELD_NUMBER: _builtins.int
+    refused: _builtins.str
+    """why the store takes no blocks in this way; empty: it does"""
+    def __init__(
+        self,
+        *,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LendResponse: _TypeAlias = LendResponse  # noqa: Y015
+
+@_typing.final
+class SaveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACHMENT_ID_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    attachment_id: _builtins.str
+    keys: _builtins.bytes
+    """32 bytes each"""
+    def __init__(
+        self,
+        *,
+        attachment_id: _builtins.str = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
+
+@_typing.final
+class SaveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAVED_FIELD_NUMBER: _builtins.int
+    saved: _builtins.int
+    """how many are in the arena now"""
+    def __init__(
+        self,
+        *,
+        saved: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["saved", b"saved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveResponse: _TypeAlias = SaveResponse  # noqa: Y015
+
+@_typing.final
 class QuarantineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1293,6 +1479,7 @@ class StatsResponse(_message.Message):
     RETAINED_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     NVME_FIELD_NUMBER: _builtins.int
+    LENT_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
@@ -1327,6 +1514,8 @@ class StatsResponse(_message.Message):
     """blocks that somebody was promised"""
     sessions: _builtins.int
     """of which something is known"""
+    lent: _builtins.int
+    """blocks that clients have in their own pages"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     @_builtins.property
@@ -1364,12 +1553,13 @@ class StatsResponse(_message.Message):
         retained: _builtins.int = ...,
         sessions: _builtins.int = ...,
         nvme: Global___NvmeStats | None = ...,
+        lent: _builtins.int = ...,
         pull: Global___PullStats | None = ...,
         gpu: Global___GpuStats | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "nvme", b"nvme", "pull", b"pull", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "attachments", b"attachments", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "attachments", b"attachments", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "lent", b"lent", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,6 +65,16 @@ class KvStoreStub:
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.CommitRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_kvstore__pb2.CommitResponse.FromString,
                 _registered_method=True)
+        self.Lend = channel.unary_unary(
+                '/penstock.v1.KvStore/Lend',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.LendRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.LendResponse.FromString,
+                _registered_method=True)
+        self.Save = channel.unary_unary(
+                '/penstock.v1.KvStore/Save',
+                request_serializer=penstock_dot_v1_dot_kvstore__pb2.SaveRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_kvstore__pb2.SaveResponse.FromString,
+                _registered_method=True)
         self.Quarantine = channel.unary_unary(
                 '/penstock.v1.KvStore/Quarantine',
                 request_serializer=penstock_dot_v1_dot_kvstore__pb2.QuarantineRequest.SerializeToString,
@@ -168,6 +178,21 @@ class KvStoreServicer:
 
     def Commit(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lend(self, request, context):
+        """Instead of a put, by a client of the same host: the blocks stay in its own pages, can be found as if they were stored,
+        and are copied into the arena when somebody else asks for them, when they are promised, and when the client is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Save(self, request, context):
+        """Returns when lent blocks are in the arena: their pages will be needed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -288,6 +313,16 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=penstock_dot_v1_dot_kvstore__pb2.CommitRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_kvstore__pb2.CommitResponse.SerializeToString,
+            ),
+            'Lend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.LendRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.LendResponse.SerializeToString,
+            ),
+            'Save': grpc.unary_unary_rpc_method_handler(
+                    servicer.Save,
+                    request_deserializer=penstock_dot_v1_dot_kvstore__pb2.SaveRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_kvstore__pb2.SaveResponse.SerializeToString,
             ),
             'Quarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Quarantine,
@@ -512,6 +547,60 @@ class KvStore:
             '/penstock.v1.KvStore/Commit',
             penstock_dot_v1_dot_kvstore__pb2.CommitRequest.SerializeToString,
             penstock_dot_v1_dot_kvstore__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Lend',
+            penstock_dot_v1_dot_kvstore__pb2.LendRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.LendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Save(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.KvStore/Save',
+            penstock_dot_v1_dot_kvstore__pb2.SaveRequest.SerializeToString,
+            penstock_dot_v1_dot_kvstore__pb2.SaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,12 @@ class KvStoreStub:
     Reserve: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]
     """Two-phase put. A reserved block can't be found until its commit."""
     Commit: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]
+    Lend: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.LendRequest, _kvstore_pb2.LendResponse]
+    """Instead of a put, by a client of the same host: the blocks stay in its own pages, can be found as if they were stored,
+    and are copied into the arena when somebody else asks for them, when they are promised, and when the client is gone.
+    """
+    Save: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.SaveRequest, _kvstore_pb2.SaveResponse]
+    """Returns when lent blocks are in the arena: their pages will be needed."""
     Quarantine: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.QuarantineRequest, _kvstore_pb2.QuarantineResponse]
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _grpc.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]
@@ -91,6 +97,12 @@ class KvStoreAsyncStub(KvStoreStub):
     Reserve: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.ReserveRequest, _kvstore_pb2.ReserveResponse]  # type: ignore[assignment]
     """Two-phase put. A reserved block can't be found until its commit."""
     Commit: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.CommitRequest, _kvstore_pb2.CommitResponse]  # type: ignore[assignment]
+    Lend: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.LendRequest, _kvstore_pb2.LendResponse]  # type: ignore[assignment]
+    """Instead of a put, by a client of the same host: the blocks stay in its own pages, can be found as if they were stored,
+    and are copied into the arena when somebody else asks for them, when they are promised, and when the client is gone.
+    """
+    Save: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.SaveRequest, _kvstore_pb2.SaveResponse]  # type: ignore[assignment]
+    """Returns when lent blocks are in the arena: their pages will be needed."""
     Quarantine: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.QuarantineRequest, _kvstore_pb2.QuarantineResponse]  # type: ignore[assignment]
     """A block whose bytes did not match its checksum: taken out of service and counted."""
     Retain: _aio.UnaryUnaryMultiCallable[_kvstore_pb2.RetainRequest, _kvstore_pb2.RetainResponse]  # type: ignore[assignment]
@@ -167,6 +179,24 @@ class KvStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _kvstore_pb2.CommitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kvstore_pb2.CommitResponse, _abc.Awaitable[_kvstore_pb2.CommitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Lend(
+        self,
+        request: _kvstore_pb2.LendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.LendResponse, _abc.Awaitable[_kvstore_pb2.LendResponse]]:
+        """Instead of a put, by a client of the same host: the blocks stay in its own pages, can be found as if they were stored,
+        and are copied into the arena when somebody else asks for them, when they are promised, and when the client is gone.
+        """
+
+    @_abc_1.abstractmethod
+    def Save(
+        self,
+        request: _kvstore_pb2.SaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kvstore_pb2.SaveResponse, _abc.Awaitable[_kvstore_pb2.SaveResponse]]:
+        """Returns when lent blocks are in the arena: their pages will be needed."""
 
     @_abc_1.abstractmethod
     def Quarantine(

@@ -56,6 +56,7 @@ class Hello(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _builtins.int
+    ROUTERS_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
     """unique per process start"""
     role: Global___Role.ValueType
@@ -70,6 +71,8 @@ class Hello(_message.Message):
     max_running: _builtins.int
     """sequences in one batch"""
     kv_capacity_tokens: _builtins.int
+    routers: _builtins.int
+    """that it joins: those others plan for it too"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec: ...
     def __init__(
@@ -84,10 +87,11 @@ class Hello(_message.Message):
         max_model_len: _builtins.int = ...,
         max_running: _builtins.int = ...,
         kv_capacity_tokens: _builtins.int = ...,
+        routers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "role", b"role", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host_id", b"host_id", "kv_capacity_tokens", b"kv_capacity_tokens", "max_model_len", b"max_model_len", "max_running", b"max_running", "member_id", b"member_id", "model_name", b"model_name", "role", b"role", "routers", b"routers", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -95,7 +99,7 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """Pushed when it changes, at most every 50 ms, and at least once a second."""
+    """Pushed when it changes, at most every 50 ms, and at least twice a second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -107,6 +111,8 @@ class Load(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     FETCH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     REMOTE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
@@ -120,6 +126,12 @@ class Load(_message.Message):
     """measured from the store of its host; 0 when not yet known"""
     remote_bytes_per_s: _builtins.float
     """likewise, of blocks that its store got from another host's"""
+    @_builtins.property
+    def step(self) -> Global___StepCost:
+        """fitted to its steps; absent when not yet known"""
+
+    @_builtins.property
+    def progress(self) -> Global___Progress: ...
     def __init__(
         self,
         *,
@@ -131,14 +143,78 @@ class Load(_message.Message):
         decode_step_s: _builtins.float = ...,
         fetch_bytes_per_s: _builtins.float = ...,
         remote_bytes_per_s: _builtins.float = ...,
+        step: Global___StepCost | None = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "running", b"running", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    """Of a worker's engine. A worker whose step takes longer than it may gets no work, and loses what it has, until the step
+    has ended: its process lives and reports, but nothing comes of its work.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    IN_STEP_S_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """that have ended"""
+    in_step_s: _builtins.float
+    """for how long the step in progress has been computed; 0: there is none"""
+    limit_s: _builtins.float
+    """how long it may take: many times what was predicted, so that a busy worker is not taken for dead"""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        in_step_s: _builtins.float = ...,
+        limit_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_step_s", b"in_step_s", "limit_s", b"limit_s", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class StepCost(_message.Message):
+    """Seconds of one decoding step, linear in what it computes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_S_FIELD_NUMBER: _builtins.int
+    SEQUENCE_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    base_s: _builtins.float
+    """however little there is to do"""
+    sequence_s: _builtins.float
+    """for each sequence"""
+    token_s: _builtins.float
+    """for each token of their context"""
+    def __init__(
+        self,
+        *,
+        base_s: _builtins.float = ...,
+        sequence_s: _builtins.float = ...,
+        token_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_s", b"base_s", "sequence_s", b"sequence_s", "token_s", b"token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCost: _TypeAlias = StepCost  # noqa: Y015
 
 @_typing.final
 class JoinRequest(_message.Message):
@@ -148,8 +224,11 @@ class JoinRequest(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
-    """no new work, please; running work goes on"""
+    """no new work, please; running work goes on. false: new work again"""
+    role: Global___Role.ValueType
+    """of a worker: new work of this kind from now on; running work goes on"""
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first, once"""
@@ -167,12 +246,13 @@ class JoinRequest(_message.Message):
         load: Global___Load | None = ...,
         blocks: _common_pb2.BlockEvents | None = ...,
         draining: _builtins.bool = ...,
+        role: Global___Role.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "hello", b"hello", "kind", b"kind", "load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "hello", b"hello", "kind", b"kind", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "draining", b"draining", "hello", b"hello", "kind", b"kind", "load", b"load", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "load", "blocks", "draining", "role"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -185,6 +265,7 @@ class JoinResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     STORES_FIELD_NUMBER: _builtins.int
     SESSION_HINT_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -195,22 +276,189 @@ class JoinResponse(_message.Message):
     def session_hint(self) -> _common_pb2.SessionHint:
         """stores only"""
 
+    @_builtins.property
+    def command(self) -> Global___MemberCommand:
+        """workers only; they answer by what they say of themselves, to all routers"""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         stores: Global___Stores | None = ...,
         session_hint: _common_pb2.SessionHint | None = ...,
+        command: Global___MemberCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "session_hint", b"session_hint", "stores", b"stores", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "stores", "session_hint", "command"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
+class MemberCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    drain: _builtins.bool
+    """false: take new work again"""
+    role: Global___Role.ValueType
+    """prefill, decode or both"""
+    def __init__(
+        self,
+        *,
+        drain: _builtins.bool = ...,
+        role: Global___Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["drain", "role"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___MemberCommand: _TypeAlias = MemberCommand  # noqa: Y015
+
+@_typing.final
+class MembersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MembersRequest: _TypeAlias = MembersRequest  # noqa: Y015
+
+@_typing.final
+class MembersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedMember]: ...
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[Global___JoinedMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MembersResponse: _TypeAlias = MembersResponse  # noqa: Y015
+
+@_typing.final
+class JoinedMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_USAGE_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.str
+    role: Global___Role.ValueType
+    address: _builtins.str
+    host_id: _builtins.str
+    model_name: _builtins.str
+    draining: _builtins.bool
+    silent: _builtins.bool
+    """has sent no load, or ended no step, for too long"""
+    running: _builtins.int
+    waiting: _builtins.int
+    queued_prefill_tokens: _builtins.int
+    kv_usage: _builtins.float
+    """of its KV memory, from 0 to 1"""
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.str = ...,
+        role: Global___Role.ValueType = ...,
+        address: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        model_name: _builtins.str = ...,
+        draining: _builtins.bool = ...,
+        silent: _builtins.bool = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        queued_prefill_tokens: _builtins.int = ...,
+        kv_usage: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "host_id", b"host_id", "kv_usage", b"kv_usage", "member_id", b"member_id", "model_name", b"model_name", "queued_prefill_tokens", b"queued_prefill_tokens", "role", b"role", "running", b"running", "silent", b"silent", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinedMember: _TypeAlias = JoinedMember  # noqa: Y015
+
+@_typing.final
+class CommandRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """its id, or its address"""
+    force: _builtins.bool
+    """also when nobody is left to decode its model"""
+    @_builtins.property
+    def command(self) -> Global___MemberCommand: ...
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        command: Global___MemberCommand | None = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "force", b"force", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandRequest: _TypeAlias = CommandRequest  # noqa: Y015
+
+@_typing.final
+class CommandResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def member(self) -> Global___JoinedMember:
+        """as it stands now"""
+
+    def __init__(
+        self,
+        *,
+        member: Global___JoinedMember | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandResponse: _TypeAlias = CommandResponse  # noqa: Y015
 
 @_typing.final
 class Stores(_message.Message):
@@ -264,8 +512,14 @@ class PlanAsk(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_KEYS_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     tenant: _builtins.str
     session: _builtins.str
@@ -280,11 +534,29 @@ class PlanAsk(_message.Message):
     """tokens already emitted, on a re-plan"""
     after: _builtins.bytes
     """The key before the first of `block_keys`, if an earlier ask ended with it. It names all keys before it too."""
+    weight: _builtins.float
+    """of the tenant beside others, when requests have to wait; 0: 1"""
+    priority: _builtins.int
+    """beside others of the tenant: so many seconds later in line, or earlier"""
+    first_token_s: _builtins.float
+    """Of no use when predicted to take longer; unset: no such target.
+    from now on
+    """
+    token_s: _builtins.float
+    """each of the other tokens, after the one before"""
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Members that failed this request by a fault of transport or of their own, never by refusing its content: not
         used for it while there is another way, and less wanted by other requests for a few seconds.
         """
+
+    @_builtins.property
+    def full(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of `avoid` that had no room for this request, or no time: other requests want them no less for it."""
+
+    @_builtins.property
+    def kept(self) -> Global___Kept:
+        """set: nothing is decided"""
 
     def __init__(
         self,
@@ -296,16 +568,60 @@ class PlanAsk(_message.Message):
         max_tokens: _builtins.int = ...,
         block_keys: _builtins.bytes = ...,
         avoid: _abc.Iterable[_builtins.str] | None = ...,
+        full: _abc.Iterable[_builtins.str] | None = ...,
         output_tokens: _builtins.int = ...,
         after: _builtins.bytes = ...,
+        kept: Global___Kept | None = ...,
+        weight: _builtins.float = ...,
+        priority: _builtins.int = ...,
+        first_token_s: _builtins.float | None = ...,
+        token_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "first_token_s", b"first_token_s", "kept", b"kept", "token_s", b"token_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s", "_token_s", b"_token_s", "after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "first_token_s", b"first_token_s", "full", b"full", "kept", b"kept", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant", "token_s", b"token_s", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
+    _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__token_s: _TypeAlias = _typing.Literal["token_s"]  # noqa: Y015
+    _WhichOneofArgType__token_s: _TypeAlias = _typing.Literal["_token_s", b"_token_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_s) -> _WhichOneofReturnType__token_s | None: ...
+
+Global___PlanAsk: _TypeAlias = PlanAsk  # noqa: Y015
+
+@_typing.final
+class Kept(_message.Message):
+    """The members that serve a request by the plan of a router that has gone since. They are charged with it here; the
+    answer names them again. NOT_FOUND when the one that decodes has not joined.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    prefill: _builtins.str
+    """empty: nobody computes its prompt any more, or the one that decodes does"""
+    decode: _builtins.str
+    plan: _builtins.str
+    """what the gone router called it: its charge there counts no more"""
+    def __init__(
+        self,
+        *,
+        prefill: _builtins.str = ...,
+        decode: _builtins.str = ...,
+        plan: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "avoid", b"avoid", "block_keys", b"block_keys", "max_tokens", b"max_tokens", "model_name", b"model_name", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "session", b"session", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "plan", b"plan", "prefill", b"prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlanAsk: _TypeAlias = PlanAsk  # noqa: Y015
+Global___Kept: _TypeAlias = Kept  # noqa: Y015
 
 @_typing.final
 class PlanProgress(_message.Message):
@@ -400,9 +716,13 @@ class PlanResponse(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     REASONS_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     KEYS_WANTED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """1 for the first plan of the stream, then 2, ..."""
+    plan: _builtins.str
+    """names it among the plans of all routers"""
     keys_wanted: _builtins.bool
     """nothing is planned and nothing else is set: `after` is not known, ask with all keys"""
     @_builtins.property
@@ -415,6 +735,10 @@ class PlanResponse(_message.Message):
     def reasons(self) -> Global___PlanReasons:
         """for people; nothing depends on it"""
 
+    @_builtins.property
+    def held(self) -> Global___HeldBack:
+        """Nothing is planned yet and nothing else is set: the request is held back until workers have room. A plan follows."""
+
     def __init__(
         self,
         *,
@@ -422,17 +746,44 @@ class PlanResponse(_message.Message):
         decode: Global___Placement | None = ...,
         epoch: _builtins.int = ...,
         reasons: Global___PlanReasons | None = ...,
+        plan: _builtins.str = ...,
+        held: Global___HeldBack | None = ...,
         keys_wanted: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held", b"_held", "_prefill", b"_prefill", "decode", b"decode", "held", b"held", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "keys_wanted", b"keys_wanted", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held", b"_held", "_prefill", b"_prefill", "decode", b"decode", "epoch", b"epoch", "held", b"held", "keys_wanted", b"keys_wanted", "plan", b"plan", "prefill", b"prefill", "reasons", b"reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__held: _TypeAlias = _typing.Literal["held"]  # noqa: Y015
+    _WhichOneofArgType__held: _TypeAlias = _typing.Literal["_held", b"_held"]  # noqa: Y015
     _WhichOneofReturnType__prefill: _TypeAlias = _typing.Literal["prefill"]  # noqa: Y015
     _WhichOneofArgType__prefill: _TypeAlias = _typing.Literal["_prefill", b"_prefill"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held) -> _WhichOneofReturnType__held | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill) -> _WhichOneofReturnType__prefill | None: ...
 
 Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
+
+@_typing.final
+class HeldBack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    wait_s: _builtins.float
+    """predicted"""
+    def __init__(
+        self,
+        *,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldBack: _TypeAlias = HeldBack  # noqa: Y015
 
 @_typing.final
 class PlanReasons(_message.Message):
@@ -452,6 +803,14 @@ class PlanReasons(_message.Message):
     HOME_FIELD_NUMBER: _builtins.int
     RESIDENT_TOKENS_FIELD_NUMBER: _builtins.int
     AWAITED_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_S_FIELD_NUMBER: _builtins.int
+    COMPUTE_S_FIELD_NUMBER: _builtins.int
+    FETCH_S_FIELD_NUMBER: _builtins.int
+    PULL_S_FIELD_NUMBER: _builtins.int
+    PENALTY_S_FIELD_NUMBER: _builtins.int
+    HANDOFF_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    STORE_TOKENS_FIELD_NUMBER: _builtins.int
     first_token_s: _builtins.float
     """predicted, the queue included"""
     answer_s: _builtins.float
@@ -474,6 +833,21 @@ class PlanReasons(_message.Message):
     """in the own pages of the worker that computes the prompt"""
     awaited_tokens: _builtins.int
     """that worker computes them for other requests"""
+    held_s: _builtins.float
+    """the router held the request back for so long"""
+    compute_s: _builtins.float
+    """The other parts of `first_token_s`, after `queue_s`; then those of `answer_s`."""
+    fetch_s: _builtins.float
+    """from the store of the host"""
+    pull_s: _builtins.float
+    """from another host's"""
+    penalty_s: _builtins.float
+    """the worker has failed lately"""
+    handoff_s: _builtins.float
+    """until the decode worker has the KV"""
+    decode_s: _builtins.float
+    store_tokens: _builtins.int
+    """in the store of the host"""
     def __init__(
         self,
         *,
@@ -489,10 +863,18 @@ class PlanReasons(_message.Message):
         home: _builtins.bool = ...,
         resident_tokens: _builtins.int = ...,
         awaited_tokens: _builtins.int = ...,
+        held_s: _builtins.float = ...,
+        compute_s: _builtins.float = ...,
+        fetch_s: _builtins.float = ...,
+        pull_s: _builtins.float = ...,
+        penalty_s: _builtins.float = ...,
+        handoff_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        store_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "other_s", b"other_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "awaited_tokens", b"awaited_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "expected_output", b"expected_output", "first_token_s", b"first_token_s", "home", b"home", "other_s", b"other_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "resident_tokens", b"resident_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "awaited_tokens", b"awaited_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "compute_s", b"compute_s", "decode_s", b"decode_s", "expected_output", b"expected_output", "fetch_s", b"fetch_s", "first_token_s", b"first_token_s", "handoff_s", b"handoff_s", "held_s", b"held_s", "home", b"home", "other_s", b"other_s", "penalty_s", b"penalty_s", "pull_s", b"pull_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "resident_tokens", b"resident_tokens", "store_tokens", b"store_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__other_s: _TypeAlias = _typing.Literal["other_s"]  # noqa: Y015
     _WhichOneofArgType__other_s: _TypeAlias = _typing.Literal["_other_s", b"_other_s"]  # noqa: Y015
@@ -563,7 +945,7 @@ class MeshView(_message.Message):
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]: ...
     @_builtins.property
     def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """joined workers that have sent no load for too long: calls to them may never end"""
+        """Joined workers that have sent no load, or ended no step, for too long: calls to them may never end."""
 
     def __init__(
         self,

@@ -55,14 +55,24 @@ class RouterStub:
                 request_serializer=penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_common__pb2.HintResponse.FromString,
                 _registered_method=True)
+        self.Members = channel.unary_unary(
+                '/penstock.v1.Router/Members',
+                request_serializer=penstock_dot_v1_dot_router__pb2.MembersRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_router__pb2.MembersResponse.FromString,
+                _registered_method=True)
+        self.Command = channel.unary_unary(
+                '/penstock.v1.Router/Command',
+                request_serializer=penstock_dot_v1_dot_router__pb2.CommandRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_router__pb2.CommandResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
-        a worker that has sent no load for some seconds gets no work until it does.
+        """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+        silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,6 +101,21 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Members(self, request, context):
+        """The joined members, for people.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Command(self, request, context):
+        """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
+        INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +138,16 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Hint,
                     request_deserializer=penstock_dot_v1_dot_common__pb2.HintRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_common__pb2.HintResponse.SerializeToString,
+            ),
+            'Members': grpc.unary_unary_rpc_method_handler(
+                    servicer.Members,
+                    request_deserializer=penstock_dot_v1_dot_router__pb2.MembersRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_router__pb2.MembersResponse.SerializeToString,
+            ),
+            'Command': grpc.unary_unary_rpc_method_handler(
+                    servicer.Command,
+                    request_deserializer=penstock_dot_v1_dot_router__pb2.CommandRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_router__pb2.CommandResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +258,60 @@ class Router:
             '/penstock.v1.Router/Hint',
             penstock_dot_v1_dot_common__pb2.HintRequest.SerializeToString,
             penstock_dot_v1_dot_common__pb2.HintResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Members(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/Members',
+            penstock_dot_v1_dot_router__pb2.MembersRequest.SerializeToString,
+            penstock_dot_v1_dot_router__pb2.MembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Command(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Router/Command',
+            penstock_dot_v1_dot_router__pb2.CommandRequest.SerializeToString,
+            penstock_dot_v1_dot_router__pb2.CommandResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,8 +33,8 @@ class RouterStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RouterAsyncStub: ...
     Join: _grpc.StreamStreamMultiCallable[_router_pb2.JoinRequest, _router_pb2.JoinResponse]
-    """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
-    a worker that has sent no load for some seconds gets no work until it does.
+    """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+    silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
     """
     Plan: _grpc.StreamStreamMultiCallable[_router_pb2.PlanRequest, _router_pb2.PlanResponse]
     """One stream per request. The plan's charges live exactly as long as the stream: when it ends, for
@@ -46,13 +46,19 @@ class RouterStub:
     """
     Hint: _grpc.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]
     """Session hints without a request; passed on to every store, as are those of Plan."""
+    Members: _grpc.UnaryUnaryMultiCallable[_router_pb2.MembersRequest, _router_pb2.MembersResponse]
+    """The joined members, for people."""
+    Command: _grpc.UnaryUnaryMultiCallable[_router_pb2.CommandRequest, _router_pb2.CommandResponse]
+    """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
+    INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
+    """
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.StreamStreamMultiCallable[_router_pb2.JoinRequest, _router_pb2.JoinResponse]  # type: ignore[assignment]
-    """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
-    a worker that has sent no load for some seconds gets no work until it does.
+    """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+    silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
     """
     Plan: _aio.StreamStreamMultiCallable[_router_pb2.PlanRequest, _router_pb2.PlanResponse]  # type: ignore[assignment]
     """One stream per request. The plan's charges live exactly as long as the stream: when it ends, for
@@ -64,6 +70,12 @@ class RouterAsyncStub(RouterStub):
     """
     Hint: _aio.UnaryUnaryMultiCallable[_common_pb2.HintRequest, _common_pb2.HintResponse]  # type: ignore[assignment]
     """Session hints without a request; passed on to every store, as are those of Plan."""
+    Members: _aio.UnaryUnaryMultiCallable[_router_pb2.MembersRequest, _router_pb2.MembersResponse]  # type: ignore[assignment]
+    """The joined members, for people."""
+    Command: _aio.UnaryUnaryMultiCallable[_router_pb2.CommandRequest, _router_pb2.CommandResponse]  # type: ignore[assignment]
+    """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
+    INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
+    """
 
 class RouterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,8 +84,8 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_router_pb2.JoinRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.JoinResponse], _abc.AsyncIterator[_router_pb2.JoinResponse]]:
-        """One stream per worker or store for its whole life. Its end takes the member out of rotation, as does silence:
-        a worker that has sent no load for some seconds gets no work until it does.
+        """One stream per worker or store and router for its whole life. Its end takes the member out of rotation, as does
+        silence: a worker that has sent no load for some seconds, or whose step does not end, gets no work until that changes.
         """
 
     @_abc_1.abstractmethod
@@ -103,5 +115,23 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.HintResponse, _abc.Awaitable[_common_pb2.HintResponse]]:
         """Session hints without a request; passed on to every store, as are those of Plan."""
+
+    @_abc_1.abstractmethod
+    def Members(
+        self,
+        request: _router_pb2.MembersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.MembersResponse, _abc.Awaitable[_router_pb2.MembersResponse]]:
+        """The joined members, for people."""
+
+    @_abc_1.abstractmethod
+    def Command(
+        self,
+        request: _router_pb2.CommandRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.CommandResponse, _abc.Awaitable[_router_pb2.CommandResponse]]:
+        """Tells one worker to change; returns when it has, and says so on its stream. NOT_FOUND: no such member has joined;
+        INVALID_ARGUMENT: it can't be told that; FAILED_PRECONDITION: nobody would be left to decode its model.
+        """
 
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
