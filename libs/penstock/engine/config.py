@@ -35,6 +35,9 @@ class EngineSettings:
     threads: int = 0
     """Threads that compute one step; 0: one for each core of this process, fewer for a small model. `penstock up`
     divides the cores among its workers."""
+    baton: str = "none"
+    """Where workers of this host agree on turns on cores that they share: none (they take no turns), a directory in
+    memory, or auto: /dev/shm/penstock-UID. On a CPU only."""
     packed_bytes: Size = 16 << 30
     """Disk space for packed weights in ~/.cache/penstock, which all workers of a host share; 0: each worker packs its
     own in memory."""
@@ -64,6 +67,8 @@ class EngineSettings:
     """Seconds after which a step goes on without drafts."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
+    shared_pages: Annotated[bool, Parameter(parse=False)] = False
+    """On a CPU, have the pages in memory that the store of the host can map."""
     stall_s: Annotated[float, Parameter(parse=False)] = 1.0
     """When no sequence could run for this long, the engine takes pages from loads that are still filling them."""
     again_s: Annotated[float, Parameter(parse=False)] = 0.2

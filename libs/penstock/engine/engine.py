@@ -10,14 +10,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import check_request, settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.delivery.outlet import Outlet
-from penstock.engine.delivery.sinks import Lender, SinkFeed
+from penstock.engine.delivery.sinks import SinkFeed, SinkPages
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite
 from penstock.engine.forward.halving import answers_of
 from penstock.engine.forward.model import Computes, Load, load_model, set_threads
@@ -26,20 +26,22 @@ from penstock.engine.hooks import Drafter, KvSink, KvSource, LoadResult, Relay
 from penstock.engine.lane import Lane
 from penstock.engine.loading.loads import Loads
 from penstock.engine.models.packed import PackedWeights
+from penstock.engine.pace import StepPace
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, Update
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Chosen
-from penstock.engine.scheduling.chunking import chunk_tokens, patience
 from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
 from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.engine.step.run import Run
+from penstock.kv.bytes.arena import Arena
 from penstock.kv.identity import Chain
 from penstock.kv.spec import KvSpec
 from penstock.runtime.threads import started_threads
+from penstock.runtime.turns.baton import Baton
 
 _COPIERS = 4
 """Threads that copy loaded KV: more would not make memory faster."""
@@ -55,6 +57,8 @@ class Helpers:
     """Holds the loop of steps, and loads."""
     threads: Executor
     """Copy loaded KV."""
+    baton: Baton | None
+    """For the cores that other workers share."""
 
 
 class Engine:
@@ -78,14 +82,15 @@ class Engine:
         self._lane = helpers.lane
         limits = StepLimits(config.max_batch_tokens, config.max_running, config.block_size)
         self.pool = PagePool(config.pages, most_idle=config.idle_pages)
-        """For others to ask and to watch; the scheduler alone changes it."""
+        """For others to ask and to watch; the scheduler alone changes it, but for `trim`."""
         self._scheduler = Scheduler(limits, self.pool)
         self._counters = Counters()
+        self._pace = StepPace(config, self._counters, self._scheduler.crowd, runner, helpers.baton)
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
         self._speculation = Speculation(config, vocab_size, drafter, self._counters)
         self._rules = RequestRules(checkpoint, config.draft_tokens > 0)
-        self._lender = Lender(self._scheduler, runner.memory, self._wake.set)
+        self._sink_pages = SinkPages(self._scheduler, runner.memory, self._wake.set)
         self._loads = Loads(
             self._scheduler,
             runner.memory,
@@ -107,21 +112,28 @@ class Engine:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: EngineConfig, drafter: Drafter | None = None, load: Load = load_model
+        cls,
+        config: EngineConfig,
+        drafter: Drafter | None = None,
+        load: Load = load_model,
+        *,
+        baton: Baton | None = None,
     ) -> AsyncIterator[Engine]:
         """Loads the model (in a thread) and serves until the block is left; then live requests get EngineClosed.
 
         Raises CheckpointError when the model cannot be served, ConfigError when it can't be with these settings.
         `drafter` proposes tokens for every request. `load` brings something else than the model to carry out the steps.
+        `baton` is for the cores that others share.
         """
         checkpoint = await asyncio.to_thread(inspect, config.model, config.max_model_len or None)
         config = settled(config, checkpoint)
-        with Lane("engine") as lane, started_threads(_COPIERS, "load") as threads:
+        with ExitStack() as stack, Lane("engine") as lane, started_threads(_COPIERS, "load") as threads:
             await lane.call(set_threads, config.threads)
             runner, spec = await lane.call(load, config, checkpoint)
+            stack.callback(runner.memory.close)
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
-                helpers = Helpers(lane, tasks, threads)
+                helpers = Helpers(lane, tasks, threads, baton)
                 engine = cls(config, checkpoint, spec=spec, runner=runner, helpers=helpers, drafter=drafter)
                 tasks.create_task(engine._serve(), name="engine")
                 try:
@@ -179,6 +191,11 @@ class Engine:
         """The weights in the kernels' layout; None when torch holds the weights."""
         return self._runner.packed
 
+    @property
+    def arena(self) -> Arena | None:
+        """The pages as the store of this host can map them; None when it can't."""
+        return self._runner.memory.arena
+
     def finite(self, block: memoryview) -> bool:
         """Whether a block of this engine's KV holds finite numbers only. Callable from any thread."""
         return self._runner.memory.finite(block)
@@ -190,7 +207,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Now."""
-        return collect(self._scheduler.stats(), self._counters, len(self._loads), self._runner.packed)
+        return collect(self._scheduler.stats(), self._counters, len(self._loads), self._runner.packed, self._pace.turns)
 
     # A request's way in and out
 
@@ -213,8 +230,9 @@ class Engine:
             raise EngineBusy(f"{queued} requests are waiting already")
         self._tickets += 1
         assert chain is None or chain.block_size == self.config.block_size, "a block fills a page"
-        live = new_live(request, self._tickets, self.checkpoint.eos_token_ids, rules, chain)
-        feed = None if sink is None else SinkFeed(live, sink, self._lender, self._counters)
+        eos = self.checkpoint.eos_token_ids
+        live = new_live(request, self._tickets, eos, rules, chain, now=time.monotonic())
+        feed = None if sink is None else SinkFeed(live, sink, self._sink_pages, self._counters)
         self._outlets[live.id] = outlet = Outlet(live, feed, self._speculation.begin(live))
         if source is None:
             self._enter(outlet, self._scheduler.add(live))
@@ -276,7 +294,7 @@ class Engine:
                     self._hand_out()
                 drafts = await self._speculation.ask(self._scheduler.decoding())
             self._loads.look_again(self._scheduler.next_in_line())
-            step = self._scheduler.next_step(drafts, stalled, self._chunk())
+            step = self._scheduler.next_step(drafts, stalled, *self._pace.chunks())
             stalled = False
             if step:
                 await self._step(step, bool(drafts))
@@ -285,33 +303,27 @@ class Engine:
             if not self._closing:
                 stalled = not await self._woken()
 
-    def _chunk(self) -> int:
-        """Most prompt tokens of a step with decode rows."""
-        counters, most, target_s = self._counters, self.config.max_batch_tokens, self.config.itl_target_s
-        if counters.stale:
-            return 0
-        if target_s is not None:
-            target_s *= patience(*self._scheduler.crowd())
-        return chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, most)
-
     async def _woken(self) -> bool:
         """Waits for news; False when sequences have been waiting in vain for pages for `stall_s`."""
+        self._counters.resting = True
         try:
             async with asyncio.timeout(self.config.stall_s if self._scheduler.waiting else None):
                 return await self._wake.wait()
         except TimeoutError:
             return False
+        finally:
+            self._counters.resting = False
 
     async def _step(self, step: Sequence[Live], drafted: bool) -> None:
         """Has a step computed and takes its tokens in. Tokens of the step before are handed out meanwhile, so that the
         model never waits for readers."""
-        started = time.monotonic()
+        started, waited = time.monotonic(), self._pace.turns.waited_s
         runs = [live.run for live in step]
         rows, prefill = sum(run.tokens for run in runs), sum(run.tokens for run in runs if run.known > 1)
         outlets = [self._outlets[live.id] for live in step]
         for outlet in outlets:
             outlet.timeline.step_begins(started)
-        self._counters.step_began = started
+        self._counters.begin()
         answers = await answers_of(self._compute, runs)
         self._counters.step_began = None
         now = time.monotonic()
@@ -327,7 +339,8 @@ class Engine:
                 outlet.add(answer, now)
         self._counters.failed_steps += failed
         if not failed:
-            self._counters.step(now - started, prefill, rows)
+            took = now - started - (self._pace.turns.waited_s - waited)
+            self._counters.step(took, prefill, rows, runs)
         for end in ended:
             self._finish(end)
         self._news = outlets
@@ -337,7 +350,10 @@ class Engine:
 
     def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """In the lane: computes a step, and finds out whether the blocks that it has filled may be shared."""
-        answers, size = self._runner.step(runs), self.config.block_size
+        size = self.config.block_size
+        with self._pace.turn(runs):
+            self._counters.begin(self._counters.predict(runs, self.checkpoint.config.hidden_size))
+            answers = self._runner.step(runs)
         for run in runs:
             if run.shared and run.start // size < run.end // size:
                 run.sound = self._runner.memory.sound(run.pages[run.start // size : run.end // size])

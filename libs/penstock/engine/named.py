@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from penstock.kv.eviction.base import EvictionPolicy
@@ -55,7 +56,9 @@ class NamedPages:
         self._by_key: dict[bytes, NamedPage] = {}
         self._by_page: dict[int, NamedPage] = {}
         self._idle_children: Counter[bytes] = Counter()
-        """Idle pages by the key of the block before theirs."""
+        """Idle pages by the key of the block before theirs, without those that are chosen."""
+        self._chosen: dict[bytes, NamedPage] = {}
+        """Idle pages that leave next, the first first."""
         self._ticks = 0
         self.idle = 0
         """Named pages that nobody holds."""
@@ -65,6 +68,11 @@ class NamedPages:
 
     def __contains__(self, page: int) -> bool:
         return page in self._by_page
+
+    @property
+    def chosen(self) -> int:
+        """Idle pages of which it is settled that they leave next."""
+        return len(self._chosen)
 
     def keys(self) -> Iterable[bytes]:
         """Of all blocks."""
@@ -104,16 +112,20 @@ class NamedPages:
             return False
         named.idle = True
         self.idle += 1
-        self._idle_children[named.parent] += 1
-        parent = self._by_key.get(named.parent)
-        if parent is not None:
-            self._policy.withdraw_block(parent)
-        self._offer(named)
+        self._join(named)
         return True
+
+    def choose(self, count: int) -> list[bytes]:
+        """Settles which blocks leave next, up to `count` of them, in order; returns their keys. One that is used, or
+        followed by another idle one, meanwhile may stay after all."""
+        while len(self._chosen) < count and (named := self._policy.next_victim()) is not None:
+            self._chosen[named.key] = named
+            self._part(named)
+        return list(islice(self._chosen, count))
 
     def evict(self) -> int:
         """Takes the name from the idle page that should go first, and returns the page. There must be an idle one."""
-        named = self._policy.next_victim()
+        named = next(iter(self._chosen.values()), None) or self._policy.next_victim()
         assert named is not None, "no page is idle"
         self._remove(named)
         return named.page
@@ -136,10 +148,28 @@ class NamedPages:
             watcher.block_forgotten(named.key)
 
     def _wake(self, named: NamedPage) -> None:
-        """The page is not idle any more; the block before it may be the last idle one of its chain now."""
+        """The page is not idle any more."""
         named.idle = False
         self.idle -= 1
-        self._policy.withdraw_block(named)
+        if self._chosen.pop(named.key, None) is None:
+            self._policy.withdraw_block(named)
+            self._part(named)
+
+    def _join(self, named: NamedPage) -> None:
+        """One more that the policy chooses from, unless idle ones follow it; the block before it has to wait for it."""
+        while True:
+            self._idle_children[named.parent] += 1
+            self._offer(named)
+            parent = self._by_key.get(named.parent)
+            if parent is None:
+                return
+            if self._chosen.pop(parent.key, None) is None:
+                self._policy.withdraw_block(parent)
+                return
+            named = parent
+
+    def _part(self, named: NamedPage) -> None:
+        """It is not one of those that the policy chooses from; the block before it may be the last of its chain now."""
         self._idle_children[named.parent] -= 1
         if not self._idle_children[named.parent]:
             del self._idle_children[named.parent]
@@ -148,5 +178,5 @@ class NamedPages:
                 self._offer(parent)
 
     def _offer(self, named: NamedPage) -> None:
-        if named.idle and named.key not in self._idle_children:
+        if named.idle and named.key not in self._idle_children and named.key not in self._chosen:
             self._policy.offer_block(named)

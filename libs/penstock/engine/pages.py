@@ -52,6 +52,8 @@ class PagePool:
         """Those without a key."""
         self._named = NamedPages(clock)
         self._most_idle = total if most_idle is None else most_idle
+        self.trimmer: Callable[[], None] = self.trim
+        """Called whenever there are idle blocks over that number: has them leave, at once or soon."""
         self._refs = [0] * (total + 1)
         self._held: dict[str, Counter[int]] = {}
         self._shared = 0
@@ -114,8 +116,8 @@ class PagePool:
         if self._refs[page] == 0:
             if not self._named.rest(page):
                 self._free.append(page)
-            while self._named.idle > self._most_idle:
-                self._free.append(self._named.evict())
+            if self.over:
+                self.trimmer()
         elif self._refs[page] == 1:
             self._shared -= 1
 
@@ -132,6 +134,31 @@ class PagePool:
     def find(self, key: bytes) -> int | None:
         """The page that holds the block of this key; None when no page does. `share` it before the next `allocate`."""
         return self._named.find(key)
+
+    def choose(self, count: int) -> list[bytes]:
+        """Settles which `count` blocks leave next, fewer when fewer are idle; returns their keys in order. Those that
+        somebody uses meanwhile stay."""
+        return self._named.choose(count)
+
+    @property
+    def chosen(self) -> int:
+        """Blocks of which it is settled that they leave next."""
+        return self._named.chosen
+
+    @property
+    def unnamed(self) -> int:
+        """Pages that can be allocated before a block leaves for one."""
+        return len(self._free)
+
+    @property
+    def over(self) -> int:
+        """Idle blocks beyond those that may stay."""
+        return max(0, self._named.idle - self._most_idle)
+
+    def trim(self, most: int | None = None) -> None:
+        """Has idle blocks leave until as many are left as may stay, `most` of them at most."""
+        for _ in range(self.over if most is None else min(most, self.over)):
+            self._free.append(self._named.evict())
 
     def name(self, page: int, key: bytes, parent: bytes, first_token: int) -> int:
         """Says that `page`, which is held, holds the block of `key` from now on, which follows that of `parent`;

@@ -66,6 +66,10 @@ class Request:
     sampling: SamplingParams
     output: tuple[int, ...] = ()
     """Tokens that were generated and emitted before, by this or another worker; new indices continue after them."""
+    owner: bytes = b""
+    """Whose it is; its priority counts beside others of the same owner only."""
+    priority: int = 0
+    """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from penstock.engine.fit import StepFit
+from penstock.kv.cost import PrefillCost
+from penstock.runtime.turns.baton import TurnCounters
 
 if TYPE_CHECKING:
     from penstock.engine.models.packed import PackedWeights
     from penstock.engine.scheduling.scheduler import SchedulerStats
+    from penstock.engine.step.run import Run
 
 _WEIGHT = 0.2
 """Weight of the newest measurement in the moving averages."""
@@ -39,8 +45,15 @@ class EngineStats:
     """Moving average; 0 until measured."""
     decode_step_s: float
     """Moving average over steps without prefill; 0 until measured."""
+    step_cost: tuple[float, float, float]
+    """Seconds of such a step: however little there is to do, for each sequence, and for each token of their context; 0
+    until measured."""
     in_step_s: float
     """How long the step in progress has been computed; 0 between steps."""
+    expected_s: float
+    """How long it should take in all; 0 while that is not known, or while it waits for its turn."""
+    resting: bool
+    """The loop of steps waits for something to do."""
     steps: int
     computed_tokens: int
     """Rows that went through the model, drafts included."""
@@ -55,6 +68,8 @@ class EngineStats:
     sink_failures: int
     failed_steps: int
     """Sequences for which a step failed, alone."""
+    turns: TurnCounters
+    """How steps got the cores that other workers share."""
     weights_bytes: int
     """Bytes of packed matrices; 0 when torch holds the weights."""
     weights_shared: bool
@@ -69,6 +84,7 @@ class Counters:
 
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    fit: StepFit = field(default_factory=StepFit)
     steps: int = 0
     computed_tokens: int = 0
     drafted: int = 0
@@ -81,31 +97,58 @@ class Counters:
     """Steps with streams and prompts since the last one without prompts."""
     step_began: float | None = None
     """When the running step began, on the monotonic clock; None between steps."""
+    expected_s: float = 0.0
+    resting: bool = False
+    """As in the statistics."""
 
     @property
     def in_step_s(self) -> float:
         """How long the step in progress has been computed; 0 between steps."""
         return 0.0 if self.step_began is None else time.monotonic() - self.step_began
 
+    def begin(self, expected_s: float = 0.0) -> None:
+        """A step begins now; 0: nobody knows how long it takes. Callable from any thread."""
+        self.step_began, self.expected_s = time.monotonic(), expected_s
+
+    def predict(self, runs: Sequence[Run], width: int) -> float:
+        """Seconds that a step of these runs should take in a model of that width; 0 before the like was measured."""
+        prompts = [run for run in runs if run.known > 1]
+        streams = len(runs) - len(prompts)
+        if (prompts and not self.prefill_tokens_per_s) or (streams and not self.decode_step_s):
+            return 0.0
+        seconds = 0.0
+        if prompts:
+            cost = PrefillCost.of_model(width, self.prefill_tokens_per_s)
+            seconds += sum(cost.seconds(run.start, run.tokens) for run in prompts)
+        if streams:
+            base_s, sequence_s, token_s = self.fit.coefficients
+            context = sum(run.end for run in runs if run.known == 1)
+            seconds += max(self.decode_step_s, base_s + sequence_s * streams + token_s * context)
+        return seconds
+
     @property
     def stale(self) -> bool:
         """Whether the next step should show what streams cost alone."""
         return self.mixed >= _MIXED
 
-    def step(self, seconds: float, prefill_rows: int, rows: int) -> None:
-        """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts."""
+    def step(self, seconds: float, prefill_rows: int, rows: int, runs: Sequence[Run] = ()) -> None:
+        """One step took `seconds` for `rows` rows, `prefill_rows` of them of prompts; `runs` are all of its rows."""
         self.steps += 1
         self.computed_tokens += rows
         if not prefill_rows:
             self.decode_step_s = _average(self.decode_step_s, seconds, _RARE_WEIGHT if self.stale else _WEIGHT)
             self.mixed = 0
+            if runs:
+                self.fit.learn(seconds, len(runs), sum(run.end for run in runs))
             return
         self.mixed += rows > prefill_rows
         own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)
         self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, prefill_rows / max(own, 1e-9))
 
 
-def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: PackedWeights | None) -> EngineStats:
+def collect(
+    lines: SchedulerStats, counters: Counters, loading: int, packed: PackedWeights | None, turns: TurnCounters
+) -> EngineStats:
     """The present statistics; `loading` counts loads that have not ended."""
     return EngineStats(
         running=lines.running,
@@ -118,7 +161,10 @@ def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: Pac
         shared_pages=lines.shared_pages,
         prefill_tokens_per_s=counters.prefill_tokens_per_s,
         decode_step_s=counters.decode_step_s,
+        step_cost=counters.fit.coefficients,
         in_step_s=counters.in_step_s,
+        expected_s=counters.expected_s if counters.step_began is not None else 0.0,
+        resting=counters.resting,
         steps=counters.steps,
         computed_tokens=counters.computed_tokens,
         generated_tokens=lines.generated_tokens,
@@ -129,6 +175,7 @@ def collect(lines: SchedulerStats, counters: Counters, loading: int, packed: Pac
         load_failures=counters.load_failures,
         sink_failures=counters.sink_failures,
         failed_steps=counters.failed_steps,
+        turns=replace(turns),
         weights_bytes=0 if packed is None else packed.nbytes,
         weights_shared=packed is not None and packed.shared,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

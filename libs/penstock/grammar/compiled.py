@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Lock
 
 from penstock.grammar.guide import Endings, Guide
 from penstock.grammar.matcher import MOST_CHARACTERS, GrammarBroken, Matcher
@@ -95,7 +96,7 @@ class Grammars:
             digest, text = self._line.popleft()
             self._working += 1
             loop = asyncio.get_running_loop()
-            Thread(target=self._work, args=(loop, digest, text), name="grammar", daemon=True).start()
+            _thread.start_new_thread(self._work, (loop, digest, text))  # Thread.start waits until the thread runs
 
     def _work(self, loop: asyncio.AbstractEventLoop, digest: bytes, text: str) -> None:
         """In a thread."""

@@ -30,6 +30,10 @@ class One:
     pages: list[int] = field(default_factory=list)
     next_key: bytes | None = None
 
+    @property
+    def place(self):
+        return self.ticket
+
 
 LIMITS = StepLimits(max_batch_tokens=32, max_running=4, block_size=8)
 
@@ -63,6 +67,13 @@ def test_chunks_fill_the_budget_in_order_of_arrival():
     made = plan(LIMITS, 100, [running(1, 20, 10)], [One(2, 15, 15), One(3, 30, 30), One(4, 9, 9)], {})
     assert rows_of(made) == [(1, 10, 0, 0), (2, 15, 0, 2), (3, 7, 0, 4)]
     assert made.admit == [2, 3]
+
+
+def test_prompts_have_less_room_beside_streams_of_this_worker_and_of_others():
+    prompts = [running(1, 20, 10)], [One(2, 15, 15)]
+    assert rows_of(plan(LIMITS, 100, *prompts, {}, chunk=3, alone=12)) == [(1, 10, 0, 0), (2, 2, 0, 2)]
+    prompts[0].append(running(3, 12))
+    assert rows_of(plan(LIMITS, 100, *prompts, {}, chunk=3, alone=12)) == [(3, 1, 0, 0), (1, 3, 0, 0)]
 
 
 def test_none_overtakes_a_head_that_does_not_fit():
@@ -242,7 +253,9 @@ class Play:
         family = self.luck.choice([0, 0, 100, 200])
         tokens = tuple(at + (family if at > 9 else 0) for at in range(prompt))
         chain = Chain(b"", self.limits.block_size, tokens) if self.luck.random() < 0.7 else None
-        live = new_live(Request(str(ticket), tokens, sampling), ticket, frozenset(), chain=chain)
+        owner, priority = self.luck.choice([b"a", b"b"]), self.luck.choice([0, 0, 5, -5])
+        request = Request(str(ticket), tokens, sampling, owner=owner, priority=priority)
+        live = new_live(request, ticket, frozenset(), chain=chain, now=ticket)
         return live, min(loaded, self.limits.pages_for(prompt))
 
     def arrive(self):
@@ -440,3 +453,36 @@ def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, c
     if len(requests) == 1 and requests[0][0] > 1:
         assert decoding == requests[0][1] - 2, "the first decode step is planned, the others follow it"
     play.over()
+
+
+def lined_up(*asked):
+    """A scheduler in whose line requests wait: (owner, priority) each, one second after the other; their numbers in the
+    order of the line."""
+    scheduler = Scheduler(LIMITS, PagePool(16))
+    for number, (owner, priority) in enumerate(asked):
+        request = Request(str(number), (0,) * 4, SamplingParams(max_tokens=2), owner=owner, priority=priority)
+        scheduler.add(new_live(request, number, frozenset(), now=float(number)))
+    return scheduler, [live.ticket for live in scheduler.situation({}).waiting]
+
+
+def test_a_priority_exchanges_places_with_those_of_its_owner_only():
+    assert lined_up((b"a", 0), (b"b", 0), (b"a", 9), (b"b", 0), (b"a", -9))[1] == [4, 1, 0, 3, 2]
+    assert lined_up((b"a", 0), (b"a", 0), (b"b", -1000), (b"a", 0))[1] == [0, 1, 2, 3], "others are not passed"
+
+
+def test_a_priority_is_so_many_seconds_so_nobody_waits_for_ever():
+    asked = [(b"a", 5), *[(b"a", 0)] * 10]
+    order = lined_up(*asked)[1]
+    assert order.index(0) == 4, "those that came 5 s later are later"
+    assert [number for number in order if number] == list(range(1, 11))
+
+
+def test_who_runs_keeps_its_place():
+    scheduler, order = lined_up((b"a", 0), (b"a", 0), (b"a", 0), (b"a", 0), (b"a", 0))
+    assert [live.ticket for live in scheduler.next_step({})] == order[:4]
+    late = new_live(
+        Request("late", (0,) * 4, SamplingParams(max_tokens=2), owner=b"a", priority=-100), 9, frozenset(), now=9.0
+    )
+    scheduler.add(late)
+    assert [live.ticket for live in scheduler.situation({}).waiting] == [9, 4]
+    assert [live.ticket for live in scheduler.situation({}).running] == [0, 1, 2, 3]

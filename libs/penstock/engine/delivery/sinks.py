@@ -1,4 +1,4 @@
-"""Lends pages to sinks."""
+"""Pages in the hands of sinks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
 from penstock.engine.step.memory import PageMemory
 
-_LENT = "lent to sinks"
+_SINKS = "sinks"
 _log = logging.getLogger(__name__)
 
 
-class LentPage:
+class SinkPage:
     """PageRef: one hold on one page."""
 
     def __init__(self, memory: PageMemory, page: int, sound: bool, give_back: Callable[[int], None]) -> None:
@@ -42,8 +42,8 @@ class LentPage:
             give_back(self.page)
 
 
-class Lender:
-    """Lends pages of sequences, each until its borrower releases it."""
+class SinkPages:
+    """Holds pages of sequences for sinks, each until the sink releases it."""
 
     def __init__(self, scheduler: Scheduler, memory: PageMemory, returned: Callable[[], None]) -> None:
         """`returned` is called when a page has come back."""
@@ -56,23 +56,23 @@ class Lender:
         """Tokens per page."""
         return self._memory.block_size
 
-    def lend(self, pages: Sequence[int]) -> list[LentPage]:
-        """One reference for each page; the borrower releases each."""
-        self._scheduler.hold(_LENT, pages)
-        return [LentPage(self._memory, page, self._scheduler.shares(page), self._take_back) for page in pages]
+    def hold(self, pages: Sequence[int]) -> list[SinkPage]:
+        """One reference for each page; the sink releases each."""
+        self._scheduler.hold(_SINKS, pages)
+        return [SinkPage(self._memory, page, self._scheduler.shares(page), self._take_back) for page in pages]
 
     def _take_back(self, page: int) -> None:
-        self._scheduler.release(_LENT, (page,))
+        self._scheduler.release(_SINKS, (page,))
         self._returned()
 
 
 class SinkFeed:
     """Reports one sequence's blocks to its sink, each once. A sink that raises is logged and counted, no more."""
 
-    def __init__(self, live: Live, sink: KvSink, lender: Lender, counters: Counters) -> None:
+    def __init__(self, live: Live, sink: KvSink, pages: SinkPages, counters: Counters) -> None:
         self._live = live
         self._sink = sink
-        self._lender = lender
+        self._pages = pages
         self._counters = counters
         self._reported = 0
         """Leading blocks that the sink knows."""
@@ -82,22 +82,22 @@ class SinkFeed:
         """Reports the blocks that became full since the last call, except those that a source loaded."""
         live = self._live
         first = max(self._reported, live.loaded_blocks)
-        whole = live.computed // self._lender.block_size
+        whole = live.computed // self._pages.block_size
         if whole <= first:
             return
         self._reported = whole
-        lent = self._lender.lend(live.pages[first:whole])
+        held = self._pages.hold(live.pages[first:whole])
         try:
-            self._sink.filled(first, lent, live.tokens)
+            self._sink.filled(first, held, live.tokens)
         except Exception:
-            self._failed(lent)
+            self._failed(held)
 
     def finish(self) -> None:
         """The sequence ended normally: reports the rest, and the page that is partly filled."""
         self.report()
         live = self._live
-        whole, rest = divmod(live.computed, self._lender.block_size)
-        tail = self._lender.lend(live.pages[whole : whole + 1]) if rest else []
+        whole, rest = divmod(live.computed, self._pages.block_size)
+        tail = self._pages.hold(live.pages[whole : whole + 1]) if rest else []
         try:
             self._sink.finished(live.computed, tail[0] if tail else None)
         except Exception:
@@ -110,8 +110,8 @@ class SinkFeed:
             except Exception:
                 self._failed(())
 
-    def _failed(self, lent: Sequence[LentPage]) -> None:
+    def _failed(self, held: Sequence[SinkPage]) -> None:
         self._counters.sink_failures += 1
         _log.warning("the sink of %s failed", self._live.id, exc_info=True)
-        for page in lent:
+        for page in held:
             page.release()

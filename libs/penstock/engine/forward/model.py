@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -38,6 +38,20 @@ class Computes(Protocol):
     def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """The tokens that are certain after each run, in lists of their own, or why there are none. Called in the
         engine's thread, and again with a part of the runs when it raises."""
+        ...
+
+
+@runtime_checkable
+class ComputesInLayers(Protocol):
+    """What a step can be interrupted in; a Runner."""
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        ...
+
+    def between_layers(self, call: Callable[[], object] | None) -> None:
+        """From the next step on, `call` is called after each layer, in the engine's thread; it must not raise."""
         ...
 
 

@@ -82,7 +82,8 @@ class Runner:
         else:
             self.packed, weights = _packed(checkpoint, config, machine)
         compute = kept if machine is None and config.dtype != "int8" else torch.float32  # as the kernels, and int8
-        self.memory = PageMemory(model, config.pages, config.block_size, _CACHE[config.kv], _CPU)
+        kept = _CACHE[config.kv]
+        self.memory = PageMemory(model, config.pages, config.block_size, kept, _CPU, shared=config.shared_pages)
         self._build(model, config, weights, compute)
         if machine is not None and CompiledDecoder.fits(model):
             self._compiled = CompiledDecoder(machine, model, weights, self.decoder.tables[0], self.memory)
@@ -115,6 +116,17 @@ class Runner:
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         self.sampler = Sampler(model.vocab_size, place)
         self._builder = BatchBuilder(self.memory, place, model.windows, compute)
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self.decoder.config.n_layers
+
+    def between_layers(self, call: Callable[[], object] | None) -> None:
+        """From the next step on, `call` is called after each layer; it must not raise."""
+        self.decoder.between = call
+        if self._compiled is not None:
+            self._compiled.between_layers(call)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:

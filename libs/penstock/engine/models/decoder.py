@@ -7,6 +7,8 @@ and keys, in the places of the norms, and in whether the feed-forward block is o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,8 @@ class Decoder:
         for rope in (config.rope,) if local is None else (config.rope, local):
             cosine, sine = rope_tables(rope, config.rotary_dim, max_positions, self._dtype)
             self._tables.append((cosine.to(device).unsqueeze(1), sine.to(device).unsqueeze(1)))
+        self.between: Callable[[], object] | None = None
+        """Called after each layer but the last."""
         self._table_of = [0 if local is None or window is None else 1 for window in config.windows]
 
     @property
@@ -57,6 +61,8 @@ class Decoder:
         turns = [_rows(table, batch.positions) for table in self._tables]
         for number, layer in enumerate(self._weights.layers[:-1]):
             x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, memory=memory)
+            if self.between is not None:
+                self.between()
         x = self._last_layer(x, turns[self._table_of[-1]], batch, memory)
         x = self._norm(x, self._weights.norm)
         logits = linear(x, self._weights.head).float()

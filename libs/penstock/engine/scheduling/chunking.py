@@ -22,17 +22,20 @@ def patience(prompts: int, streams: int) -> float:
     return min(_MOST_PATIENCE, 1.0 + _PER_PROMPT * max(0, prompts - 1) / max(1, streams))
 
 
+def room_s(target_s: float, step_s: float) -> float:
+    """Seconds that prompts get beside a step of decode rows: what the target leaves, but half of that step's time in
+    any case; otherwise they would never end."""
+    return max(target_s - step_s, _LEAST_SHARE * step_s)
+
+
 def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:
     """Prompt tokens, between LEAST_TOKENS and `most`, that a step with decode rows can take if it should last
     `target_s` seconds (None: without a target).
 
-    `step_s` is the measured time of the decode rows, `tokens_per_s` the measured rate of prompts; 0: not known yet. If
-    the decode rows alone take as long as the target, or longer, a prompt gets half of their time on top; otherwise it
-    would never end.
+    `step_s` is the measured time of the decode rows, `tokens_per_s` the measured rate of prompts; 0: not known yet.
     """
     if target_s is None:
         return most
     if tokens_per_s <= 0:
         return min(_UNKNOWN, most)
-    room_s = max(target_s - step_s, _LEAST_SHARE * step_s)
-    return max(min(LEAST_TOKENS, most), min(most, int(room_s * tokens_per_s)))
+    return max(min(LEAST_TOKENS, most), min(most, int(room_s(target_s, step_s) * tokens_per_s)))

@@ -25,6 +25,10 @@ class Live:
     """The id of the request."""
     ticket: int
     """Order of arrival, unique in the engine."""
+    place: int
+    """In line. That of its arrival, unless others of the same owner have exchanged theirs with it."""
+    rank: float
+    """When it came, in seconds, and its priority: those of one owner have their places in this order."""
     owner: str
     """Its name in the page pool."""
     stops: frozenset[int]
@@ -143,9 +147,15 @@ class Live:
 
 
 def new_live(
-    request: Request, ticket: int, eos: frozenset[int], rules: TextRules = FREE, chain: Chain | None = None
+    request: Request,
+    ticket: int,
+    eos: frozenset[int],
+    rules: TextRules = FREE,
+    chain: Chain | None = None,
+    *,
+    now: float = 0.0,
 ) -> Live:
-    """A sequence at the start of its life; `eos` are the model's end tokens, `chain` names its blocks."""
+    """A sequence at the start of its life, `now`; `eos` are the model's end tokens, `chain` names its blocks."""
     sampling, tokens, guide = request.sampling, [*request.prompt, *request.output], rules.guide
     stops = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos) if guide is None else guide.ends
     pages: list[int] = []
@@ -155,6 +165,8 @@ def new_live(
         request=request,
         id=request.id,
         ticket=ticket,
+        place=ticket,
+        rank=now + request.priority,
         owner=owner,
         stops=stops,
         tokens=tokens,

@@ -2,11 +2,11 @@
 
 `plan` reads the lines and the number of free pages and decides, without changing anything; `Scheduler` carries it out.
 
-Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of arrival, all
-within `max_batch_tokens`; in a step with decode rows, prompts get at most `chunk` tokens. When pages run out, sequences
-that do not run yet give up their loaded pages; then the youngest running sequence goes back to the line and keeps its
-output. That does not free pages that a sink still holds; a sequence for which no page can be freed skips steps until
-the sink lets go.
+Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of their places,
+all within `max_batch_tokens`; in a step with decode rows, prompts get at most `chunk` tokens, in one without at most
+`alone`. When pages run out, sequences that do not run yet give up their loaded pages; then the youngest running
+sequence goes back to the line and keeps its output. That does not free pages that a sink still holds; a sequence for
+which no page can be freed skips steps until the sink lets go.
 
 No block is computed twice: a sequence whose next block is computed in this step, by another before it, skips the step
 and has that block's page at the next one. It keeps its place, and none behind it in the line begins before it. Who
@@ -39,7 +39,12 @@ class Schedulable(Protocol):
 
     @property
     def ticket(self) -> int:
-        """Order of arrival."""
+        """Names it."""
+        ...
+
+    @property
+    def place(self) -> int:
+        """In line: lower is earlier."""
         ...
 
     @property
@@ -89,7 +94,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a plan depends on. The lines are in order of arrival."""
+    """All that a plan depends on. The lines are in order of their places."""
 
     limits: StepLimits
     free: int
@@ -108,6 +113,8 @@ class Situation:
     """No sequence could run for a while, so the plan may take even pages that are being filled."""
     chunk: int | None = None
     """Most tokens of prompts in a step with decode rows; None: as many as fit."""
+    alone: int | None = None
+    """Most tokens of prompts in a step without; None: as many as fit."""
 
 
 class _Planner:
@@ -139,7 +146,7 @@ class _Planner:
         return whole and live.ticket not in self.plan.strip and live.next_key in self.computed
 
     def strip(self, line: Sequence[Schedulable], also: Sequence[Schedulable] = (), after: int = -1) -> bool:
-        """Takes the pages of the youngest in `line` that came after ticket `after` and whose pages help; those that it
+        """Takes the pages of the youngest in `line` that is after place `after` and whose pages help; those that it
         shares do when the others are in `line` or `also`, and can be taken too."""
         live = self.helpful(line, self.strippable(*line, *also), after)
         if live is None:
@@ -149,8 +156,8 @@ class _Planner:
         return True
 
     def preempt(self, after: int) -> bool:
-        """Sends the youngest running sequence back that came after ticket `after` and whose pages help."""
-        younger = [live for live in self.running if live.ticket > after]
+        """Sends the youngest running sequence back that is after place `after` and whose pages help."""
+        younger = [live for live in self.running if live.place > after]
         live = self.helpful(younger, [*younger, *self.strippable(*self.waiting, *self.loading)], after)
         if live is None:
             return False
@@ -164,9 +171,9 @@ class _Planner:
         return [live for live in line if live.ticket not in self.plan.strip and live.ticket not in self.plan.admit]
 
     def helpful(self, line: Sequence[Schedulable], able: Sequence[Schedulable], after: int) -> Schedulable | None:
-        """The youngest in `line` that came after ticket `after`, is `able` to give up its pages, and holds one that
+        """The youngest in `line` that is after place `after`, is `able` to give up its pages, and holds one that
         comes free when all who are able to give it back do."""
-        able = [live for live in able if live.ticket > after]
+        able = [live for live in able if live.place > after]
         theirs = Counter(page for live in able for page in live.pages)
         for live in reversed(line):
             if live in able and any(self.holds(page) - self.given[page] == theirs[page] for page in live.pages):
@@ -190,7 +197,7 @@ class _Planner:
     def make_room(self, live: Schedulable) -> bool:
         """Takes the pages of one sequence for a running one; False when that helps no more."""
         line, loading = self.waiting, self.loading
-        return self.strip(line, loading) or self.strip(loading, line) or self.preempt(live.ticket)
+        return self.strip(line, loading) or self.strip(loading, line) or self.preempt(live.place)
 
     def draft(self, live: Schedulable, portion: Portion, wanted: int) -> None:
         """Adds as many drafts as budget and free pages allow; it takes no page from another sequence."""
@@ -219,7 +226,7 @@ class _Planner:
             need = self.missing(live, live.length)
             while not self.running and self.free < need:
                 loading = self.loading if stalled else ()
-                if not (self.strip(self.waiting, loading, live.ticket) or self.strip(loading)):
+                if not (self.strip(self.waiting, loading, live.place) or self.strip(loading)):
                     break
             if self.free - need < len(self.running):
                 return
@@ -244,8 +251,9 @@ def plan(situation: Situation) -> StepPlan:
     for live, portion in decoding:
         work.draft(live, portion, situation.drafts.get(live.ticket, 0))
         work.plan.portions.append(portion)
-    if decoding and situation.chunk is not None:
-        work.budget = min(work.budget, situation.chunk)
+    most = situation.chunk if decoding else situation.alone
+    if most is not None:
+        work.budget = min(work.budget, most)
     for live in list(work.running):
         if live.remaining > 1 and work.budget > 0 and not work.waits(live):
             work.prefill(live, 0)

@@ -44,8 +44,8 @@ class SchedulerStats:
     """Number of tokens that steps have generated."""
 
 
-def _by_ticket(live: Live) -> int:
-    return live.ticket
+def _by_place(live: Live) -> int:
+    return live.place
 
 
 class Scheduler:
@@ -96,7 +96,8 @@ class Scheduler:
     def load(self, live: Live) -> None:
         """A source begins to fill the sequence's pages; ends with `loaded` or `drop`."""
         self._decoding = None
-        insort(self._loading, live, key=_by_ticket)
+        self._rank(live)
+        insort(self._loading, live, key=_by_place)
 
     def next_in_line(self) -> Sequence[Live]:
         """Waiting sequences that may begin with the next step, as far as their number goes."""
@@ -145,14 +146,30 @@ class Scheduler:
         return self._sharing.take(live, first_block, blocks)
 
     def add(self, live: Live) -> Ended | None:
-        """Puts a sequence in the line, at its place by arrival; not one that its given tokens end already."""
+        """Puts a sequence in the line, at its place; not one that its given tokens end already."""
         self._decoding = None
         finish = live.verdict()
         if finish is not None:
             return Ended(live, finish)
-        insort(self._waiting, live, key=_by_ticket)
+        self._rank(live)
+        insort(self._waiting, live, key=_by_place)
         self._outstanding.follow(live)
         return None
+
+    def _rank(self, live: Live) -> None:
+        """Gives a sequence that comes its place among those of the same owner that do not run yet: these take their
+        places in order of rank. So a priority lets nobody pass a sequence of another owner."""
+        owner, rank = live.request.owner, live.rank
+        later = [one for one in (*self._waiting, *self._loading) if one.rank > rank and one.request.owner == owner]
+        if not later:
+            return
+        later.sort(key=_by_place)
+        moved = [live, *later]
+        places = sorted(one.place for one in moved)
+        for one, place in zip(moved, places, strict=True):
+            one.place = place
+        self._waiting.sort(key=_by_place)
+        self._loading.sort(key=_by_place)
 
     # Steps
 
@@ -161,14 +178,18 @@ class Scheduler:
         return [live for live in self._running if live.remaining == 1]
 
     def next_step(
-        self, drafts: Mapping[int, tuple[int, ...]], stalled: bool = False, chunk: int | None = None
+        self,
+        drafts: Mapping[int, tuple[int, ...]],
+        stalled: bool = False,
+        chunk: int | None = None,
+        alone: int | None = None,
     ) -> list[Live]:
         """Plans a step and carries the plan out: the sequences that take part, their runs aimed, busy until `commit`.
 
-        `drafts` are proposed tokens by ticket; `stalled` and `chunk` as in Situation.
+        `drafts` are proposed tokens by ticket; `stalled`, `chunk` and `alone` as in Situation.
         """
         step = self._once_more() if not drafts else None
-        return self._planned(drafts, stalled, chunk) if step is None else step
+        return self._planned(drafts, stalled, chunk, alone) if step is None else step
 
     def _once_more(self) -> list[Live] | None:
         """Repeats the last step one token later: the same answer as `plan` in a fraction of its time. None when `plan`
@@ -192,9 +213,11 @@ class Scheduler:
             live.run.aim(live.computed, 1, ())
         return step
 
-    def _planned(self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, chunk: int | None) -> list[Live]:
+    def _planned(
+        self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, chunk: int | None, alone: int | None
+    ) -> list[Live]:
         self._share()
-        made = plan(self.situation(drafts, stalled, chunk))
+        made = plan(self.situation(drafts, stalled, chunk, alone))
         lines = (self._running, self._waiting, self._loading)
         by_ticket = {live.ticket: live for line in lines for live in line}
         for ticket in made.preempt:
@@ -203,7 +226,7 @@ class Scheduler:
             self._strip(by_ticket[ticket])
         for ticket in made.admit:
             self._waiting.remove(by_ticket[ticket])
-            insort(self._running, by_ticket[ticket], key=_by_ticket)
+            insort(self._running, by_ticket[ticket], key=_by_place)
             self._progressed(by_ticket[ticket])
         step, single = [], True
         for portion in made.portions:
@@ -243,7 +266,11 @@ class Scheduler:
             self._outstanding.leave(live)
 
     def situation(
-        self, drafts: Mapping[int, tuple[int, ...]], stalled: bool = False, chunk: int | None = None
+        self,
+        drafts: Mapping[int, tuple[int, ...]],
+        stalled: bool = False,
+        chunk: int | None = None,
+        alone: int | None = None,
     ) -> Situation:
         """All that the next plan depends on."""
         return Situation(
@@ -256,6 +283,7 @@ class Scheduler:
             holds=self._pool.holds,
             stalled=stalled,
             chunk=chunk,
+            alone=alone,
         )
 
     def commit(self, step: Sequence[Live], answers: Sequence[list[Chosen] | EngineError]) -> list[Ended]:
@@ -327,7 +355,7 @@ class Scheduler:
         live.preemptions += 1
         self._preemptions += 1
         live.set_back()
-        insort(self._waiting, live, key=_by_ticket)
+        insort(self._waiting, live, key=_by_place)
         self._outstanding.follow(live)
 
     def _strip(self, live: Live) -> None:

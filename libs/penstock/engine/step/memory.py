@@ -24,6 +24,7 @@ from torch.utils.dlpack import from_dlpack
 from penstock.checkpoint import ModelConfig
 from penstock.engine.hooks import Check, Source
 from penstock.engine.step.int8_kv import SCALE_BYTES, from_rows, to_rows
+from penstock.kv.bytes.arena import Arena, Layout
 from penstock.kv.device.leased import PoolLease
 
 _LAYOUT = "lkbhd-v1"
@@ -91,8 +92,10 @@ class PageMemory:
         device: torch.device,
         *,
         memory: DeviceMemory | None = None,
+        shared: bool = False,
     ) -> None:
-        """`memory` belongs to `device` when this is a CUDA device; None on a CPU."""
+        """`memory` belongs to `device` when this is a CUDA device; None on a CPU. `shared`: other processes can map the
+        pages of a CPU."""
         cuda = memory is not None
         self._heads = (config.n_kv_heads, config.head_dim)
         self._scaled = dtype == torch.int8
@@ -101,7 +104,13 @@ class PageMemory:
         self.block_size = block_size
         self.n_layers = config.n_layers
         self._arena = memory.arena(math.prod(shape) * dtype.itemsize) if memory is not None else None
-        if self._arena is None:
+        self.arena: Arena | None = None
+        """The pages as others map them, if they can; slot i is page i."""
+        if self._arena is None and shared and device.type == "cpu":
+            page_bytes = math.prod(shape[1:]) * dtype.itemsize
+            self.arena = _arena(shape[0], page_bytes)
+            self.data = torch.frombuffer(self.arena.slots(), dtype=dtype).view(shape)
+        elif self._arena is None:
             self.data = _zeros(shape, dtype, device)
         else:
             self.data = self._arena.bytes.view(dtype).view(shape)
@@ -117,6 +126,11 @@ class PageMemory:
         """How the bytes of a block are ordered."""
         self._host = self._bytes.numpy() if device.type == "cpu" else None
         self._copies = memory.copies(self._bytes) if memory is not None else None
+
+    def close(self) -> None:
+        """Nobody else can map the pages from now on; who has done so keeps them."""
+        if self.arena is not None:
+            self.arena.close()
 
     @property
     def lease(self) -> PoolLease | None:
@@ -214,6 +228,14 @@ class PageMemory:
         for page, block in zip(pages, there, strict=False):
             self._bytes[page].copy_(from_dlpack(block))
         return len(there)
+
+
+def _arena(pages: int, page_bytes: int) -> Arena:
+    """Zeros that other processes can map. As `_zeros`, memory is taken when a page is used first."""
+    layout = Layout.gapless(pages, page_bytes)
+    arena = Arena(layout.offset(pages))
+    arena.format(layout)
+    return arena
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

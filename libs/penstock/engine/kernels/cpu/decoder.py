@@ -9,8 +9,8 @@ does not depend on how the prompt is cut into chunks.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from ctypes import addressof
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, addressof, c_void_p, cast
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from penstock.engine.step.run import Run
 
 _TABLES = (torch.float32, torch.bfloat16)
 """The types in which step.cpp reads embeddings."""
+_PROCEDURE = CFUNCTYPE(None)
 
 
 class CompiledDecoder:
@@ -83,6 +84,7 @@ class CompiledDecoder:
         self._end_to_end = np.zeros(0, dtype=np.int32)
         self._room = np.empty((0, self._vocab), dtype=np.float32)
         """Room for logits of which only the largest is read."""
+        self._between: Any = None
 
     @staticmethod
     def fits(config: ModelConfig) -> bool:
@@ -98,6 +100,10 @@ class CompiledDecoder:
             and config.attention_softcap is None
             and config.logit_softcap is None
         )
+
+    def between_layers(self, call: Callable[[], object] | None) -> None:
+        """From the next step on, `call` is called after each layer. It must not raise."""
+        self._between = None if call is None else _PROCEDURE(call)
 
     def takes(self, rows: int) -> bool:
         """Whether it computes steps of so many rows: not if torch multiplies them faster."""
@@ -158,6 +164,7 @@ class CompiledDecoder:
             logits=logits.ctypes.data,
             best=None if best is None else best.ctypes.data,
             legal=None if legality is None else addressof(legality.args),
+            between=None if self._between is None else cast(self._between, c_void_p).value,
         )
         self._machine.forward(self._model, step)
 

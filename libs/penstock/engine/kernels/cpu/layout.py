@@ -132,6 +132,7 @@ class StepArgs(Structure):
             pointer("int32_t"),
         ),  # [samples] the most probable tokens, the first of several, -1 if none is finite; or null
         ("legal", pointer("const Legal")),  # where `best` looks for them; null: everywhere
+        ("between", ROOM),  # a function without arguments, to call after each layer; or null
     )
 
 

@@ -71,15 +71,11 @@ class Pass {
       product_of(OUTPUT, layer, own.output.outputs, rows);
       product_of(GATE_UP, layer, model_.intermediate, rows);
       product_of(DOWN, layer, own.down.outputs, rows);
+      if (step_.between) compute(), reinterpret_cast<void (*)()>(step_.between)();
     }
     product_of(HEAD, model_.layers, model_.head.outputs, last_);
     add(BEST, model_.layers, step_.best ? step_.samples : 0);
-    std::vector<int> chunks;
-    for (const Phase &phase : phases_) chunks.push_back(phase.chunks);
-    team_run(
-        team_, int(chunks.size()), chunks.data(),
-        [](void *self, int phase, int chunk, int member) { static_cast<Pass *>(self)->chunk(phase, chunk, member); },
-        this);
+    compute();
   }
 
  private:
@@ -98,6 +94,20 @@ class Pass {
     float *room;
     int ready;  // the phase for which x is packed
   };
+
+  // Computes the phases that were added since the last call.
+  void compute() {
+    std::vector<int> chunks;
+    for (size_t at = computed_; at < phases_.size(); ++at) chunks.push_back(phases_[at].chunks);
+    team_run(
+        team_, int(chunks.size()), chunks.data(),
+        [](void *self, int phase, int chunk, int member) {
+          Pass &pass = *static_cast<Pass *>(self);
+          pass.chunk(pass.computed_ + phase, chunk, member);
+        },
+        this);
+    computed_ = int(phases_.size());
+  }
 
   int wide() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
   int narrow() const { return model_.heads * model_.head_dim; }
@@ -269,6 +279,7 @@ class Pass {
   Attention attention_;
   std::vector<Member> members_;
   std::vector<Phase> phases_;
+  int computed_ = 0;  // phases
 };
 
 }  // namespace

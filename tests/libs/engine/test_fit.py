@@ -1,0 +1,89 @@
+"""The cost of a step, learned from steps whose cost is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+
+from penstock.engine.fit import StepFit
+
+Cost = tuple[float, float, float]
+SLOW: Cost = (0.02, 0.001, 1e-6)
+
+
+def steps(cost: Cost, count: int, seed: int = 1, noise: float = 0.1) -> Iterator[tuple[float, int, int]]:
+    """Sequences come and go, and their contexts grow."""
+    draw = Random(seed)
+    contexts: list[int] = []
+    for _ in range(count):
+        if draw.random() < 0.05 and len(contexts) < 32:
+            contexts.append(draw.randrange(4000))
+        if draw.random() < 0.04 and contexts:
+            contexts.pop()
+        contexts = [context + 1 for context in contexts] or [100]
+        sequences, tokens = len(contexts), sum(contexts)
+        exact = cost[0] + cost[1] * sequences + cost[2] * tokens
+        yield exact * draw.uniform(1 - noise, 1 + noise), sequences, tokens
+
+
+def seconds(fit: StepFit, sequences: int, tokens: int) -> float:
+    base, sequence, token = fit.coefficients
+    return base + sequence * sequences + token * tokens
+
+
+def test_a_known_cost_is_learned() -> None:
+    fit = StepFit()
+    for step in steps(SLOW, 2000):
+        fit.learn(*step)
+    for sequences, tokens in ((1, 100), (8, 8000), (32, 60_000)):
+        expected = SLOW[0] + SLOW[1] * sequences + SLOW[2] * tokens
+        assert seconds(fit, sequences, tokens) == pytest.approx(expected, rel=0.1)
+
+
+def test_it_is_the_least_squares_of_the_steps() -> None:
+    """Of those that it has not forgotten; without noise the first guess is all that is between them."""
+    seen = list(steps(SLOW, 400, noise=0.0))
+    fit = StepFit()
+    for step in seen:
+        fit.learn(*step)
+    weights = 0.995 ** np.arange(len(seen) - 1, -1, -1)
+    rows = np.array([(1.0, sequences, tokens) for _, sequences, tokens in seen]) * np.sqrt(weights)[:, None]
+    exact, *_ = np.linalg.lstsq(rows, np.array([step[0] for step in seen]) * np.sqrt(weights), rcond=None)
+    assert fit.coefficients == pytest.approx(tuple(exact), rel=0.02)
+
+
+def test_a_change_of_the_machine_is_followed() -> None:
+    fit = StepFit()
+    for cost in (SLOW, (0.04, 0.002, 2e-6)):
+        for step in steps(cost, 1500):
+            fit.learn(*step)
+    assert seconds(fit, 8, 8000) == pytest.approx(0.04 + 0.016 + 0.016, rel=0.1)
+
+
+def test_what_was_learned_of_many_is_kept_while_one_runs() -> None:
+    """A single stream for long says nothing of what a second one would cost."""
+    fit = StepFit()
+    for step in steps(SLOW, 2000):
+        fit.learn(*step)
+    for position in range(5000):
+        fit.learn(SLOW[0] + SLOW[1] + SLOW[2] * position, 1, position)
+    assert seconds(fit, 16, 20_000) == pytest.approx(SLOW[0] + 16 * SLOW[1] + 20_000 * SLOW[2], rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_cost_is_negative(seed: int) -> None:
+    fit, draw = StepFit(), Random(seed)
+    for _ in range(500):
+        fit.learn(draw.uniform(0.001, 0.1), draw.randrange(1, 64), draw.randrange(1, 100_000))
+        assert min(fit.coefficients) >= 0
+    assert seconds(fit, 64, 100_000) < 0.2
+
+
+def test_the_first_step_is_a_guess() -> None:
+    fit = StepFit()
+    assert fit.coefficients == (0.0, 0.0, 0.0)
+    fit.learn(0.03, 1, 100)
+    assert seconds(fit, 1, 100) == pytest.approx(0.03)
