@@ -12,10 +12,12 @@ from penstock.runtime.capacity import check_host_bytes, check_nvme
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
+    Addresses,
     ConfigError,
     HostPort,
     OptionalAddress,
     Size,
+    address_lists,
     addresses,
     format_size,
     one_of,
@@ -39,8 +41,9 @@ class KvStoreConfig:
     all of `host_bytes`, because copies need pinned memory. Needs penstock[cuda12] or penstock[cuda13]."""
     gpu_device: int = 0
     """Number of the CUDA device, as this process counts them."""
-    router: OptionalAddress = None
-    """Address of the router to join, host:port; empty: none, and clients have to know the store's address."""
+    router: Addresses = ()
+    """Addresses of all routers, host:port with commas between them; the store joins each. Empty: none, and clients have
+    to know the store's address."""
     host_id: str = field(default_factory=host_id)
     """Clients with this host id map the shared memory; all others stream blocks."""
     lease_s: float = 30.0
@@ -109,7 +112,8 @@ class KvStoreConfig:
     def __post_init__(self) -> None:
         """Raises ConfigError on a setting that can't work."""
         addresses(self, "address")
-        optional_addresses(self, "router", "advertise", "mooncake_master", "metrics_address")
+        address_lists(self, "router")
+        optional_addresses(self, "advertise", "mooncake_master", "metrics_address")
         check_host_bytes("host_bytes", self.host_bytes)
         if self.gpu_bytes and self.gpu_bytes < _LEAST_GPU_BYTES:
             raise ConfigError(

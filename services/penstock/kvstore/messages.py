@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from penstock.kv.bounds import check_key, check_namespace, keys_of
-from penstock.kv.bytes.arena import Layout
+from penstock.kv.bytes.arena import ARENA_ID_BYTES, EPOCHS_AT, Layout
+from penstock.kv.bytes.checksum import CHECKSUM_BYTES
 from penstock.kv.identity import MAX_BATCH
 from penstock.kv.pace import Pace
 from penstock.kv.spec import spec_to_message
@@ -17,8 +19,12 @@ from penstock.kvstore.events.messages import tier_message
 from penstock.kvstore.sessions import SessionPhase, SessionTable
 from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
-from penstock.rpc.bounds import check_count, check_seconds, check_session
+from penstock.kvstore.tiers.lent import PagesAt
+from penstock.rpc.bounds import bad, check_count, check_length, check_seconds, check_session
 from penstock.v1 import common_pb2, kvstore_pb2
+
+_MEMORY = re.compile(r"/proc/[0-9]{1,9}/fd/[0-9]{1,9}")
+_MOST_PAGES = 1 << 24
 
 
 def wanted_from_message(request: kvstore_pb2.ReserveRequest) -> list[Wanted]:
@@ -50,6 +56,47 @@ def written_from_message(field: str, block: kvstore_pb2.CommitBlock) -> Written:
     check_key(f"{field}.key", block.key)
     check_checksum(f"{field}.checksum", block.checksum)
     return Written(block.key, block.epoch, block.checksum)
+
+
+def lent_from_message(request: kvstore_pb2.LendRequest) -> list[tuple[Block, int]]:
+    """The checked blocks of a request, each with the offset of its page."""
+    check_session("session", request.session)
+    check_namespace("namespace", request.namespace)
+    return [(_lent(f"blocks[{at}]", block, request), block.offset) for at, block in enumerate(request.blocks)]
+
+
+def _lent(field: str, block: kvstore_pb2.LentBlock, request: kvstore_pb2.LendRequest) -> Block:
+    check_key(f"{field}.key", block.key)
+    check_key(f"{field}.parent", block.parent)
+    check_seconds(f"{field}.seconds", block.seconds)
+    check_length(f"{field}.checksum", block.checksum, CHECKSUM_BYTES)
+    if not block.epoch:
+        raise bad(f"{field}.epoch", "0", "must be that of the page")
+    return Block(
+        key=block.key,
+        parent=block.parent,
+        first_token=block.first_token,
+        slot=0,
+        epoch=block.epoch,
+        owner=request.attachment_id,
+        checksum=block.checksum,
+        session=request.session,
+        namespace=request.namespace,
+        seconds=block.seconds,
+    )
+
+
+def pages_from_message(pages: kvstore_pb2.ClientPages) -> PagesAt:
+    """Where a client's pages lie: in a file that only its memory can be."""
+    if not _MEMORY.fullmatch(pages.path):
+        raise bad("pages.path", repr(pages.path[:64]), "must be /proc/PID/fd/N")
+    check_length("pages.id", pages.id, ARENA_ID_BYTES)
+    if pages.epochs_at != EPOCHS_AT or not 0 < pages.slots <= _MOST_PAGES:
+        raise bad("pages.slots", str(pages.slots), f"must be 1 to {_MOST_PAGES}, behind their epochs")
+    layout = Layout.gapless(pages.slots, pages.slot_stride)
+    if pages.slots_at != layout.slots_at or not 0 < pages.bytes == layout.offset(pages.slots):
+        raise bad("pages.bytes", str(pages.bytes), "must be those of the pages and their epochs")
+    return PagesAt(pages.path, pages.bytes, pages.id, layout)
 
 
 def pace_from_message(field: str, pace: kvstore_pb2.Pace) -> Pace:
@@ -117,6 +164,7 @@ def stats_message(store: Store, elsewhere: Elsewhere, reports: Reports, host_id:
         arena_bytes=store.host.arena.size,
         resynchronised=store.tiers.hub.resynchronised,
         sessions=len(store.sessions),
+        lent=len(store.host.lent),
         **asdict(store.stats()),
     )
     if TierKind.NVME in reports:

@@ -199,12 +199,12 @@ def _face(places: OpenTiers, rules: Rules) -> NoDeviceFace:
 async def _membership(
     config: KvStoreConfig, channels: Channels, neighbours: Neighbours, *, store: Store, failed: Failed
 ) -> AsyncIterator[None]:
-    """The store is a member of the mesh, when there is a router to join."""
-    if config.router is None:
+    """The store is a member of the mesh, when there are routers to join."""
+    if not config.router:
         yield
         return
     member = StoreMembership(
-        channels.to(config.router),
+        [channels.to(router) for router in config.router],
         neighbours.own,
         store.tiers.hub,
         host_id=config.host_id,

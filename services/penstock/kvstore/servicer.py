@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from penstock.errors import InvalidRequest
-from penstock.kv.bounds import check_key, check_keys, check_namespace
+from penstock.kv.bounds import check_key, check_keys, check_namespace, keys_of
 from penstock.kv.bytes import bulk
 from penstock.kv.bytes.pieces import packed
 from penstock.kv.identity import MAX_BATCH, MAX_KEYS
@@ -29,7 +29,9 @@ from penstock.kvstore.messages import (
     Reports,
     hear,
     lease_message,
+    lent_from_message,
     pace_from_message,
+    pages_from_message,
     stats_message,
     touched_from_message,
     wanted_from_message,
@@ -158,6 +160,20 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         committed = self._store.host.table.puts.commit(request.attachment_id, written, self._store.now())
         return kvstore_pb2.CommitResponse(committed=committed)
 
+    async def Lend(self, request: kvstore_pb2.LendRequest, context: Context) -> kvstore_pb2.LendResponse:
+        check_count("blocks", request.blocks, MAX_BATCH)
+        blocks, ended = lent_from_message(request), keys_of("ended", request.ended, most=MAX_BATCH)
+        if request.HasField("pages"):
+            refused = self._store.show_pages(request.attachment_id, pages_from_message(request.pages))
+            if refused:
+                return kvstore_pb2.LendResponse(refused=refused)
+        await self._store.lend(request.attachment_id, blocks, ended)
+        return kvstore_pb2.LendResponse()
+
+    async def Save(self, request: kvstore_pb2.SaveRequest, context: Context) -> kvstore_pb2.SaveResponse:
+        keys = keys_of("keys", request.keys, most=MAX_BATCH)
+        return kvstore_pb2.SaveResponse(saved=await self._store.save(request.attachment_id, keys))
+
     async def Quarantine(
         self, request: kvstore_pb2.QuarantineRequest, context: Context
     ) -> kvstore_pb2.QuarantineResponse:
@@ -172,7 +188,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_seconds("ttl_s", request.ttl_s)
         if not request.namespace:
             raise InvalidRequest("namespace is empty; a promise is made to a tenant", field="namespace")
-        grant = self._store.promise(request.attachment_id, request.keys, request.ttl_s, request.namespace)
+        grant = await self._store.promise(request.attachment_id, request.keys, request.ttl_s, request.namespace)
         return kvstore_pb2.RetainResponse(granted_s=grant.seconds, blocks=grant.blocks)
 
     async def Hint(self, request: common_pb2.HintRequest, context: Context) -> common_pb2.HintResponse:

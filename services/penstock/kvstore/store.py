@@ -23,11 +23,12 @@ from penstock.kv.hint import ReturnHint
 from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.kvstore.table.blocks import Lease, TableStats
+from penstock.kvstore.table.blocks import Block, Lease, TableStats
 from penstock.kvstore.table.claims import Claims
 from penstock.kvstore.table.promises import Grant
 from penstock.kvstore.tiers.base import Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
+from penstock.kvstore.tiers.lent import PagesAt
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.config import format_size
 
@@ -124,11 +125,42 @@ class Store:
             self._suspected = True
             self._log.warning("many blocks were stored and asked for, and none was ever found: do all clients agree?")
 
-    def promise(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
-        """Has every tier promise as much as it can; returns the grant of the tier that promised most."""
+    async def promise(self, attachment_id: str, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
+        """Has every tier promise as much as it can; returns the grant of the tier that promised most, when those of the
+        blocks that were only lent are copied."""
         self.host.table.attachments.of(attachment_id)
         grants = [tier.promise_blocks(keys, seconds, namespace) for tier in self.tiers.kept]
-        return max(grants, key=lambda grant: grant.blocks)
+        best = max(grants, key=lambda grant: grant.blocks)
+        await self.host.lent.save(keys[: best.blocks])
+        return best
+
+    # -- lent blocks
+
+    def show_pages(self, attachment_id: str, there: PagesAt) -> str:
+        """Maps the pages of a client, who may lend blocks in them from now on; why not, empty when it may."""
+        self.host.table.attachments.of(attachment_id)
+        if self._config.mooncake_master:
+            return "the Mooncake pool takes blocks from the store's memory"
+        try:
+            self.host.lent.open(attachment_id, there, self.host.table.block_bytes)
+        except Refused as error:
+            return error.message
+        return ""
+
+    async def lend(self, attachment_id: str, blocks: Sequence[tuple[Block, int]], ended: Sequence[bytes]) -> None:
+        """A client lends blocks, each in the page at an offset, and others no more. Copies those that are promised.
+        Raises InvalidRequest, NotFound."""
+        self.host.table.attachments.of(attachment_id)
+        self.host.lent.end(attachment_id, ended)
+        if blocks:
+            self.host.lent.lend(attachment_id, blocks)
+        now, table = self.now(), self.host.table
+        await self.host.lent.save([block.key for block, _ in blocks if table.promised_until(block.key) > now])
+
+    async def save(self, attachment_id: str, keys: Sequence[bytes]) -> int:
+        """Copies lent blocks; returns how many are in the arena then."""
+        self.host.table.attachments.of(attachment_id)
+        return await self.host.lent.save(keys)
 
     def expect_session(self, session: str) -> None:
         """Passes news of a session to the eviction policies."""
@@ -164,6 +196,8 @@ class Store:
     def detach(self, attachment_id: str, client: str) -> None:
         """Takes back all that the attachment owns."""
         self.host.table.detach(attachment_id, self.now())
+        if not self.closing.is_set():  # else the disk takes them from where they are
+            self.host.lent.leave(attachment_id)
         self.claims.leave(attachment_id)
         self._log.info("client detached", client=client)
 

@@ -51,6 +51,11 @@ class Layout:
     epochs_at: int = EPOCHS_AT
 
     @classmethod
+    def gapless(cls, slots: int, block_bytes: int) -> Layout:
+        """`slots` blocks of `block_bytes` right behind each other."""
+        return cls(slots, _round_up(EPOCHS_AT + slots * _EPOCH_BYTES, _PAGE), block_bytes)
+
+    @classmethod
     def fit(cls, arena_bytes: int, block_bytes: int) -> Layout:
         """As many slots for blocks of `block_bytes` as the arena holds; may be none."""
         stride = _round_up(block_bytes, _ALIGN)
@@ -124,6 +129,10 @@ class Arena(_Mapped):
         """Tells clients the epoch of the slot's holder; 0: none."""
         self._epochs[slot] = epoch
 
+    def slots(self) -> memoryview:
+        """All slots, writable. As for `block`."""
+        return self._view[self._layout.slots_at : self._layout.offset(self._layout.slots)]
+
     def block(self, slot: int, length: int) -> memoryview:
         """The first `length` bytes of a slot, writable. The caller drops the view before the arena is closed."""
         start = self._layout.offset(slot)
@@ -160,13 +169,14 @@ class Arena(_Mapped):
 class ArenaMap(_Mapped):
     """A client's mapping."""
 
-    def __init__(self, path: str, size: int, arena_id: bytes, layout: Layout) -> None:
+    def __init__(self, path: str, size: int, arena_id: bytes, layout: Layout, *, writable: bool = True) -> None:
         """Raises MapError when `path` does not lead to the arena named `arena_id`."""
+        mode, access = (os.O_RDWR, mmap.ACCESS_WRITE) if writable else (os.O_RDONLY, mmap.ACCESS_READ)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 _check_file(fd, size)
-                super().__init__(mmap.mmap(fd, size))
+                super().__init__(mmap.mmap(fd, size, access=access))
             finally:
                 os.close(fd)
         except OSError as error:
@@ -182,7 +192,7 @@ class ArenaMap(_Mapped):
         return bool(self._epochs[self._layout.slot(offset)] == epoch)
 
     def block(self, offset: int, length: int) -> memoryview:
-        """The bytes of a slot, writable. Raises ValueError when they are not those of one slot."""
+        """The bytes of a slot, writable if the mapping is. Raises ValueError when they are not those of one slot."""
         within = (offset - self._layout.slots_at) % self._layout.stride
         slot = self._layout.slot(offset)
         if within or not 0 <= slot < self._layout.slots or length > self._layout.stride:

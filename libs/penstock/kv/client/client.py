@@ -6,13 +6,14 @@ the time limit; a store that is away costs a caller microseconds, and is found a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import grpc
 
 from penstock.kv.bytes.pieces import split
 from penstock.kv.client.claiming import Claimed, Claiming
+from penstock.kv.client.lending import Lending
 from penstock.kv.client.link import ClientStats, Link, StoreFault
 from penstock.kv.client.loans import Loans
 from penstock.kv.client.origin import NOBODY, Origin
@@ -43,6 +44,8 @@ class StoreClient:
         self._reading = Reading(link, loans)
         self._writing = Writing(link, loans)
         self._claiming = Claiming(link, loans)
+        self.lending = Lending(link)
+        """For a client whose own memory the store can map."""
 
     @property
     def stats(self) -> ClientStats:
@@ -62,6 +65,10 @@ class StoreClient:
     def reason(self) -> str:
         """Why the store is not connected, for people."""
         return self._link.reason
+
+    def on_attach(self, told: Callable[[], None]) -> None:
+        """Calls `told` whenever there is a new attachment."""
+        self._link.on_attach.append(told)
 
     async def lookup(self, keys: Sequence[bytes]) -> int:
         """How many leading keys are stored."""

@@ -153,6 +153,8 @@ class Link:
         """Why the store is not connected, for people."""
         self.spec = spec
         self.attachment: AttachStream | None = None
+        self.on_attach: list[Callable[[], None]] = []
+        """Called for each new attachment."""
         self.log = structlog.get_logger("penstock.kv").bind(client=client)
         self._channel = channel
         self._stub = kvstore_pb2_grpc.KvStoreStub(channel) if channel is not None else None
@@ -282,6 +284,8 @@ class Link:
             connection.established = True
             self.reason = ""
             self._attempted.set()
+            for told in self.on_attach:
+                told()
             await call.read()
             self.reason = "the store ended the attachment"
         except asyncio.CancelledError:

@@ -1,9 +1,11 @@
-"""The store as a member of the mesh: says hello to the router and keeps its index up to date, for ever."""
+"""The store as a member of the mesh: says hello to every router and keeps their indices up to date, for ever."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import structlog
@@ -14,7 +16,17 @@ from penstock.kvstore.events.messages import events_message
 from penstock.kvstore.table.blocks import TierKind
 from penstock.rpc.context import outgoing
 from penstock.rpc.stay import Connection, stay
+from penstock.runtime.tasks import first_of
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
+
+
+@dataclass(slots=True)
+class _Router:
+    """One of the routers."""
+
+    stub: router_pb2_grpc.RouterAsyncStub
+    stores: Sequence[str] = ()
+    """The stores that it last named; it may have gone since, they need not."""
 
 
 class StoreMembership:
@@ -22,7 +34,7 @@ class StoreMembership:
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        routers: Sequence[grpc.aio.Channel],
         address: str,
         hub: EventHub[TierKind],
         *,
@@ -30,9 +42,9 @@ class StoreMembership:
         others: Callable[[Sequence[str]], None],
         heard: Callable[[common_pb2.SessionHint], None],
     ) -> None:
-        """`others` is told the addresses of all joined stores, whenever they change; `heard` is called with what the
-        router says of sessions."""
-        self._stub = router_pb2_grpc.RouterStub(channel)
+        """`others` is told the addresses of all stores that have joined some router, whenever they change; `heard` is
+        called with what a router says of sessions."""
+        self._routers = [_Router(router_pb2_grpc.RouterStub(channel)) for channel in routers]
         self._others = others
         self._hub = hub
         self._heard = heard
@@ -45,19 +57,20 @@ class StoreMembership:
         self._log = structlog.get_logger("penstock.kvstore")
 
     async def run(self) -> None:
-        """Joins, and joins again whenever the stream ends, until cancelled."""
-        await stay(self._join, peer="router", log=self._log)
+        """Joins, and joins again whenever a stream ends, until cancelled."""
+        await first_of(*(stay(partial(self._join, one), peer="router", log=self._log) for one in self._routers))
 
-    async def _join(self, connection: Connection) -> None:
+    async def _join(self, router: _Router, connection: Connection) -> None:
         with self._hub.subscribe() as subscriber:
-            call = self._stub.Join(self._requests(subscriber), metadata=outgoing())
+            call = router.stub.Join(self._requests(subscriber), metadata=outgoing())
             try:
                 async for reply in call:
                     if reply.HasField("welcome"):
                         connection.established = True
                         self._log.info("joined", router=reply.welcome.router_id)
                     elif reply.HasField("stores"):
-                        self._others(reply.stores.addresses)
+                        router.stores = tuple(reply.stores.addresses)
+                        self._others(list(dict.fromkeys(address for one in self._routers for address in one.stores)))
                     elif reply.HasField("session_hint"):
                         self._hear(reply.session_hint)
             finally:

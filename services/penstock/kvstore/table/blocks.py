@@ -55,6 +55,21 @@ class Block:
     note: Any = None
     """The eviction policy's own mark."""
 
+    def wanted(self) -> Wanted:
+        """What to ask a table for, to hold a copy of this block."""
+        return Wanted(
+            self.key,
+            self.parent,
+            self.first_token,
+            seconds=self.seconds,
+            session=self.session,
+            namespace=self.namespace,
+        )
+
+    def inherit(self, block: Block) -> None:
+        """Gives this copy the history of its block, by which policies rank it."""
+        self.uses, self.turn = block.uses, block.turn
+
 
 BlockPolicy = EvictionPolicy[Block]
 MakePolicy = Callable[[], BlockPolicy]

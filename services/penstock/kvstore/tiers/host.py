@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain, takewhile
 
 import structlog
 
@@ -22,6 +23,7 @@ from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.alarm import Alarm
 from penstock.kvstore.tiers.base import Room, Rules, Supplier, Wish
 from penstock.kvstore.tiers.bringing import Bringer
+from penstock.kvstore.tiers.lent import LentBlocks
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.runtime.tasks import beside
 from penstock.runtime.threads import started_threads, to_its_end
@@ -48,6 +50,8 @@ class _HostWatcher:
     tiers: Tiers
     watchers: list[BlockWatcher]
     handed_out: asyncio.Event
+    find: Callable[[bytes], Block | None]
+    """Whether a block is in host memory, here or lent."""
 
     def block_stored(self, block: Block) -> None:
         self.tiers.moved(TierKind.HOST, block.key)
@@ -56,8 +60,9 @@ class _HostWatcher:
 
     def block_removed(self, block: Block) -> None:
         self.tiers.moved(TierKind.HOST, block.key)
-        for watcher in self.watchers:
-            watcher.block_removed(block)
+        if self.find(block.key) is None:
+            for watcher in self.watchers:
+                watcher.block_removed(block)
 
     def slot_held(self, slot: int, epoch: int) -> None:
         self.arena.set_epoch(slot, epoch)
@@ -70,7 +75,8 @@ class HostTier:
 
     kind = TierKind.HOST
 
-    def __init__(self, config: KvStoreConfig, arena: Arena, tiers: Tiers, rules: Rules) -> None:
+    def __init__(self, config: KvStoreConfig, arena: Arena, tiers: Tiers, rules: Rules, *, copier: Executor) -> None:
+        """`copier` is a thread for copies of lent blocks."""
         self.arena = arena
         self._config = config
         self._tiers = tiers
@@ -81,13 +87,16 @@ class HostTier:
         self._listeners: list[Callable[[BlockUse], None]] = []
         self._alarm = Alarm(rules.now, lambda: self.table)
         self._log = structlog.get_logger("penstock.kvstore")
+        self._watcher = _HostWatcher(arena, tiers, self._watchers, self.handed_out, self.find_block)
+        self.lent = LentBlocks(self, self._watcher, copier, rules.now)
+        """Those of host memory that lie in clients' pages."""
         self._form = self._formed(None, Layout(0, 0, 1), 0)
 
     def _formed(self, spec: KvSpec | None, layout: Layout, block_bytes: int) -> HostForm:
         table = BlockTable(
             layout.slots,
             block_bytes,
-            _HostWatcher(self.arena, self._tiers, self._watchers, self.handed_out),
+            self._watcher,
             policy=self._rules.policy,
             promises=self._rules.promises(layout.slots),
             epochs=self._rules.epochs,
@@ -110,6 +119,14 @@ class HostTier:
     def room(self) -> Room:
         """Makes room for blocks that the store itself brings without the bringer."""
         return Room(self.table, self.arena, self._rules.now, lambda: None)
+
+    def capacity(self) -> int:
+        """How many blocks the arena holds."""
+        return self.table.slots.count
+
+    def in_arena(self, key: bytes) -> bool:
+        """Whether the block is in the arena, lent or not."""
+        return key in self.table
 
     def view(self, block: Block) -> memoryview:
         """The bytes of a block of `table`, writable. The caller releases it."""
@@ -154,31 +171,33 @@ class HostTier:
     def busy(self) -> bool:
         """Whether a client or a bringing uses the table. Takes back what has expired first."""
         self.table.expire(self._rules.now())
-        return not self.table.idle or self.bringer.flights > 0
+        return not self.table.idle or self.bringer.flights > 0 or self.lent.busy
 
     def format_for(self, spec: KvSpec) -> None:
         """Divides the arena into slots for `spec` and forgets all blocks. The caller has checked that one fits."""
         layout = Layout.fit(self.arena.size, spec.block_bytes)
         self.arena.format(layout)
+        self.lent.format()
         self._form = self._formed(spec, layout, spec.block_bytes)
         self.handed_out.set()
         self._log.info("formatted", slots=layout.slots, block_bytes=spec.block_bytes, model=spec.model[:12])
 
     def suppliers(self, wish: Wish) -> Sequence[Supplier]:
-        """Returns none: its blocks are in host memory already."""
-        return ()
+        """Returns who copies lent blocks into the arena, when there are any."""
+        return (self.lent,) if len(self.lent) else ()
 
     def has_blocks(self, keys: Sequence[bytes]) -> int:
         """Counts the leading keys that are in host memory."""
-        return self.table.lookup(keys)
+        table, lent = self.table, self.lent
+        return sum(1 for _ in takewhile(lambda key: key in table or lent.find(key) is not None, keys))
 
     def find_block(self, key: bytes) -> Block | None:
-        """Finds a block in host memory; None: it is not there."""
-        return self.table.find(key)
+        """Finds a block in host memory, of the arena first; None: it is not there."""
+        return self.table.find(key) or self.lent.find(key)
 
     def stored_keys(self) -> Iterable[bytes]:
-        """Returns a live view of the keys in host memory."""
-        return self.table.keys()
+        """Lists the keys in host memory, each once."""
+        return dict.fromkeys(chain(self.table.keys(), self.lent.keys())) if len(self.lent) else self.table.keys()
 
     def promise_blocks(self, keys: Sequence[bytes], seconds: float, namespace: bytes) -> Grant:
         """Promises blocks in host memory, stored or still to come, as far as the tenant's budget there goes."""
@@ -190,7 +209,12 @@ class HostTier:
 
     def touch_blocks(self, keys: Sequence[bytes], session: str) -> None:
         """Counts as a lease of the blocks that are in host memory."""
-        self._tell(BlockUse(session, self.table.touch_all(keys, session, self._rules.now())))
+        found = {block.key: block for block in self.table.touch_all(keys, session, self._rules.now())}
+        for key in keys:
+            lent = self.lent.touch(key, session)
+            if lent is not None:
+                found.setdefault(key, lent)
+        self._tell(BlockUse(session, [found[key] for key in keys if key in found]))
 
     def expect_session(self, session: str, hint: ReturnHint) -> None:
         """Passes the hint to the eviction policy of host memory."""
@@ -198,7 +222,7 @@ class HostTier:
 
     def figures(self) -> Mapping[str, int]:
         """Returns the statistics of the table."""
-        return asdict(self.table.stats())
+        return {**asdict(self.table.stats()), **self.lent.figures()}
 
     def pages(self) -> int:
         """Bytes of the arena that are worth having pages: those of all slots ever used, and some ahead."""
@@ -216,14 +240,18 @@ async def open_host(config: KvStoreConfig, tiers: Tiers, rules: Rules) -> AsyncI
     """Host memory as one of `tiers`. Leave it when no client reads or writes any more."""
     arena = Arena(config.host_bytes)
     try:
-        host = HostTier(config, arena, tiers, rules)
-        try:
-            with started_threads(1, "penstock-pages") as thread, tiers.keeping(host), tiers.followed_by(host):
-                provide = partial(provide_pages, host, thread)
-                async with beside(provide, name="kvstore pages", on_failure="restart", failed=rules.failed):
-                    yield host
-        finally:
-            host.close()
+        with started_threads(1, "penstock-lent") as copier:
+            host = HostTier(config, arena, tiers, rules, copier=copier)
+            try:
+                with started_threads(1, "penstock-pages") as thread, tiers.keeping(host), tiers.followed_by(host):
+                    provide = partial(provide_pages, host, thread)
+                    async with (
+                        beside(provide, name="kvstore pages", on_failure="restart", failed=rules.failed),
+                        beside(host.lent.run, name="rescue", on_failure="restart", failed=rules.failed),
+                    ):
+                        yield host
+            finally:
+                host.close()
     finally:
         arena.close()
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from penstock.kv.device.memory import DeviceFault
 from penstock.kvstore.sessions import SessionTable
-from penstock.kvstore.table.blocks import Block, BlockUse, TierKind, Wanted, Written
+from penstock.kvstore.table.blocks import Block, BlockUse, TierKind, Written
 from penstock.kvstore.tiers.base import Room, Rules
 from penstock.kvstore.tiers.device.copier import Move, Outcome
 from penstock.kvstore.tiers.device.form import DeviceBlocks, DeviceForm
@@ -103,7 +103,7 @@ class DeviceMover:
                     break
                 table.hold(block.key)
                 held.append(block)
-                answer = form.table.puts.reserve_own(_wanted(block), self._now())
+                answer = form.table.puts.reserve_own(block.wanted(), self._now())
                 if answer.block is None:
                     break
                 going.append((answer.block, block))
@@ -125,7 +125,7 @@ class DeviceMover:
         for (ours, theirs), outcome in zip(list(going), outcomes, strict=True):
             if outcome is Outcome.GOOD:
                 going.remove((ours, theirs))
-                _inherit(ours, theirs)
+                ours.inherit(theirs)
                 form.table.puts.commit_own(Written(ours.key, ours.epoch, theirs.checksum), self._now())
                 self.promoted += 1
                 continue
@@ -201,7 +201,7 @@ class DeviceMover:
                 self._blocks.block_wrong(ours, outcome.name)
                 form.table.condemn(ours.key, ours.epoch, self._now())
                 continue
-            _inherit(theirs, ours)
+            theirs.inherit(ours)
             room.commit(theirs, ours.checksum)
             saved.add(ours.key)
         return saved
@@ -236,27 +236,11 @@ class DeviceMover:
         return next((at for at, key in enumerate(keys) if key not in saved), len(keys))
 
 
-def _wanted(block: Block) -> Wanted:
-    return Wanted(
-        block.key,
-        block.parent,
-        block.first_token,
-        seconds=block.seconds,
-        session=block.session,
-        namespace=block.namespace,
-    )
-
-
-def _inherit(copy: Block, block: Block) -> None:
-    """Gives a copy the history of its block, by which policies rank it."""
-    copy.uses, copy.turn = block.uses, block.turn
-
-
 def _reserved(room: Room, blocks: Sequence[Block]) -> list[tuple[Block, Block]]:
     """Device blocks and the host slots for them, up to the first for which there is none."""
     pairs = []
     for block in blocks:
-        answer = room.reserve(_wanted(block))
+        answer = room.reserve(block.wanted())
         if answer.block is None:
             break
         pairs.append((block, answer.block))

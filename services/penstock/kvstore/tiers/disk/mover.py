@@ -68,9 +68,9 @@ class DiskMover:
 
     async def look(self) -> None:
         """Learns of the blocks that came into host memory before the disk was open, some at a time."""
-        keys = list(self._host.table.keys())
+        keys = list(self._host.stored_keys())
         for start in range(0, len(keys), _GLANCE):
-            for block in map(self._host.table.find, keys[start : start + _GLANCE]):
+            for block in map(self._host.find_block, keys[start : start + _GLANCE]):
                 if block is not None:
                     self.block_stored(block)
             await asyncio.sleep(0)
@@ -107,7 +107,7 @@ class DiskMover:
 
     def promised(self, keys: Sequence[bytes]) -> None:
         """A tenant was promised these blocks: those in memory go to the disk first."""
-        for block in map(self._host.table.find, keys):
+        for block in map(self._host.find_block, keys):
             if block is not None:
                 self._candidates.again(block)
         self._wake.set()
@@ -169,8 +169,10 @@ class DiskMover:
         table = self._host.table
         held = [block for block in (table.hold(block.key) for block in blocks) if block is not None]
         views = [self._host.view(block) for block in held]
+        lent: list[tuple[Block, memoryview]] = []
         try:
-            return await self._disk.write(list(zip(held, views, strict=True)))
+            lent = await self._lent(blocks)
+            return await self._disk.write([*zip(held, views, strict=True), *lent])
         except Damaged as damaged:
             for block in damaged.blocks:
                 self._log.warning("a block changed after it was stored", key=block.key.hex()[:16])
@@ -180,15 +182,21 @@ class DiskMover:
             for block, view in zip(held, views, strict=True):
                 view.release()
                 table.drop(block, self._now())
-                if block.key in table and not self._disk.holds(block.key):
-                    self._candidates.add(block)
+            for found in map(self._host.find_block, [block.key for block in blocks]):
+                if found is not None and not self._disk.holds(found.key):
+                    self._candidates.add(found)
+
+    async def _lent(self, blocks: Sequence[Block]) -> list[tuple[Block, memoryview]]:
+        """Those that are not in the arena, but in clients' pages; with copies that can be written."""
+        there = (self._host.lent.find(block.key) for block in blocks if not self._host.in_arena(block.key))
+        copies = [(block, await self._host.lent.read(block)) for block in there if block is not None]
+        return [(block, copy) for block, copy in copies if copy is not None]
 
     def _find(self, key: bytes) -> Block | None:
-        return self._host.table.find(key) or self._disk.table.find(key)
+        return self._host.find_block(key) or self._disk.table.find(key)
 
     async def _prefetch(self, keys: Sequence[bytes]) -> None:
-        table = self._host.table
-        rest = keys[table.lookup(keys) :][: table.slots.count // 4]
+        rest = keys[self._host.has_blocks(keys) :][: self._host.capacity() // 4]
         if self._disk.has_blocks(rest):
             self._disk.prefetched()
             await self._host.bringer.prefetch(rest, [self._disk], self._now() + _BRING_S)

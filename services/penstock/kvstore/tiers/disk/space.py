@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.kv.bytes.checksum import checksum
-from penstock.kvstore.table.blocks import Block, BlockPolicy, Wanted, Written
+from penstock.kvstore.table.blocks import Block, BlockPolicy, Written
 from penstock.kvstore.table.promises import Promises
 from penstock.kvstore.table.table import BlockTable
 from penstock.kvstore.tiers.disk.format import Header
@@ -103,17 +103,9 @@ class Space:
 
     def room(self, block: Block) -> Block | None:
         """A slot of the disk for a block of the host tier; None: it is there already, or no block may go for it."""
-        wanted = Wanted(
-            block.key,
-            block.parent,
-            block.first_token,
-            seconds=block.seconds,
-            session=block.session,
-            namespace=block.namespace,
-        )
-        slot = self.table.puts.reserve_own(wanted, self._now()).block
+        slot = self.table.puts.reserve_own(block.wanted(), self._now()).block
         if slot is not None:
-            slot.uses, slot.turn = block.uses, block.turn
+            slot.inherit(block)
             slot.retained_until = self.table.promised_until(block.key)
         return slot
 
