@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import grpc
 import structlog
 
-from penstock.rpc.stay import Connection, stay
+from penstock.rpc.stay import Connection, Pauses, stay
+from penstock.rpc.wish import WorkerWish, WorkWanted
 from penstock.runtime.tasks import first_of
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     Call = grpc.aio.StreamStreamCall[router_pb2.JoinRequest, router_pb2.JoinResponse]
 
 _LEAST_PAUSE_S = 0.05
-_MOST_PAUSE_S = 1.0
+_MOST_PAUSE_S = 0.5
+"""A router that hears nothing for four times as long takes a member for dead."""
 _WELCOME_S = 5.0
+_PAUSES = Pauses(longest=0.5)
+"""Requests wait while their router has come back and its workers have not."""
 
 
 class BlockNews(Protocol):
@@ -52,30 +56,33 @@ async def stay_joined(
     *,
     blocks: Callable[[], AbstractContextManager[BlockNews]] = _no_blocks,
     changed: asyncio.Event | None = None,
-    draining: asyncio.Event | None = None,
+    wish: WorkerWish | None = None,
     joined: asyncio.Event | None = None,
+    obey: Callable[[router_pb2.MemberCommand], None] = lambda command: None,
 ) -> NoReturn:
     """Cancel it to leave. A lost stream is opened again as `stay` has it, also after a refusal: the members that this
     worker does not fit may have left by then.
 
-    `load` is sent at once, then when `changed` is set (this clears it; at most every 50 ms), at least once a second.
-    What is new of `blocks`, which is opened for each stream, is sent before it. Once `draining` is set the router sends
-    nothing new. `joined` is set while the router has this member.
+    `load` is sent at once, then when `changed` is set (this clears it; at most every 50 ms), at least twice a second.
+    What is new of `blocks`, which is opened for each stream, is sent before it. What is new of `wish` is told at
+    once; its role takes the place of that of `hello`. `joined` is set while the router has this member. `obey` gets the
+    router's commands.
     """
     membership = _Membership(
         hello,
         load,
         blocks=blocks,
         changed=changed or asyncio.Event(),
-        draining=draining or asyncio.Event(),
+        wish=wish or WorkerWish(hello.role),
         joined=joined or asyncio.Event(),
+        obey=obey,
     )
     log = structlog.get_logger("penstock.join").bind(member=hello.member_id)
 
     async def connect(connection: Connection) -> None:
         await membership.hold(router_pb2_grpc.RouterStub(channel).Join(), connection)
 
-    await stay(connect, peer="router", log=log)
+    await stay(connect, peer="router", log=log, pauses=_PAUSES)
 
 
 class _Membership:
@@ -88,19 +95,26 @@ class _Membership:
         *,
         blocks: Callable[[], AbstractContextManager[BlockNews]],
         changed: asyncio.Event,
-        draining: asyncio.Event,
+        wish: WorkerWish,
         joined: asyncio.Event,
+        obey: Callable[[router_pb2.MemberCommand], None],
     ) -> None:
-        self._hello = hello
+        self._hello = router_pb2.Hello()
+        self._hello.CopyFrom(hello)
         self._load = load
         self._blocks = blocks
         self._changed = changed
-        self._draining = draining
+        self._wish = wish
         self._joined = joined
+        self._obey = obey
+        self._told = WorkWanted(hello.role)
+        """What the router of this stream knows."""
 
     async def hold(self, call: Call, connection: Connection) -> None:
         """Returns when the router ended the stream; raises TimeoutError when it sends no welcome, and AioRpcError when
         it or the way there failed."""
+        self._told = WorkWanted(self._wish.now.role)
+        self._hello.role = self._told.role
         try:
             async with asyncio.timeout(_WELCOME_S):
                 await call.write(router_pb2.JoinRequest(hello=self._hello))
@@ -116,37 +130,42 @@ class _Membership:
     async def _report(self, call: Call) -> None:
         """Returns when the router ended the stream. An error of the stream, or of `load`, leaves as it is."""
         with self._blocks() as news:
-            await first_of(self._push(call, news), _read_to_end(call))
+            await first_of(self._push(call, news), self._read_to_end(call))
 
     async def _push(self, call: Call, news: BlockNews) -> None:
         """Sends load and blocks as often as it should; never returns: the stream's reader says when and why it
         ended."""
-        drain_told = False
         try:
             while True:
-                if self._draining.is_set() and not drain_told:
-                    drain_told = True
-                    await call.write(router_pb2.JoinRequest(draining=True))
+                await self._tell(call, self._wish.now)
                 while (events := news.take()) is not None:
                     await call.write(router_pb2.JoinRequest(blocks=events))
                 await call.write(router_pb2.JoinRequest(load=self._load()))
                 await asyncio.sleep(_LEAST_PAUSE_S)
-                await self._something_new(news, drain_told)
+                await self._something_new(news)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await asyncio.get_running_loop().create_future()
 
-    async def _something_new(self, news: BlockNews, drain_told: bool) -> None:
-        """Returns when the load or the blocks have changed, draining has begun, or the last push is a second old."""
-        events = [self._changed] if drain_told else [self._changed, self._draining]
+    async def _tell(self, call: Call, wish: WorkWanted) -> None:
+        """Says what has changed of what the worker wants. A role before the end of draining: the router never takes it
+        for what it was."""
+        told, self._told = self._told, wish
+        if wish.role != told.role:
+            await call.write(router_pb2.JoinRequest(role=wish.role))
+        if wish.draining is not told.draining:
+            await call.write(router_pb2.JoinRequest(draining=wish.draining))
+
+    async def _something_new(self, news: BlockNews) -> None:
+        """Returns when load, blocks or what the worker wants have changed, or the last push was long ago."""
         try:
             async with asyncio.timeout(_MOST_PAUSE_S - _LEAST_PAUSE_S):
-                await first_of(news.wait(), *(event.wait() for event in events))
+                await first_of(news.wait(), self._changed.wait(), self._wish.other_than(self._told))
         except TimeoutError:
             pass
         self._changed.clear()
 
-
-async def _read_to_end(call: Call) -> None:
-    """Returns when the router ended the stream; raises AioRpcError when the stream broke."""
-    while await call.read() is not grpc.aio.EOF:
-        pass
+    async def _read_to_end(self, call: Call) -> None:
+        """Passes commands on. Returns when the router ended the stream; raises AioRpcError when the stream broke."""
+        while isinstance(message := await call.read(), router_pb2.JoinResponse):
+            if message.HasField("command"):
+                self._obey(message.command)

@@ -12,9 +12,11 @@ from penstock.kv.host import host_id
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
+    Addresses,
     ConfigError,
     HostPort,
     OptionalAddress,
+    address_lists,
     addresses,
     at_least,
     more_than,
@@ -37,22 +39,33 @@ class WorkerConfig:
     """Name under which clients ask for the model; empty: the directory's name."""
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port; port 0 picks a free port."""
-    router: OptionalAddress = None
-    """Address of the router to join, host:port; empty: none."""
+    router: Addresses = ()
+    """Addresses of all routers, host:port with commas between them; the worker joins each. Empty: none."""
     kvstore: OptionalAddress = None
     """Address of this host's kvstore, host:port; empty: none, and everything is computed."""
     host_id: str = ""
     """Members with the same host id share memory; empty: this machine's id."""
     cores: str = ""
     """Cores on which the worker runs, such as 0-3 or 0,2; empty: any."""
+    draft: str = "none"
+    """Address of the draft service, for when it decodes, host:port, or none."""
+    handoff_wait_s: float = 10.0
+    """Seconds that a decode worker's request for a hand-off waits for the gateway's request to arrive."""
+    handoff_keep_s: float = 10.0
+    """Seconds that a finished hand-off is kept for its decode worker."""
     store_timeout_s: float = 2.0
     """Seconds after which a call to the store counts as a miss."""
+    lend: bool = True
+    """Leave blocks where they were computed, for the store to take them from there, as long as there is room. A worker
+    that only computes prompts does not, because decode asks for all of them at once, nor one that began so."""
     claim_s: float = 0.03
     """Least seconds of computing for which other workers' blocks are waited for, and own ones claimed at the store."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the worker stops; the router sends nothing new meanwhile."""
     step_limit_s: float = 30.0
-    """Seconds after which a step counts as stuck: the worker is not healthy and gets no work until the step ends."""
+    """Seconds after which a step that is overdue counts as stuck, for the supervisor; and that a step may take of which
+    nobody knows how long it should take. One that is overdue, by ten times what it should take, gets the worker out of
+    rotation until it ends."""
     metrics_address: OptionalAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
@@ -66,9 +79,12 @@ class WorkerConfig:
         except ValueError as error:
             raise ConfigError("cores", self.cores, str(error)) from error
         addresses(self, "address")
-        optional_addresses(self, "router", "kvstore", "metrics_address")
+        address_lists(self, "router")
+        optional_addresses(self, "kvstore", "metrics_address")
+        if self.draft not in ("", "none"):
+            addresses(self, "draft")
         more_than(self, 0, "store_timeout_s", "step_limit_s")
-        at_least(self, 0, "claim_s", "drain_s")
+        at_least(self, 0, "claim_s", "drain_s", "handoff_wait_s", "handoff_keep_s")
         one_of(self, LOG_LEVELS, "log_level")
 
     @property

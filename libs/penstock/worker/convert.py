@@ -22,6 +22,7 @@ _FINISH = {
 _MAX_MARKS = 5
 """Marks of one request: at most four of its messages, and the request as a whole."""
 _MAX_SOURCES = 64
+_MAX_PRIORITY = 1000
 
 
 def order_from_message(message: common_pb2.Request, max_tokens: int | None = None) -> Order:
@@ -38,9 +39,17 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         prompt=tuple(message.prompt_ids),
         output=tuple(message.output_ids),
         sampling=_sampling(message.sampling, max_tokens),
+        owner=message.namespace,
+        priority=_priority(message.priority),
     )
     origin = Origin(message.session, message.namespace, tuple(message.sources))
     return Order(request=request, cache_root=message.cache_root, origin=origin, marks=_marks(message))
+
+
+def _priority(value: int) -> int:
+    if abs(value) > _MAX_PRIORITY:
+        raise bad("priority", str(value), f"must be from {-_MAX_PRIORITY} to {_MAX_PRIORITY}")
+    return value
 
 
 def _marks(message: common_pb2.Request) -> tuple[Mark, ...]:

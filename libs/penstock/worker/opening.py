@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import structlog
 
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import Drafter
-from penstock.kv.client.client import open_store
+from penstock.kv.client.client import StoreClient, open_store
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import serve
 from penstock.runtime.config import ConfigError
@@ -21,9 +21,11 @@ from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import router_pb2
 from penstock.worker.config import WorkerConfig
 from penstock.worker.device import check_device, device_of
-from penstock.worker.publishing import open_publisher
+from penstock.worker.lending import PageLending
+from penstock.worker.publishing import BlockPublisher, open_publisher
 from penstock.worker.rotation import in_rotation
 from penstock.worker.stored import StoredKeys
+from penstock.worker.turns import shared_cores
 from penstock.worker.worker import Worker
 
 _LOG = structlog.get_logger("penstock.worker")
@@ -51,7 +53,7 @@ async def open_worker(
     config: WorkerConfig,
     role: router_pb2.Role.ValueType,
     register: Callable[[grpc.aio.Server, Worker], None],
-    service: str,
+    services: Sequence[str],
     *,
     metrics: WorkerMetrics,
     drafter: Drafter | None = None,
@@ -62,11 +64,17 @@ async def open_worker(
     _stay(config)
     check_device(config.engine)
     device = device_of(config.engine.device)
-    async with open_channels() as channels, Engine.open(config.engine, drafter=drafter) as engine:
+    lends = config.lend and bool(config.kvstore) and role != router_pb2.ROLE_PREFILL
+    settings = replace(config.engine, shared_pages=lends)
+    async with (
+        open_channels() as channels,
+        shared_cores(config.engine) as baton,
+        Engine.open(settings, drafter=drafter, baton=baton) as engine,
+    ):
         _say_loaded(engine)
         metrics.watch(lambda: _figures(engine))
         store_channel = channels.to(config.kvstore) if config.kvstore else None
-        name = f"{service}-{os.getpid()}"
+        name = f"worker-{os.getpid()}"
         two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
         waiting_pages = max(engine.stats().total_pages // _PUBLISH_SHARE, two_steps)
         async with (
@@ -79,17 +87,30 @@ async def open_worker(
                 device=device,
                 failed=metrics.task_failed,
             ) as store,
-            open_publisher(
-                store, metrics, waiting_pages, known=StoredKeys(store, engine.pool, metrics), finite=engine.finite
-            ) as publisher,
+            _publisher(store, metrics, waiting_pages, engine=engine) as publisher,
         ):
             worker = Worker(config, engine, store=store, publisher=publisher, channels=channels, metrics=metrics)
             async with serve(
-                config.address, lambda server: register(server, worker), [service], grace=_LATE_S
+                config.address, lambda server: register(server, worker), services, grace=_LATE_S
             ) as server:
                 address = config.address.at(server.port)
                 async with in_rotation(worker, role, address, server):
                     yield ServedWorker(address, worker)
+
+
+@asynccontextmanager
+async def _publisher(
+    store: StoreClient, metrics: WorkerMetrics, waiting_pages: int, *, engine: Engine
+) -> AsyncIterator[BlockPublisher]:
+    known = StoredKeys(store, engine.pool, metrics)
+    lending = None
+    if engine.arena is not None:
+        lending = lent = PageLending(store, engine.pool, engine.arena, known=known, metrics=metrics)
+        metrics.watch(lambda: {WorkerMetrics.LENT: len(lent), WorkerMetrics.UNSAVED: lent.lost})
+    async with open_publisher(
+        store, metrics, waiting_pages, known=known, finite=engine.finite, lending=lending
+    ) as publisher:
+        yield publisher
 
 
 def _say_loaded(engine: Engine) -> None:
@@ -116,4 +137,7 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.SHARED: stats.shared_pages,
         WorkerMetrics.PREEMPTIONS: stats.preemptions,
         WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
+        WorkerMetrics.TURNS: stats.turns.turns,
+        WorkerMetrics.TURN_WAIT_S: stats.turns.waited_s,
+        WorkerMetrics.TURNS_GIVEN_UP: stats.turns.given_up,
     }

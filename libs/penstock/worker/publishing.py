@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,8 +21,9 @@ from penstock.engine.hooks import PageRef
 from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreClient, StoreFault
 from penstock.kv.identity import Chain
 from penstock.runtime.metrics import WorkerMetrics
-from penstock.runtime.tasks import being_cancelled, beside, within
+from penstock.runtime.tasks import Failed, being_cancelled, beside, within
 from penstock.runtime.threads import started_threads, to_its_end
+from penstock.worker.lending import PageLending
 from penstock.worker.stored import StoredKeys
 
 _LOG = structlog.get_logger("penstock.worker")
@@ -61,10 +62,14 @@ class BlockPublisher:
         known: StoredKeys,
         finite: Callable[[memoryview], bool],
         thread: Executor,
+        lending: PageLending | None = None,
     ) -> None:
         """`known` learns what the store has; `finite` says whether a block's bytes are finite numbers, `thread` calls
-        it."""
+        it. `lending` lends what need not be copied; None: everything is."""
         self.known = known
+        self.lending = lending
+        self.lends = True
+        """Whether it uses that."""
         self._store = store
         self._metrics = metrics
         self._max_pages = max_pages
@@ -129,8 +134,7 @@ class BlockPublisher:
         try:
             blocks = batch.blocks[: await self._sound(batch)]
             if blocks:
-                put = self._store.put(blocks, batch.origin)
-                self._metrics.published.inc(await within(batch.context, put))
+                await within(batch.context, self._give(blocks, batch))
                 stored = len(blocks)
                 self.known.learn(block.key for block in blocks)
         except (StoreFault, asyncio.CancelledError) as fault:
@@ -142,6 +146,12 @@ class BlockPublisher:
             self._queued -= Counter(page.page for page in batch.pages)
             _release(batch.pages)
             batch.done(stored)
+
+    async def _give(self, blocks: list[BlockPut], batch: _Batch) -> None:
+        if self.lending is not None and self.lends:
+            blocks = await self.lending.lend(blocks, batch.pages[: len(blocks)], batch.origin)
+        if blocks:
+            self._metrics.published.inc(await self._store.put(blocks, batch.origin))
 
     async def _sound(self, batch: _Batch) -> int:
         """How many leading blocks may be stored: none from the first bad one of the request on."""
@@ -172,19 +182,28 @@ async def open_publisher(
     *,
     known: StoredKeys,
     finite: Callable[[memoryview], bool],
+    lending: PageLending | None = None,
 ) -> AsyncIterator[BlockPublisher]:
-    """A publisher that works for the length of the block, as does `known`; `finite` is called in a thread."""
+    """A publisher that works for the length of the block, as do `known` and `lending`; `finite` is called in a
+    thread."""
     failed = metrics.task_failed
     with started_threads(1, "publish") as thread:
-        publisher = BlockPublisher(store, metrics, max_pages, known=known, finite=finite, thread=thread)
+        publisher = BlockPublisher(
+            store, metrics, max_pages, known=known, finite=finite, thread=thread, lending=lending
+        )
         try:
             async with (
+                _beside_lending(lending, failed),
                 beside(publisher.run, name="publish", on_failure="restart", failed=failed),
                 beside(known.run, name="touch", on_failure="restart", failed=failed),
             ):
                 yield publisher
         finally:
             publisher.close()
+
+
+def _beside_lending(lending: PageLending | None, failed: Failed) -> AbstractAsyncContextManager[object]:
+    return nullcontext() if lending is None else beside(lending.run, name="lend", on_failure="restart", failed=failed)
 
 
 class BlockSink:

@@ -1,26 +1,31 @@
-"""A worker's place in the router's rotation: it joins, is taken out while it is stuck, and leaves."""
+"""A worker's place in the rotation of every router: it joins, is taken out while it is stuck, and leaves."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import NoReturn
 
 import structlog
 
 from penstock.kv.spec import spec_to_message
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import RpcServer
+from penstock.rpc.wish import WorkerWish
 from penstock.runtime.tasks import beside, first_of
 from penstock.v1 import router_pb2
+from penstock.worker.progress import limit_s, overdue
 from penstock.worker.worker import Worker
 
 _LOG = structlog.get_logger("penstock.worker")
 _JOIN_PATIENCE_S = 5.0
 """Seconds that a worker waits for its router before it reports ready without it."""
-_LOOK_S = 0.5
-"""Seconds between two checks for a step that takes too long."""
+_LOOK_S = 0.25
+"""Seconds between two looks at the engine, by who cannot wait for it: a thread that hangs reports nothing."""
+ROLES = (router_pb2.ROLE_PREFILL, router_pb2.ROLE_DECODE, router_pb2.ROLE_BOTH)
+"""That a worker may have."""
 
 
 @asynccontextmanager
@@ -29,8 +34,9 @@ async def in_rotation(
 ) -> AsyncIterator[None]:
     """Serves, and gets work from the router when one is configured, as long as the engine's steps end in time.
 
-    When the block ends, the router is told to send nothing new; requests that run get `drain_s` seconds; then the
-    worker leaves the router.
+    A router may tell the worker to take another role, or nothing new: then what runs goes on, and all routers hear of
+    it. When the block ends, they are told to send nothing new; requests that run get `drain_s` seconds; then the worker
+    leaves the routers.
     """
     place = _Place(worker, hello(worker, role, address), server)
     async with beside(place.keep, name="join", on_failure="stop", failed=worker.metrics.task_failed):
@@ -42,75 +48,122 @@ async def in_rotation(
 
 
 class _Place:
-    """Joined while the engine works, not joined while it is stuck."""
+    """Joined while the worker lives; it reports whether its engine gets on, and takes no work while it does not."""
 
     def __init__(self, worker: Worker, hello: router_pb2.Hello, server: RpcServer) -> None:
         self._worker = worker
         self._hello = hello
         self._server = server
         self._serving = asyncio.Event()
-        self._joined = asyncio.Event()
-        self._draining = asyncio.Event()
+        self._joined = [asyncio.Event() for _ in worker.config.router]
+        """For each router, set while it has this worker."""
+        self._wish = WorkerWish(hello.role)
+        self._leaving = self._late = False
 
     async def keep(self) -> None:
         """Never returns; cancel it to leave the router."""
-        while True:
-            await self._serve()
-            jobs = [self._until(stuck=True)]
-            if self._worker.config.router:
-                jobs.append(self._stay_joined())
-            await first_of(*jobs)
-            await self._server.set_serving(False)
-            await self._server.set_live(False)
-            _LOG.error("a step of the engine does not end: no work until it does", limit_s=self._limit_s)
-            await self._until(stuck=False)
-            await self._server.set_live(True)
-            _LOG.warning("the engine works again")
+        await self._serve()
+        self._serving.set()
+        jobs = [self._watch_steps(), self._follow_commands()]
+        if self._worker.config.router:
+            jobs.append(self._stay_joined())
+        await first_of(*jobs)
 
     async def taken(self) -> None:
-        """Returns when the worker serves and has joined its router, or when the router has not answered in time."""
+        """Returns when the worker serves and has joined its routers, or when one of them has not answered in time."""
         await self._serving.wait()
-        if self._worker.config.router:
-            with suppress(TimeoutError):  # the router may come later
-                await asyncio.wait_for(self._joined.wait(), _JOIN_PATIENCE_S)
+        with suppress(TimeoutError):  # it may come later
+            async with asyncio.timeout(_JOIN_PATIENCE_S):
+                for joined in self._joined:
+                    await joined.wait()
 
     async def drain(self) -> None:
-        """Asks the router for no more work; returns when no request runs, after `drain_s` at the latest."""
-        self._draining.set()
-        await self._server.set_serving(False)
+        """Asks the routers for no more work; returns when no request runs, after `drain_s` at the latest."""
+        self._leaving = True
+        self._wish.drain()
+        await self._serve()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._worker.config.drain_s):
                 await self._server.in_flight.idle()
 
-    @property
-    def _limit_s(self) -> float:
-        return self._worker.config.step_limit_s
+    def obey(self, command: router_pb2.MemberCommand) -> None:
+        """Does what a router says; what makes no sense here is logged."""
+        match command.WhichOneof("kind"):
+            case "role" if command.role in ROLES:
+                self._wish.take(command.role)
+            case "drain" if command.drain or not self._leaving:
+                self._wish.drain(command.drain)
+            case kind:
+                _LOG.warning("a command that this worker does not follow", command=kind, leaving=self._leaving)
+
+    async def _follow_commands(self) -> NoReturn:
+        """Says of the worker's health and in the log what a command has changed. Who only computes prompts lends no
+        pages: decode asks for all of them at once."""
+        known = self._wish.now
+        while True:
+            known = await self._wish.other_than(known)
+            _LOG.info("wanted work", role=_name(known.role), draining=known.draining)
+            self._worker.publisher.lends = known.role != router_pb2.ROLE_PREFILL
+            await self._serve()
 
     async def _serve(self) -> None:
-        if not self._draining.is_set():
-            await self._server.set_serving(True)
-        self._serving.set()
+        """Says whether the worker takes new work."""
+        await self._server.set_serving(not (self._late or self._wish.now.draining))
 
     async def _stay_joined(self) -> None:
         worker = self._worker
-        await stay_joined(
-            worker.channels.to(worker.config.router or ""),
-            self._hello,
-            lambda: load(worker),
-            blocks=worker.resident.followed,
-            changed=worker.changed,
-            draining=self._draining,
-            joined=self._joined,
-        )
+        changed = [asyncio.Event() for _ in worker.config.router]
+        joins = [
+            stay_joined(
+                worker.channels.to(router),
+                self._hello,
+                lambda: load(worker),
+                blocks=worker.resident.followed,
+                changed=changed[number],
+                wish=self._wish,
+                joined=self._joined[number],
+                obey=self.obey,
+            )
+            for number, router in enumerate(worker.config.router)
+        ]
+        await first_of(_pass_on(worker.changed, changed), *joins)
 
-    async def _until(self, *, stuck: bool) -> None:
-        """Polls until the engine is `stuck` or not; it polls because a thread that hangs cannot report."""
-        pause = min(_LOOK_S, self._limit_s / 4)
+    async def _watch_steps(self) -> None:
+        """Tells the router at once when a step is overdue and when it has ended, and the supervisor when it takes so
+        long that only another process helps."""
+        stuck = False
+        most_s = self._worker.config.step_limit_s
         while True:
-            overdue = self._worker.engine.stats().in_step_s > self._limit_s
-            if overdue is stuck:
-                return
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_LOOK_S)
+            stats = self._worker.stats()
+            if overdue(stats, most_s) is not self._late:
+                self._late = not self._late
+                self._worker.changed.set()
+                await self._serve()
+                if self._late:
+                    _LOG.error(
+                        "a step of the engine does not end, or none begins: no work until it does",
+                        expected_s=round(stats.expected_s, 4),
+                        limit_s=round(limit_s(stats, most_s), 3),
+                    )
+                else:
+                    _LOG.warning("the engine works again")
+            if (self._late and stats.in_step_s > most_s) is not stuck:
+                stuck = not stuck
+                await self._server.set_live(not stuck)
+
+
+async def _pass_on(event: asyncio.Event, to: Sequence[asyncio.Event]) -> NoReturn:
+    """Sets all of `to` whenever `event` is set, and clears it."""
+    while True:
+        await event.wait()
+        event.clear()
+        for other in to:
+            other.set()
+
+
+def _name(role: router_pb2.Role.ValueType) -> str:
+    return router_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> router_pb2.Hello:
@@ -126,12 +179,15 @@ def hello(worker: Worker, role: router_pb2.Role.ValueType, address: str) -> rout
         max_model_len=engine.max_model_len,
         max_running=worker.config.engine.max_running,
         kv_capacity_tokens=engine.stats().total_pages * engine.spec.block_size,
+        routers=len(worker.config.router),
     )
 
 
 def load(worker: Worker) -> router_pb2.Load:
     """The present load."""
-    stats = worker.engine.stats()
+    stats = worker.stats()
+    base_s, sequence_s, token_s = stats.step_cost
+    allowed_s = limit_s(stats, worker.config.step_limit_s)
     return router_pb2.Load(
         running=stats.running,
         waiting=stats.waiting,
@@ -139,6 +195,8 @@ def load(worker: Worker) -> router_pb2.Load:
         free_kv_tokens=stats.free_pages * worker.engine.spec.block_size,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         decode_step_s=stats.decode_step_s,
+        step=router_pb2.StepCost(base_s=base_s, sequence_s=sequence_s, token_s=token_s) if base_s else None,
         fetch_bytes_per_s=worker.rates.near.bytes_per_s,
         remote_bytes_per_s=worker.rates.far.bytes_per_s,
+        progress=router_pb2.Progress(steps=stats.steps, in_step_s=stats.in_step_s, limit_s=allowed_s),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.errors import EngineBusy, EngineClosed, EngineError, NotFinite, RequestRefused
 from penstock.engine.hooks import KvSource, Relay
 from penstock.engine.request import Request, Update
+from penstock.engine.stats import EngineStats
 from penstock.errors import Internal, InvalidRequest, Overloaded, Unavailable
 from penstock.kv.client.client import StoreClient
 from penstock.kv.cost import PrefillCost
@@ -24,6 +26,7 @@ from penstock.worker.claiming import PromptClaim
 from penstock.worker.config import WorkerConfig
 from penstock.worker.fetching import Fetcher, StoredPrefix
 from penstock.worker.order import Order
+from penstock.worker.progress import IdleWatch
 from penstock.worker.publishing import BlockPublisher, BlockSink
 from penstock.worker.rates import FetchRates
 from penstock.worker.resident import ResidentBlocks
@@ -73,6 +76,11 @@ class Worker:
         self.resident = ResidentBlocks(engine.pool)
         self.changed = asyncio.Event()
         """Set when the load has changed."""
+        self._idle = IdleWatch()
+
+    def stats(self) -> EngineStats:
+        """Those of the engine, as `IdleWatch` sees them."""
+        return self._idle.seen(self.engine.stats(), time.monotonic())
 
     def work(self, order: Order) -> Work:
         """The hooks of one request."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.rpc.channels import open_channels
 from penstock.rpc.join import stay_joined
 from penstock.rpc.server import serve
 from penstock.rpc.stay import Pauses, stay
+from penstock.rpc.wish import WorkerWish
 from penstock.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 HELLO = router_pb2.Hello(member_id="w", role=router_pb2.ROLE_BOTH, address="127.0.0.1:1")
@@ -28,6 +29,7 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
     def __init__(self) -> None:
         self.heard: asyncio.Queue[tuple[float, router_pb2.JoinRequest]] = asyncio.Queue()
         self.refuse = False
+        self.says: asyncio.Queue[router_pb2.MemberCommand] = asyncio.Queue()
         self.end = asyncio.Event()
         self.left = asyncio.Event()
 
@@ -37,7 +39,10 @@ class FakeRouter(router_pb2_grpc.RouterServicer):
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id="r"))
-            await self.end.wait()
+            while not self.end.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        yield router_pb2.JoinResponse(command=await self.says.get())
             self.end.clear()
         finally:
             reader.cancel()
@@ -164,27 +169,53 @@ async def test_blocks_are_told_at_once_and_all_of_them_on_each_stream() -> None:
             router.end.set()
 
 
-async def test_draining_is_told_at_once_and_once() -> None:
-    router, draining = FakeRouter(), asyncio.Event()
-    async with serving(router) as address, joined(address, draining=draining):
+async def test_what_a_worker_wants_is_told_at_once_and_once() -> None:
+    router, wish = FakeRouter(), WorkerWish(HELLO.role)
+    async with serving(router) as address, joined(address, wish=wish):
         await router.next("hello")
         await router.next("load")
-        draining.set()
+        began = time.monotonic()
+        wish.drain()
         assert (await router.next("draining")).draining
         await router.next("load")
+        wish.drain(False)
+        assert not (await router.next("draining")).draining
+        await router.next("load")
+        wish.take(router_pb2.ROLE_PREFILL)
+        assert (await router.next("role")).role == router_pb2.ROLE_PREFILL
+        assert time.monotonic() - began < 0.9, "the changes were not waited for"
+        await router.next("load")
+        wish.take(router_pb2.ROLE_PREFILL)
         await router.next("load")
 
 
-async def test_a_router_that_ends_the_stream_is_joined_again() -> None:
-    router, draining = FakeRouter(), asyncio.Event()
-    draining.set()
-    async with serving(router) as address, joined(address, draining=draining):
-        for _ in range(2):
-            await router.next("hello")
-            await router.next("draining")
-            await router.next("load")
-            router.end.set()
+async def test_a_router_that_ends_the_stream_is_joined_again_and_told_again() -> None:
+    router, wish = FakeRouter(), WorkerWish(HELLO.role)
+    wish.drain()
+    async with serving(router) as address, joined(address, wish=wish):
+        assert (await router.next("hello")).hello.role == HELLO.role
+        await router.next("draining")
+        await router.next("load")
+        wish.take(router_pb2.ROLE_DECODE)
+        await router.next("role")
+        router.end.set()
+        async with asyncio.timeout(5):
+            while (message := (await router.heard.get())[1]).WhichOneof("kind") == "load":
+                pass
+        assert message.hello.role == router_pb2.ROLE_DECODE
+        await router.next("draining")
+        await router.next("load")
+
+
+async def test_commands_are_passed_on() -> None:
+    router, obeyed = FakeRouter(), asyncio.Queue[router_pb2.MemberCommand]()
+    async with serving(router) as address, joined(address, obey=obeyed.put_nowait):
         await router.next("hello")
+        router.says.put_nowait(router_pb2.MemberCommand(drain=True))
+        router.says.put_nowait(router_pb2.MemberCommand(role=router_pb2.ROLE_BOTH))
+        async with asyncio.timeout(5):
+            assert (await obeyed.get()).drain
+            assert (await obeyed.get()).role == router_pb2.ROLE_BOTH
 
 
 async def test_a_router_that_comes_back_is_joined_again() -> None:

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.decode.listening import Listener, Listeners, Way
 from penstock.engine.hooks import Relay
 from penstock.engine.request import TokenOut, Update
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.v1 import common_pb2, decode_pb2
 from penstock.worker.convert import token_to_message
+from penstock.worker.serving.listening import Listener, Listeners, Way
 
 MOST = 1024
 
@@ -143,6 +143,17 @@ async def test_tokens_that_are_ready_together_travel_together() -> None:
         while len(events) < 3:
             events += (await reader.next()).events
         assert all(event.event.finish for event in events)
+
+
+async def test_a_listener_that_has_nothing_to_say_says_how_long_tokens_may_take(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.worker.serving.listening._BEAT_S", 0.01)
+    listeners = Listeners(patience=iter((3.0, 4.0, 5.0)).__next__)
+    with listeners.opened("gateway") as listener:
+        batches = listener.batches()
+        for patience_s in (3.0, 4.0, 5.0):
+            async with asyncio.timeout(5):
+                assert await anext(batches) == decode_pb2.TokenBatch(patience_s=patience_s)
+        await batches.aclose()
 
 
 async def test_the_end_comes_after_the_tokens_and_the_call_ends_after_it() -> None:

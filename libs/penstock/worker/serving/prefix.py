@@ -12,7 +12,7 @@ from penstock.v1 import prefill_pb2, prefill_pb2_grpc
 from penstock.worker.convert import token_from_message
 from penstock.worker.worker import Work
 
-_LOG = structlog.get_logger("penstock.decode")
+_LOG = structlog.get_logger("penstock.worker")
 
 
 class HandoffFault(Exception):

@@ -7,9 +7,10 @@ each other, but no longer than the write before them takes.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ from penstock.worker.convert import token_to_message
 
 _MOST_TOKENS = 2048
 """Tokens of one batch, give or take the last of its updates."""
+_BEAT_S = 1.0
+"""A gateway hears at least so often how long its calls may go without a token."""
 
 
 @dataclass(slots=True)
@@ -40,9 +43,14 @@ class Listener:
     """One stream to a gateway. It has one batch in flight; what is not in it stays with the engine, one entry a call:
     a slow reader costs no memory here."""
 
-    def __init__(self, passed: Callable[[int], object]) -> None:
-        """`passed` hears of the number of tokens that it took from the engine, of each call."""
+    def __init__(self, passed: Callable[[int], object], patience: Callable[[], float]) -> None:
+        """`passed` hears of the number of tokens that it took from the engine, of each call. `patience` says for how
+        many seconds a call may go without a token."""
         self._passed = passed
+        self._patience = patience
+        self._clock = asyncio.get_running_loop().time
+        self._said_at = -math.inf
+        """When the gateway was last told of that."""
         self._ready: dict[int, Pending] = {}
         """The calls that have tokens."""
         self._posted: deque[_Posted] = deque()
@@ -90,21 +98,36 @@ class Listener:
         await posted.sent.wait()
 
     async def batches(self) -> AsyncIterator[decode_pb2.TokenBatch]:
-        """What is ready, whenever the reader has taken the batch before; never ends. The first batch is empty: it says
-        that the listener stands."""
-        yield decode_pb2.TokenBatch()
+        """What is ready, whenever the reader has taken the batch before; never ends. The first batch has no events: it
+        says that the listener stands."""
+        batch = decode_pb2.TokenBatch()
+        self._say_patience(batch)
+        yield batch
         while True:
-            await self._news.wait()
+            await self._news_or_beat()
             self._news.clear()
             batch = decode_pb2.TokenBatch()
+            self._say_patience(batch)
             written, room = self._add_posted(batch, _MOST_TOKENS)
             self._add_tokens(batch, room)
             if self._posted or self._ready:
                 self._news.set()
-            if batch.calls or batch.events:
+            if batch.calls or batch.events or batch.patience_s:
                 yield batch
             for posted in written:
                 posted.sent.set()
+
+    async def _news_or_beat(self) -> None:
+        """Returns when there is something to send, or `_BEAT_S` have passed."""
+        if not self._news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_BEAT_S):
+                    await self._news.wait()
+
+    def _say_patience(self, batch: decode_pb2.TokenBatch) -> None:
+        now = self._clock()
+        if now - self._said_at >= _BEAT_S:
+            self._said_at, batch.patience_s = now, self._patience()
 
     def close(self) -> None:
         """Ends the calls that send here."""
@@ -177,9 +200,14 @@ def say_told(context: grpc.aio.ServicerContext[Any, Any], told: int) -> None:
 class Listeners:
     """All listeners of a worker."""
 
-    def __init__(self, passed: Callable[[int], object] = lambda _tokens: None) -> None:
-        """`passed`: see Listener."""
+    def __init__(
+        self,
+        passed: Callable[[int], object] = lambda _tokens: None,
+        patience: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """See Listener."""
         self._passed = passed
+        self._patience = patience
         self._open: dict[str, Listener] = {}
 
     @contextmanager
@@ -188,7 +216,7 @@ class Listeners:
         check_id("listener", name)
         if name in self._open:
             raise InvalidRequest(f"listener = {name!r}: another stream has this name", field="listener")
-        listener = self._open[name] = Listener(self._passed)
+        listener = self._open[name] = Listener(self._passed, self._patience)
         try:
             yield listener
         finally:

@@ -7,8 +7,8 @@ import pytest
 from penstock.engine.request import TokenOut
 from penstock.errors import NotFound
 from penstock.kv.identity import Chain
-from penstock.prefill.handoff import Handoffs
 from penstock.worker.publishing import BlockSink
+from penstock.worker.serving.offering import Handoffs
 
 NAME = ("request", 1)
 TOKEN = TokenOut(0, 5, None)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.decode.drafting import DraftClient
 from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Description, Drafts
 from penstock.draft.service import SERVICE, DraftService
@@ -15,6 +14,7 @@ from penstock.grammar.compiled import Grammars
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import serve
 from penstock.v1 import draft_pb2_grpc
+from penstock.worker.serving.drafting import DraftClient
 
 
 class Echo:

@@ -12,7 +12,6 @@ import grpc
 import structlog
 
 from penstock.checkpoint import tokenizer_fingerprint
-from penstock.decode.config import DecodeConfig
 from penstock.engine.hooks import DraftAsk
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import trace_parent
@@ -20,8 +19,9 @@ from penstock.rpc.stay import Connection, Unsuitable, stay
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import beside, first_of
 from penstock.v1 import draft_pb2, draft_pb2_grpc
+from penstock.worker.config import WorkerConfig
 
-_LOG = structlog.get_logger("penstock.decode")
+_LOG = structlog.get_logger("penstock.worker")
 _DESCRIBE_S = 5.0
 _Call = grpc.aio.StreamStreamCall[draft_pb2.DraftAsk, draft_pb2.DraftProposal]
 
@@ -170,7 +170,7 @@ def _grammar(ask: DraftAsk) -> draft_pb2.DraftGrammar | None:
 
 
 @asynccontextmanager
-async def open_drafter(config: DecodeConfig, metrics: WorkerMetrics) -> AsyncIterator[DraftClient | None]:
+async def open_drafter(config: WorkerConfig, metrics: WorkerMetrics) -> AsyncIterator[DraftClient | None]:
     """A client of the configured draft service, or None. Its defects cost drafts, never the worker."""
     if config.draft in ("", "none"):
         yield None

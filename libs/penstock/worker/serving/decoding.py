@@ -1,0 +1,109 @@
+"""The Decode servicer: translates messages and delegates to the engine, the hand-off and the draft client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
+
+import grpc
+
+from penstock.engine.request import Update
+from penstock.v1 import decode_pb2, decode_pb2_grpc
+from penstock.worker.convert import (
+    cache_to_message,
+    finish_to_message,
+    order_from_message,
+    retained_to_message,
+    times_to_message,
+    token_to_message,
+)
+from penstock.worker.progress import patience_s
+from penstock.worker.serving.drafting import DraftClient
+from penstock.worker.serving.listening import Listeners, Way, say_told
+from penstock.worker.serving.prefix import HandoffPrefix
+from penstock.worker.worker import Work, Worker
+
+
+class DecodeService(decode_pb2_grpc.DecodeServicer):
+    """One engine's decode."""
+
+    def __init__(self, worker: Worker, drafter: DraftClient | None) -> None:
+        self._worker = worker
+        self._drafter = drafter
+        self._listeners = Listeners(worker.metrics.told.labels("decode").inc, self._patience_s)
+
+    async def Generate(
+        self,
+        request: decode_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[decode_pb2.GenerateRequest, decode_pb2.GenerateEvent],
+    ) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        """Streams tokens until the sequence ends, here or to a listener."""
+        async with (
+            self._listeners.way(request.to, partial(say_told, context)) as way,
+            aclosing(self._events(request, context.time_remaining(), way)) as events,
+        ):
+            async for event in events:
+                if not await way.send(event):
+                    yield event
+
+    async def _events(
+        self, request: decode_pb2.GenerateRequest, left_s: float | None, way: Way
+    ) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
+        """Those events of a request that `way` does not take as they come to be: at least the first and the last."""
+        order = order_from_message(request.request)
+        asked, work = order.request, self._worker.work(order)
+        source: HandoffPrefix | None = None
+        if request.HasField("handoff"):
+            channel = self._worker.channels.to(request.handoff.address)
+            source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, left_s)
+        first, counted = True, False
+        metrics = self._worker.metrics
+        try:
+            if self._drafter is not None:
+                self._drafter.begin(asked.id)
+            async for update in self._worker.generate(asked, work, source, way.relay):
+                event = _event(update, work, source, first)
+                if work.retainer and (first or update.finish is not None):
+                    ended = update.finish is not None
+                    kept = await (work.retainer.answer(work.sink.keys) if ended else work.retainer.prompt())
+                    event.retained.CopyFrom(retained_to_message(kept))
+                if event.HasField("cache") and not counted:
+                    metrics.count_given("decode", update.computed_tokens, work.used(update))
+                    counted = True
+                metrics.told.labels("decode").inc(len(event.tokens))
+                yield event
+                first = False
+        finally:
+            if self._drafter is not None:
+                self._drafter.forget(asked.id)
+
+    async def Listen(
+        self,
+        request: decode_pb2.ListenRequest,
+        context: grpc.aio.ServicerContext[decode_pb2.ListenRequest, decode_pb2.TokenBatch],
+    ) -> AsyncIterator[decode_pb2.TokenBatch]:
+        """Streams what the calls that name this listener generate."""
+        with self._listeners.opened(request.listener) as listener:
+            async for batch in listener.batches():
+                yield batch
+
+    def _patience_s(self) -> float:
+        return patience_s(self._worker.engine.stats(), self._worker.config.step_limit_s)
+
+
+def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool) -> decode_pb2.GenerateEvent:
+    event = decode_pb2.GenerateEvent(
+        tokens=[token_to_message(token) for token in update.tokens],
+        finish=finish_to_message(update.finish),
+        drafted=update.drafted,
+        accepted=update.accepted,
+        handoff_failed=source is not None and source.failed,
+    )
+    if first or update.finish is not None:
+        if source is None or source.failed:
+            event.cache.CopyFrom(cache_to_message(update.computed_tokens, work.used(update)))
+        event.times.CopyFrom(times_to_message(update))
+        if update.finish is None:
+            event.times.decode = 0.0
+    return event
