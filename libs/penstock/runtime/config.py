@@ -121,6 +121,32 @@ OptionalAddress = Annotated[HostPort | None, Parameter(converter=_convert_option
 """host:port; empty text is None. The settings class calls `optional_addresses` in its `__post_init__`."""
 
 
+def _convert_addresses(_type: Any, tokens: Sequence[Token]) -> tuple[HostPort, ...]:
+    return _listed(",".join(token.value for token in tokens))
+
+
+def _listed(given: str | Sequence[str]) -> tuple[HostPort, ...]:
+    """Raises ValueError that says what would be right."""
+    parts = given.split(",") if isinstance(given, str) else given
+    return tuple(dict.fromkeys(HostPort(part.strip()) for part in parts if part.strip()))
+
+
+Addresses = Annotated[tuple[HostPort, ...], Parameter(converter=_convert_addresses)]
+"""Several of host:port, in order: with commas between them, given again, or as a list. The settings class calls
+`address_lists` in its `__post_init__`, for those who give plain text."""
+
+
+def address_lists(config: object, *names: str) -> None:
+    """Makes each named setting a tuple of HostPort without repetitions; empty text is none. Raises ConfigError."""
+    for name in names:
+        value = getattr(config, name)
+        try:
+            object.__setattr__(config, name, _listed(value or ()))
+        except ValueError:
+            right = "write host:port, for example 127.0.0.1:7401, and a comma between two"
+            raise ConfigError(name, str(value), right) from None
+
+
 def addresses(config: object, *names: str) -> None:
     """Makes each named setting a HostPort. Raises ConfigError."""
     for name in names:

@@ -198,17 +198,29 @@ class WorkerMetrics(Metrics):
     """Used part of the page pool, 0 to 1."""
     RESIDENT = "penstock_resident_pages"
     """Pages that hold a block under its key."""
+    LENT = "penstock_lent_pages"
+    """Pages from which the store may take their block."""
+    UNSAVED = "penstock_blocks_left_unsaved"
+    """Lent blocks that left their pages before the store had copied them."""
     SHARED = "penstock_shared_pages"
     """Pages that more than one request or sink holds."""
     PREEMPTIONS = "vllm:num_preemptions"
     DRAFT_FAULTS = "penstock_draft_faults"
     """Draft calls that became plain decoding."""
+    TURNS = "penstock_turns"
+    """Steps computed in turn with other workers on the same cores."""
+    TURN_WAIT_S = "penstock_turn_wait_seconds"
+    TURNS_GIVEN_UP = "penstock_turns_given_up"
+    """Waits that ended because another worker's turn took far too long."""
+    _TOTALS = frozenset({PREEMPTIONS, DRAFT_FAULTS, TURNS, TURN_WAIT_S, TURNS_GIVEN_UP, UNSAVED})
 
     def __init__(self) -> None:
         super().__init__()
         self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
         self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
         self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
+        self.lent = self._counter("penstock_blocks_lent", "Blocks that the store may take from the worker's own pages")
+        self.saved = self._counter("penstock_blocks_saved", "Lent blocks that the store copied before they left")
         self.touched = self._counter(
             "penstock_blocks_touched", "Blocks used from the worker's own pages, as told to the store that has them too"
         )
@@ -233,8 +245,8 @@ class WorkerMetrics(Metrics):
             self._given.labels(stage, source).inc(tokens)
 
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """From now on `read` gives the engine's own figures, by the names above. Call it once."""
-        self.registry.register(_Figures("", read, frozenset({self.PREEMPTIONS, self.DRAFT_FAULTS})))
+        """From now on `read` gives figures by some of the names above. Not twice for one of them."""
+        self.registry.register(_Figures("", read, self._TOTALS))
 
 
 class StoreMetrics(Metrics):
@@ -262,6 +274,8 @@ class StoreMetrics(Metrics):
             "pool_published",
             "pool_left_out",
             "brought",
+            "lent_torn",
+            "lent_rescued",
             *(
                 f"nvme_{name}"
                 for name in (
@@ -300,6 +314,36 @@ class RouterMetrics(Metrics):
         self.indexed = self._gauge("penstock_indexed_blocks", "Blocks in the index")
         self.hints = self._counter("penstock_session_hints", "Session hints passed on to the stores", "state")
         self.decision = self._histogram("penstock_plan_seconds", "Time to decide")
+        self.held = self._gauge("penstock_held_requests", "Requests that the router holds back")
+        self.held_seconds = self._histogram(
+            "penstock_held_seconds", "Seconds for which a planned request was held back"
+        )
+        self._happened = Histogram(
+            "penstock_plan_error_ratio",
+            "How many times as long as the plan predicted something took",
+            ("what",),
+            registry=self.registry,
+            buckets=(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10),
+        )
+        self.state_behind = self._gauge(
+            "penstock_state_behind_seconds", "Since the shared state last answered; 0 while it does"
+        )
+        self.state_failures = self._counter("penstock_state_failures", "Failed round trips to the shared state")
+        self.state_lost = self._counter("penstock_state_lost_leases", "Writes refused because the lease was over")
+        self.state_refused = self._counter("penstock_state_refused", "Shared records that are none of ours, or damaged")
+        self._bias = self._gauge(
+            "penstock_plan_bias", "The same by worker, as it corrects its next plan", "what", "member"
+        )
+
+    def count_happened(self, what: str, member: str, ratio: float, bias: float) -> None:
+        """Something took `ratio` times as long as was predicted, and what is predicted of the worker next is multiplied
+        by `bias`."""
+        self._happened.labels(what).observe(ratio)
+        self._bias.labels(what, member).set(bias)
+
+    def forget_bias(self, member: str) -> None:
+        """The worker has left."""
+        self._bias.remove_by_labels({"member": member})
 
     def count_planned(self, tokens: Mapping[str, int]) -> None:
         """Counts the prompt of one plan, by source."""

@@ -10,10 +10,12 @@ import pytest
 
 from penstock.runtime.config import (
     Address,
+    Addresses,
     ConfigError,
     HostPort,
     OptionalAddress,
     Size,
+    address_lists,
     addresses,
     at_least,
     format_size,
@@ -34,6 +36,8 @@ class Base:
     """Where."""
     peer: OptionalAddress = None
     """Beside whom."""
+    routers: Addresses = ()
+    """Under whom."""
     room: Size = 1024
     """How much."""
 
@@ -50,6 +54,7 @@ class Settings(Base):
     def __post_init__(self) -> None:
         addresses(self, "address")
         optional_addresses(self, "peer")
+        address_lists(self, "routers")
         at_least(self, 1, "workers")
 
 
@@ -81,6 +86,23 @@ def test_command_line_over_environment_over_file(
     assert start("--workers", "4", "--no-fast", "--room", "3MiB") == Settings(workers=4, room=3 << 20)
 
 
+def test_several_addresses_come_from_anywhere(
+    start: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = (HostPort("127.0.0.1:1"), HostPort("[::1]:2"))
+    assert Settings(routers="127.0.0.1:1, [::1]:2,127.0.0.1:1").routers == both  # type: ignore[arg-type]
+    assert Settings(routers="").routers == ()  # type: ignore[arg-type]
+    assert start("--routers", "127.0.0.1:1,[::1]:2").routers == both
+    assert start("--routers", "127.0.0.1:1", "--routers", "[::1]:2").routers == both
+    monkeypatch.setenv("PENSTOCK_TOY_ROUTERS", "127.0.0.1:1,[::1]:2")
+    assert start().routers == both
+    monkeypatch.delenv("PENSTOCK_TOY_ROUTERS")
+    (tmp_path / "penstock.toml").write_text("[toy]\nrouters = ['127.0.0.1:1', '[::1]:2']\n")
+    assert start().routers == both
+    with pytest.raises(ConfigError, match=r"routers = 'a:1,b': write host:port"):
+        Settings(routers="a:1,b")  # type: ignore[arg-type]
+
+
 def test_the_file_can_be_elsewhere(
     start: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +120,7 @@ def test_the_file_can_be_elsewhere(
         ("--unheard-of", "1"),
         ("--address", "nowhere"),
         ("--peer", "nowhere:123456"),
+        ("--routers", "127.0.0.1:1,nowhere"),
     ],
 )
 def test_a_bad_value_ends_the_program_with_a_word(

@@ -21,7 +21,16 @@ DEFAULT_TENANT = "default"
 _LOCAL_KEY = hashlib.sha256(b"penstock: one user, one machine").digest()
 """Not a secret, which a single tenant does not need. It never changes, so cached blocks outlast a restart."""
 _MIN_KEY_BYTES = 16
-_SESSION_HEADERS = ("x-session-affinity", "x-claude-code-session-id", "session-id", "session_id")
+_SESSION_HEADERS = (
+    "x-session-affinity",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "x-session-id",
+    "x-smg-routing-key",
+    "x-dynamo-session-id",
+)
+"""The first that a request has names its session; agents, load tools and other gateways send them."""
 _MAX_SESSION = 512
 
 

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol, cast
 
 from penstock.gateway.accounts.entry import COUNTS, HOUR_S, Counts, Entries, LedgerLine, merged
-from penstock.gateway.redis_client import REDIS_SCHEMES, asked, open_redis, without_password
 from penstock.runtime.config import ConfigError
+from penstock.runtime.redis_client import REDIS_SCHEMES, asked, open_redis, without_password
 from penstock.runtime.threads import started_threads
 
 if TYPE_CHECKING:

@@ -84,6 +84,10 @@ class Limiter:
             place.callback(tenant.leave)
             yield place.close
 
+    def weight(self, name: str) -> float:
+        """The tenant's share beside others."""
+        return self._known(name).limits.weight
+
     def spend(self, name: str, tokens: int) -> None:
         """Takes tokens that a request has used."""
         bucket = self._known(name).tokens

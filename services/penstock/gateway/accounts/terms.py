@@ -14,6 +14,7 @@ concurrency = 32
 
 [limits.acme]
 spend_per_day = 25.0
+weight = 2.0              # of its requests when they have to wait for workers; 1 when missing
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from penstock.runtime.config import ConfigError
 
 _MILLION = 1_000_000
 DEFAULT = "default"
+MOST_WEIGHT = 1000
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +60,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests at one time."""
     spend_per_day: float | None = None
     """In the currency of the prices, from midnight UTC on."""
+    weight: float = 1.0
+    """Its share beside others whose requests wait for workers too."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +104,9 @@ def read_terms(path: Path | None) -> Terms:
     for name, limits in file.limits.items():
         given = {each: getattr(limits, each) for each in limits.__struct_fields__}
         _check(path, f"limits.{name}", {each: value for each, value in given.items() if value is not None})
+        if not 1 / MOST_WEIGHT <= limits.weight <= MOST_WEIGHT:
+            right = f"must be from {1 / MOST_WEIGHT:g} to {MOST_WEIGHT}, not {limits.weight:g}"
+            raise ConfigError("terms", str(path), f"limits.{name}.weight {right}")
     return Terms(file.currency, file.price, file.limits)
 
 

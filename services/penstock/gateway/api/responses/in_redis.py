@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.errors import Unavailable
 from penstock.gateway.api.responses.store import StoreBounds, StoredResponse
-from penstock.gateway.redis_client import asked, open_redis
+from penstock.runtime.redis_client import asked, open_redis
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -10,8 +10,8 @@ import pytest
 from penstock.gateway.accounts.books import open_book
 from penstock.gateway.api.responses.in_redis import open_redis_responses
 from penstock.gateway.api.responses.store import StoreBounds
-from penstock.gateway.redis_client import asked, open_redis, without_password
 from penstock.runtime.config import ConfigError
+from penstock.runtime.redis_client import asked, open_redis, without_password
 
 BOUNDS = StoreBounds(tenant_count=1, tenant_bytes=1, count=1, bytes=1, ttl_s=1)
 

@@ -1,0 +1,101 @@
+"""Opens a Redis that a setting names, and asks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar, cast
+from urllib.parse import unquote
+
+from penstock.runtime.config import ConfigError, HostPort
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+REDIS_GROUP_SCHEMES = ("redis+cluster://", "rediss+cluster://", "redis+sentinel://")
+"""Of several servers, for settings whose keys may lie on any of them."""
+_PATIENCE_S = 2.0
+"""Seconds in which Redis has to take a connection, and to give each answer."""
+
+Answer = TypeVar("Answer")
+
+
+@asynccontextmanager
+async def open_redis(setting: str, url: str) -> AsyncIterator[Redis]:
+    """The client of the Redis at `url`, for the length of the block; it gives bytes. Nothing is asked of it yet.
+
+    Raises ConfigError, which names the setting and the url without its password.
+    """
+    try:
+        import redis.asyncio  # noqa: F401
+    except ImportError:
+        right = "needs the extra `redis`: pip install 'penstock[redis]'"
+        raise ConfigError(setting, without_password(url), right) from None
+    try:
+        client = _client(url)
+    except ValueError:  # its text may be a part of the password
+        raise ConfigError(setting, without_password(url), _RIGHT) from None
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+_RIGHT = "must be redis://HOST:PORT/DATABASE, with USER:PASSWORD@ before the host where it asks for them"
+
+
+def _client(url: str) -> Redis:
+    """Raises ValueError."""
+    from redis.asyncio import Redis
+
+    scheme, _, rest = url.partition("://")
+    if scheme in ("redis+cluster", "rediss+cluster"):
+        from redis.asyncio.cluster import RedisCluster
+
+        plain = f"{scheme.partition('+')[0]}://{rest}"
+        cluster = RedisCluster.from_url(plain, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S)
+        return cast("Redis", cluster)  # it has the same commands
+    if scheme == "redis+sentinel":
+        return _behind_sentinels(rest)
+    return Redis.from_url(url, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S)
+
+
+def _behind_sentinels(rest: str) -> Redis:
+    """`[USER:PASSWORD@]HOST:PORT,HOST:PORT/SERVICE[/DATABASE]`; the password is the server's. Raises ValueError."""
+    from redis.asyncio.sentinel import Sentinel
+
+    where, _, path = rest.partition("/")
+    login, _, hosts = where.rpartition("@")
+    service, _, database = path.partition("/")
+    sentinels = [HostPort(host) for host in hosts.split(",")]
+    if not service:
+        raise ValueError("no service")
+    user, _, password = login.partition(":")
+    times = {"socket_timeout": _PATIENCE_S, "socket_connect_timeout": _PATIENCE_S}
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]
+        [(one.host, one.port) for one in sentinels], sentinel_kwargs=times, **times
+    )
+    found = sentinel.master_for(
+        service, username=unquote(user) or None, password=unquote(password) or None, db=int(database or 0)
+    )
+    return cast("Redis", found)
+
+
+async def asked(call: Awaitable[Answer]) -> Answer:
+    """What Redis answers. Raises OSError when it refuses, is not there, or does not answer in time."""
+    from redis.exceptions import RedisClusterException, RedisError
+
+    try:
+        return await call
+    except (RedisError, RedisClusterException) as error:
+        raise OSError(str(error)) from None
+
+
+def without_password(url: str) -> str:
+    """The address with `***` in place of user and password, and without options, which may be a password too."""
+    address, _, options = url.partition("?")
+    if "@" in options:  # then nobody knows where the password ends
+        return address.partition("://")[0] + "://***"
+    return re.sub("://.*@", "://***@", address)
