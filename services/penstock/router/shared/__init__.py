@@ -1,0 +1,1 @@
+"""What several routers share, and what outlives one."""
