@@ -3,16 +3,62 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import overload
 
 from penstock.kv.identity import MAX_KEYS
 from penstock.rpc.bounds import check_count
 
 
+class Keys(Sequence[bytes]):
+    """The first keys of a list that only grows, and which longer ones share: to make one copies nothing."""
+
+    __slots__ = ("_all", "_length")
+
+    def __init__(self, keys: list[bytes], length: int | None = None) -> None:
+        """`keys` is kept, and nobody else changes it; None: all of them."""
+        self._all = keys
+        self._length = len(keys) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        if isinstance(at, slice):
+            return self._all[slice(*at.indices(self._length))]
+        if -self._length <= at < self._length:
+            return self._all[at if at >= 0 else at + self._length]
+        raise IndexError(at)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return islice(self._all, self._length)
+
+    @property
+    def shared(self) -> list[bytes]:
+        """The list that these are the first keys of, longer perhaps: to be read, not changed, and no further than the
+        length of these."""
+        return self._all
+
+    def first(self, length: int) -> Keys:
+        """The first so many."""
+        return Keys(self._all, min(length, self._length))
+
+    def and_then(self, more: Sequence[bytes]) -> Keys:
+        """These and then `more`."""
+        longer = self._all if len(self._all) == self._length else self._all[: self._length]
+        longer += more
+        return Keys(longer)
+
+
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    keys: Sequence[bytes]
+    keys: Keys
     before: bytes
     """The last key of the chain that this one continues; it may be forgotten."""
 
@@ -34,12 +80,12 @@ class Chains:
         """Keys of all chains."""
         return self._keys
 
-    def extend(self, tenant: str, after: bytes, keys: Sequence[bytes]) -> Sequence[bytes] | None:
+    def extend(self, tenant: str, after: bytes, keys: Sequence[bytes]) -> Keys | None:
         """The whole chain that goes on with `keys` after the key `after`, or begins with them when that is empty.
 
         None when no such chain is known. Raises InvalidRequest for a chain that is too long.
         """
-        earlier = _Chain((), b"")
+        earlier = _Chain(Keys([]), b"")
         if after:
             found = self._chains.get((tenant, after))
             if found is None:
@@ -48,8 +94,8 @@ class Chains:
             earlier = found
         if not keys:
             return earlier.keys
-        whole = [*earlier.keys, *keys]
-        check_count("ask.block_keys", whole, MAX_KEYS)
+        check_count("ask.block_keys", range(len(earlier.keys) + len(keys)), MAX_KEYS)
+        whole = earlier.keys.and_then(keys)
         self._drop(tenant, earlier.before)
         self._drop(tenant, whole[-1])
         self._chains[tenant, whole[-1]] = _Chain(whole, after)

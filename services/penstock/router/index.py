@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from random import Random
+
+from penstock.router.chains import Keys
 
 _SWEEP = 512
 """Entries tidied per call after a member has left; keeps every call short."""
+_REFRESHED = 32
+"""Keys of a prefix that one look at it refreshes, drawn at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +29,24 @@ class IndexStats:
 
 class BlockIndex:
     """At most `max_blocks` keys. What it does not know is computed again; what it knows wrongly is not found there
-    and computed again: it is a hint, so the key longest unused may be forgotten at any time."""
+    and computed again: it is a hint, so a key that was not used for long may be forgotten at any time.
+
+    Every call is short: none looks at all keys, whoever leaves, and a look at a prompt does not read all of its keys.
+    """
 
     def __init__(self, max_blocks: int) -> None:
         self._max = max_blocks
         self._masks: OrderedDict[bytes, int] = OrderedDict()
         self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}
         self._dead = 0
-        self._to_sweep: list[bytes] = []
+        """Bits of those that have left, as long as entries may have them."""
+        self._to_sweep = 0
+        """Entries to look at, from the oldest on, until none has a dead bit."""
         self._forgotten = self._lookups = self._found = 0
+        self._random = Random(0)
+        self.version = 0
+        """Changes when a bit gets another owner."""
 
     def __len__(self) -> int:
         return len(self._masks)
@@ -64,33 +77,39 @@ class BlockIndex:
         """`holder` has left or begins again: its blocks are not found from now on. Its entries go later, bit by bit."""
         bit = self._bits.pop(holder, 0)
         if bit:
+            del self._names[bit]
+            self.version += 1
             self._dead |= bit
-            self._to_sweep = list(self._masks)
+            self._to_sweep = len(self._masks)
 
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """For each member that holds the first key, how many leading keys it holds without a gap."""
+        """For each member that holds the first key, how many leading keys it holds.
+
+        A key names all keys before it, and members give up blocks from the end of a chain. So this looks for the end
+        of each member's part by halving: a member that lost one in the middle seems to hold what is behind it too.
+        """
+        return {holder: depth for depth, mask in self.ends(keys) for holder in self.holders(mask)}
+
+    def ends(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
+        """The depths that `match` finds, ascending, each with the bits of the members that end there."""
         self._lookups += 1
-        alive = 0
-        for bit in self._bits.values():
-            alive |= bit
-        depths: dict[int, int] = {}
-        depth = 0
-        masks = map(self._masks.get, keys, repeat(0))
-        for mask, run in groupby(masks):
-            held = alive & mask
-            if held != alive:
-                if depth:
-                    depths[alive & ~held] = depth
-                alive = held
-                if not alive:
-                    break
-            depth += len(list(run))
-        if alive and depth:
-            depths[alive] = depth
+        found = list(self._ends(keys))
+        depth = found[-1][0] if found else 0
         self._found += depth
         if 2 * len(self._masks) > self._max:
-            self._refresh(keys[:depth])
-        return {holder: depth for holder, bit in self._bits.items() for mask, depth in depths.items() if mask & bit}
+            self._refresh(keys, depth)
+        return found
+
+    def holders(self, mask: int) -> Iterator[str]:
+        """The members that have these bits."""
+        while mask:
+            bit = mask & -mask
+            yield self._names[bit]
+            mask ^= bit
+
+    def bits(self) -> Iterator[tuple[int, str]]:
+        """The number of each member's bit."""
+        return ((bit.bit_length() - 1, holder) for bit, holder in self._names.items())
 
     def stats(self) -> IndexStats:
         """Figures for metrics and tests."""
@@ -102,6 +121,31 @@ class BlockIndex:
             keys_found=self._found,
         )
 
+    def _ends(self, keys: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+        masks, depth, count = self._masks, 0, len(keys)
+        if isinstance(keys, Keys):
+            keys = keys.shared
+        alive = masks.get(keys[0], 0) & ~self._dead if count else 0
+        while alive:
+            low, high = depth, count  # all hold what is before `low`; not all hold key `high`, if there is one
+            step = 1
+            while low < high:  # from the near end in growing steps, then by halves
+                at = min(low + step, high) - 1
+                if alive & ~masks.get(keys[at], 0):
+                    high = at
+                    break
+                low, step = at + 1, 4 * step
+            while low < high:
+                at = (low + high) // 2
+                if alive & ~masks.get(keys[at], 0):
+                    high = at
+                else:
+                    low = at + 1
+            depth = low
+            left = alive & masks.get(keys[depth], 0) if depth < count else 0
+            yield depth, alive & ~left
+            alive = left
+
     def _bit(self, holder: str) -> int:
         bit = self._bits.get(holder)
         if bit is None:
@@ -109,22 +153,33 @@ class BlockIndex:
             for other in self._bits.values():
                 taken |= other
             bit = self._bits[holder] = ~taken & (taken + 1)  # the lowest free bit
+            self._names[bit] = holder
+            self.version += 1
         return bit
 
-    def _refresh(self, keys: Sequence[bytes]) -> None:
-        """Makes `keys` the last to be forgotten, the first block of the chain last of all."""
-        for key in reversed(keys):
-            self._masks.move_to_end(key)
+    def _refresh(self, keys: Sequence[bytes], depth: int) -> None:
+        """Makes a part of the leading keys the last to be forgotten, the first block of the chain last of all."""
+        masks, alive = self._masks, ~self._dead
+        begin = self._random.randrange(depth) if depth > _REFRESHED else 0
+        chosen = [*reversed(keys[begin : min(begin + _REFRESHED, depth)]), *keys[: min(depth, 1)]]
+        if not self._dead:
+            for key in chosen:
+                if key in masks:
+                    masks.move_to_end(key)
+            return
+        for key in chosen:
+            mask = masks.pop(key, 0) & alive
+            if mask:
+                masks[key] = mask
 
     def _sweep(self) -> None:
+        """Looks at some of the oldest entries, which become the newest: after all of them their order is the same."""
         if not self._dead:
             return
-        for key in self._to_sweep[-_SWEEP:]:
-            mask = self._masks.get(key)
-            if mask is not None and not mask & ~self._dead:
-                del self._masks[key]
-            elif mask is not None:
+        for _ in range(min(_SWEEP, self._to_sweep)):
+            key, mask = self._masks.popitem(last=False)
+            if mask & ~self._dead:
                 self._masks[key] = mask & ~self._dead
-        del self._to_sweep[-_SWEEP:]
+        self._to_sweep = max(0, self._to_sweep - _SWEEP)
         if not self._to_sweep:
             self._dead = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.router.overlap import Overlap, common
@@ -67,7 +67,9 @@ class Ledger:
         """A plan that would make it more than `most_keys` keys is charged in full."""
         self._most_keys = most_keys
         self._accounts: dict[str, Account] = {}
+        self._none = Account()
         self._live: dict[int, Charge] = {}
+        self._computing: dict[bytes, set[str]] = {}
         self._next = 0
         self._keys = 0
 
@@ -77,11 +79,28 @@ class Ledger:
     @property
     def empty(self) -> bool:
         """Whether no member is charged with anything."""
-        return not self._live and not self._accounts
+        return not self._live and not self._accounts and not self._computing
 
     def of(self, member: str) -> Account:
         """The charges on `member`; to be read, not changed."""
-        return self._accounts.get(member) or Account()
+        return self._accounts.get(member, self._none)
+
+    def numbers(self) -> Iterable[int]:
+        """All live plans."""
+        return self._live.keys()
+
+    def live(self, number: int) -> Charge | None:
+        """The charge of a plan, to be read, not changed; None: it is released."""
+        return self._live.get(number)
+
+    def members(self, number: int) -> tuple[str, str]:
+        """Who is charged with a live plan."""
+        charge = self._live[number]
+        return charge.prefill, charge.decode
+
+    def computing(self, key: bytes) -> Iterable[str]:
+        """The members that live plans have compute the block of this key, or have computed."""
+        return self._computing.get(key, ())
 
     def charge(self, charge: Charge) -> int:
         """Counts `charge` and names it. The caller owes one `release`."""
@@ -91,7 +110,8 @@ class Ledger:
         self._live[number] = charge
         prefill = self._account(charge.prefill, charge)
         before = prefill.prefill_tokens
-        prefill.computing.add(charge.uncached_keys)
+        for key in prefill.computing.add(charge.uncached_keys):
+            self._computing.setdefault(key, set()).add(charge.prefill)
         prefill.own_tokens += charge.own_tokens
         charge.prefill_tokens = prefill.prefill_tokens - before
         prefill.pending[number] = charge
@@ -108,20 +128,23 @@ class Ledger:
         if self._close(number):
             self._accounts[charge.prefill].computing.compute(charge.uncached_keys)
 
-    def generated(self, number: int, tokens: int) -> None:
-        """`number` has generated `tokens` in all: the charge grows when that is more than was expected."""
+    def generated(self, number: int, expected: int) -> None:
+        """The answer of `number` will have `expected` tokens in all."""
         charge = self._live[number]
-        more = charge.prompt_tokens + tokens - charge.context_tokens
-        if more > 0:
-            charge.context_tokens += more
-            self._accounts[charge.decode].context_tokens += more
+        context = charge.prompt_tokens + expected
+        self._accounts[charge.decode].context_tokens += context - charge.context_tokens
+        charge.context_tokens = context
 
     def release(self, number: int) -> None:
         """Gives everything back. What it was to compute is left to those that wait for it too."""
         self._close(number)
         charge = self._live.pop(number)
         self._keys -= len(charge.block_keys) + len(charge.uncached_keys)
-        self._accounts[charge.prefill].computing.remove(charge.uncached_keys)
+        for key in self._accounts[charge.prefill].computing.remove(charge.uncached_keys):
+            members = self._computing[key]
+            members.remove(charge.prefill)
+            if not members:
+                del self._computing[key]
         decode = self._accounts[charge.decode]
         del decode.decoding[number]
         decode.sequences -= 1

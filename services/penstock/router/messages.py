@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from math import inf
 
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_key, keys_of
 from penstock.kv.spec import spec_from_message, spec_to_message
-from penstock.router.planner import PlanAsk, Planned
-from penstock.router.policy import Role
-from penstock.router.registry import Member, RegistryView, Report, Seat
+from penstock.router.line import HeldAsk
+from penstock.router.plans import PlanAsk, Planned
+from penstock.router.registry import Measured, Member, Registry, RegistryView, Report, Seat
+from penstock.router.running import RunningPlan
+from penstock.router.workers import Role
 from penstock.rpc.bounds import check_address, check_count, check_id, check_name, check_seconds, check_session
 from penstock.v1 import common_pb2, router_pb2
 
+MAX_WEIGHT = 1000.0
+MAX_PRIORITY = 1000
 _STATES = frozenset(common_pb2.SessionState.values())
 _MOST_HINTS = 512
 """Most hints of one call: the router passes them on in one step of its event loop."""
@@ -24,6 +30,8 @@ _ROLES = {
     router_pb2.ROLE_DECODE: Role.DECODE,
     router_pb2.ROLE_BOTH: Role.BOTH,
 }
+
+_TO_MESSAGE = {role: message for message, role in _ROLES.items()}
 
 
 def member(hello: router_pb2.Hello) -> Member:
@@ -57,18 +65,64 @@ def _worker(hello: router_pb2.Hello) -> Member:
         max_model_len=hello.max_model_len,
         max_running=hello.max_running,
         kv_capacity_tokens=hello.kv_capacity_tokens,
+        routers=max(1, hello.routers),
     )
+
+
+def role(message: router_pb2.Role.ValueType, field: str) -> Role:
+    """A worker's role. Raises InvalidRequest."""
+    if message not in _ROLES:
+        raise _bad(field, "prefill, decode or both")
+    return _ROLES[message]
+
+
+def assign(registry: Registry, seat: Seat, new: router_pb2.Role.ValueType) -> Role:
+    """A worker's new role, into the registry. Raises InvalidRequest."""
+    if seat.member.role is None:
+        raise _bad("role", "that of a worker, and this is a store")
+    registry.assign(seat, assigned := role(new, "role"))
+    return assigned
+
+
+def order(role: Role | None, *, drain: bool) -> router_pb2.JoinResponse:
+    """What a worker is told: its role, or whether to drain."""
+    if role is None:
+        return router_pb2.JoinResponse(command=router_pb2.MemberCommand(drain=drain))
+    return router_pb2.JoinResponse(command=router_pb2.MemberCommand(role=_TO_MESSAGE[role]))
+
+
+def joined(seat: Seat, *, silent: bool) -> router_pb2.JoinedMember:
+    """A member, for people."""
+    member, report = seat.member, seat.report
+    told = router_pb2.JoinedMember(
+        member_id=member.id,
+        role=router_pb2.ROLE_KVSTORE,
+        address=member.address,
+        host_id=member.host_id,
+    )
+    if member.role is not None:
+        told.role = _TO_MESSAGE[member.role]
+        told.model_name, told.draining, told.silent = member.model, seat.draining, silent
+        told.running, told.waiting, told.queued_prefill_tokens = report.running, report.waiting, report.queued_tokens
+        told.kv_usage = 1 - min(1.0, report.free_kv_tokens / member.kv_capacity_tokens)
+    return told
 
 
 def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     """A load report, into the seat. Raises InvalidRequest."""
     if seat.member.role is None:
         raise _bad("load", "not for stores")
-    rates = (load.prefill_tokens_per_s, load.decode_step_s, load.fetch_bytes_per_s)
-    if any(not math.isfinite(rate) or rate < 0 for rate in (*rates, load.remote_bytes_per_s)):
+    rates = (load.prefill_tokens_per_s, load.fetch_bytes_per_s, load.remote_bytes_per_s)
+    step = (load.step.base_s, load.step.sequence_s, load.step.token_s)
+    progress = load.progress
+    seconds = (load.decode_step_s, progress.in_step_s, progress.limit_s)
+    if any(not math.isfinite(rate) or rate < 0 for rate in (*rates, *step, *seconds)):
         raise _bad("load", "rates that are finite and not negative")
-    seat.hear(Report(load.running, load.waiting, load.queued_prefill_tokens, load.free_kv_tokens), now)
-    seat.measure(*rates, now, load.remote_bytes_per_s)
+    overdue = progress.in_step_s > progress.limit_s
+    seat.hear(Report(load.running, load.waiting, load.queued_prefill_tokens, load.free_kv_tokens, overdue), now)
+    if not any(step):
+        step = astuple(seat.step_of(load.decode_step_s))
+    seat.measure(Measured(*rates, *step), now)
 
 
 def hints(request: common_pb2.HintRequest) -> list[common_pb2.SessionHint]:
@@ -96,6 +150,7 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
     check_count("ask.avoid", message.avoid, _MOST_AVOIDED)
     for member_id in message.avoid:
         check_id("ask.avoid", member_id)
+    check_count("ask.full", message.full, _MOST_AVOIDED)
     if message.after:
         check_key("ask.after", message.after)
     return PlanAsk(
@@ -106,9 +161,48 @@ def ask(message: router_pb2.PlanAsk) -> PlanAsk:
         session=message.session,
         block_keys=keys_of("ask.block_keys", message.block_keys),
         avoid=frozenset(message.avoid),
+        full=frozenset(message.full),
         output_tokens=message.output_tokens,
         after=message.after,
+        kept=_kept(message.kept) if message.HasField("kept") else None,
+        weight=_weight(message.weight),
+        priority=_priority(message.priority),
+        first_token_s=_target("ask.first_token_s", message.first_token_s if message.HasField("first_token_s") else inf),
+        token_s=_target("ask.token_s", message.token_s if message.HasField("token_s") else inf),
     )
+
+
+def _kept(message: router_pb2.Kept) -> RunningPlan:
+    if message.prefill:
+        check_id("ask.kept.prefill", message.prefill)
+    check_id("ask.kept.decode", message.decode)
+    check_name("ask.kept.plan", message.plan)
+    return RunningPlan(message.prefill, message.decode, message.plan)
+
+
+def kept(charged: RunningPlan, epoch: int, plan: str) -> router_pb2.PlanResponse:
+    """The answer to an ask whose workers are known."""
+    response = router_pb2.PlanResponse(epoch=epoch, plan=plan)
+    response.decode.member_id, response.prefill.member_id = charged.decode, charged.prefill
+    return response
+
+
+def _weight(value: float) -> float:
+    if not 0 <= value <= MAX_WEIGHT:  # also for a NaN
+        raise _bad("ask.weight", f"from 0 to {MAX_WEIGHT:g}")
+    return max(value, 1 / MAX_WEIGHT) if value else 1.0
+
+
+def _priority(value: int) -> int:
+    if abs(value) > MAX_PRIORITY:
+        raise _bad("ask.priority", f"from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    return value
+
+
+def _target(field: str, value: float) -> float:
+    if not value >= 0:  # also for a NaN
+        raise _bad(field, "0 or more")
+    return value
 
 
 def keys_wanted() -> router_pb2.PlanResponse:
@@ -116,11 +210,17 @@ def keys_wanted() -> router_pb2.PlanResponse:
     return router_pb2.PlanResponse(keys_wanted=True)
 
 
-def plan(planned: Planned, epoch: int) -> router_pb2.PlanResponse:
-    """The answer."""
+def held_back(held: HeldAsk) -> router_pb2.PlanResponse:
+    """The first answer to an ask whose workers have no room yet."""
+    return router_pb2.PlanResponse(held=router_pb2.HeldBack(wait_s=held.wait_s))
+
+
+def plan(planned: Planned, epoch: int, name: str) -> router_pb2.PlanResponse:
+    """The answer; `name` is the plan's, among those of all routers."""
     response = router_pb2.PlanResponse(
         decode=_placement(planned.decode, planned.decode_sources),
         epoch=epoch,
+        plan=name,
         reasons=_reasons(planned),
     )
     if planned.prefill is not None:
@@ -152,20 +252,28 @@ def stores(addresses: Iterable[str]) -> router_pb2.JoinResponse:
 
 
 def _reasons(planned: Planned) -> router_pb2.PlanReasons:
-    decision = planned.decision
+    decision, chosen = planned.decision, planned.decision.chosen
     return router_pb2.PlanReasons(
-        first_token_s=decision.first_token_s,
-        answer_s=decision.total_s,
-        queue_s=decision.queue_s,
+        first_token_s=chosen.first_token_s,
+        answer_s=chosen.total_s,
+        queue_s=chosen.prompt.queue_s,
         cached_tokens=decision.cached_tokens,
         remote_tokens=decision.prompt.remote,
         resident_tokens=decision.prompt.resident,
         awaited_tokens=decision.prompt.awaited,
         uncached_tokens=decision.uncached_tokens,
         expected_output=planned.expected_output,
-        choices=decision.choices,
+        choices=len(decision.options),
         other_s=decision.other_s,
         home=planned.home,
+        held_s=planned.held_s,
+        compute_s=chosen.prompt.compute_s,
+        fetch_s=chosen.prompt.fetch_s,
+        pull_s=chosen.prompt.pull_s,
+        penalty_s=chosen.prompt.penalty_s,
+        handoff_s=chosen.handoff_s,
+        decode_s=chosen.answer_s,
+        store_tokens=decision.prompt.fetched,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 
 
 class Overlap:
@@ -20,19 +20,23 @@ class Overlap:
         """Blocks that are still to be computed."""
         return len(self._users) - len(self._computed)
 
-    def add(self, keys: Iterable[bytes]) -> None:
-        """A plan needs these blocks; the caller owes one `remove`."""
-        users = self._users
+    def add(self, keys: Iterable[bytes]) -> list[bytes]:
+        """A plan needs these blocks; the caller owes one `remove`. Returns those that no other needed."""
+        users, new = self._users, []
         for key in keys:
-            users[key] = users.get(key, 0) + 1
+            before = users.get(key, 0)
+            users[key] = before + 1
+            if not before:
+                new.append(key)
+        return new
 
     def compute(self, keys: Iterable[bytes]) -> None:
         """The KV of these blocks, which a plan needs, exists from now on: for others too, as long as any plan does."""
         self._computed.update(keys)
 
-    def remove(self, keys: Iterable[bytes]) -> None:
-        """The plan has ended."""
-        users = self._users
+    def remove(self, keys: Iterable[bytes]) -> list[bytes]:
+        """The plan has ended. Returns the blocks that nobody needs any more."""
+        users, gone = self._users, []
         for key in keys:
             left = users[key] - 1
             if left:
@@ -40,10 +44,14 @@ class Overlap:
             else:
                 del users[key]
                 self._computed.discard(key)
+                gone.append(key)
+        return gone
 
     def run(self, keys: Sequence[bytes], start: int) -> int:
         """How many of `keys` from `start` on some plan needs, up to the first that none does."""
-        return sum(1 for _ in takewhile(self._users.__contains__, islice(keys, start, None)))
+        if not self._users or start >= len(keys) or keys[start] not in self._users:
+            return 0
+        return sum(1 for _ in takewhile(self._users.__contains__, keys[start:]))
 
 
 def common(keys: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 from penstock.errors import Overloaded, Refused
 from penstock.kv.spec import KvSpec
-from penstock.router.policy import Role
+from penstock.router.bias import Bias
+from penstock.router.workers import Role, StepCost
 
 _SUSPECT_S = 3.0
 """A fault makes a member less wanted for this long, ever less so."""
 _SUSPECT_COST_S = 2.0
 _HALF_LIFE_S = 60.0
 """After this long without a change, a measured rate counts half, the mean of the others half."""
-_DEFAULT_PREFILL_RATE = 2_000.0
-_DEFAULT_STEP_S = 0.02
-_DEFAULT_FETCH_RATE = 1e9
-_DEFAULT_REMOTE_RATE = 2e8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +33,8 @@ class Member:
     max_model_len: int = 0
     max_running: int = 0
     kv_capacity_tokens: int = 0
+    routers: int = 1
+    """That it joins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Report:
     waiting: int = 0
     queued_tokens: int = 0
     free_kv_tokens: int = 0
+    overdue: bool = False
+    """Its step has taken longer than it may, by what was predicted."""
 
 
 @dataclass(slots=True)
@@ -69,39 +71,122 @@ class Rate:
         return weight * self.value + (1 - weight) * mean
 
 
+class Measured(NamedTuple):
+    """Rates of a worker, or assumed of one that has not measured its own. 0: not measured."""
+
+    prefill_rate: float = 0.0
+    """Tokens per second."""
+    fetch_rate: float = 0.0
+    """Bytes per second, from the store of its host."""
+    remote_rate: float = 0.0
+    """Likewise by way of another host's store."""
+    base_s: float = 0.0
+    """Seconds of one decoding step, however little there is to do."""
+    sequence_s: float = 0.0
+    """What each sequence adds."""
+    token_s: float = 0.0
+    """What each token of their context adds."""
+
+    @property
+    def step(self) -> StepCost:
+        """The last three."""
+        return StepCost(self.base_s, self.sequence_s, self.token_s)
+
+
+_NOTHING = Measured()
+_DEFAULT = Measured(2_000.0, 1e9, 2e8, 0.02, 0.02 / 32, 0.02 / 100_000)
+"""A first guess of each."""
+
+
+class Rates:
+    """The measured rates of the workers of one model, as far as they have any: sums that grow and shrink with them."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * len(_NOTHING)
+        self._counts = [0] * len(_NOTHING)
+        self.means = _DEFAULT
+        """What is assumed of a worker that has measured nothing."""
+
+    def change(self, before: Measured, after: Measured) -> None:
+        """One worker's rates were `before` and are `after` now."""
+        if before == after:
+            return
+        for at, (old, new) in enumerate(zip(before, after, strict=True)):
+            self._counts[at] += (new > 0) - (old > 0)
+            self._sums[at] = self._sums[at] + new - old if self._counts[at] else 0.0
+        known = zip(self._sums, self._counts, _DEFAULT, strict=True)
+        self.means = Measured(*(total / count if count else assumed for total, count, assumed in known))
+
+
 @dataclass(slots=True, eq=False)
 class Seat:
     """One joined member."""
 
     member: Member
     joined_at: float
+    changed: set[str]
+    """Takes its id whenever something here changes."""
+    rates: Rates
+    """Of all workers of its model."""
     draining: bool = False
     report: Report = field(default_factory=Report)
     reported_at: float = -inf
     heard_at: float = 0.0
     """The newest report or, before the first, the joining."""
     suspect_until: float = 0.0
-    prefill: Rate = field(default_factory=Rate)
-    step: Rate = field(default_factory=Rate)
-    fetch: Rate = field(default_factory=Rate)
-    remote: Rate = field(default_factory=Rate)
+    prompts: Bias = field(default_factory=Bias)
+    """Of its prompts, from plan to first token."""
+    answers: Bias = field(default_factory=Bias)
+    """Of the tokens after it."""
+    _rates: list[Rate] = field(default_factory=lambda: [Rate() for _ in _NOTHING])
+    """As in `Measured`."""
 
     def hear(self, report: Report, now: float) -> None:
         """The newest load."""
         self.report = report
         self.heard_at = self.reported_at = now
+        self.changed.add(self.member.id)
 
-    def measure(
-        self, prefill_rate: float, step_s: float, fetch_rate: float, now: float, remote_rate: float = 0.0
-    ) -> None:
-        """The newest rates; the step is brought down to that of an empty worker."""
+    @property
+    def well_at(self) -> float:
+        """When it was last known to get on with its work: `heard_at`, unless it says there that it does not."""
+        return -inf if self.report.overdue else self.heard_at
+
+    def drain(self, draining: bool = True) -> None:
+        """It wants nothing new, or something again."""
+        self.draining = draining
+        self.changed.add(self.member.id)
+
+    @property
+    def measured(self) -> Measured:
+        """The newest rates."""
+        return Measured(*(rate.value for rate in self._rates))
+
+    def believed(self, now: float) -> Measured:
+        """Its rates, as far as they are new; else more and more those of the others."""
+        pairs = zip(self._rates, self.rates.means, strict=True)
+        return Measured(*(rate.believed(mean, now) for rate, mean in pairs))
+
+    def measure(self, measured: Measured, now: float) -> None:
+        """The newest rates; 0: none."""
+        before = self.measured
+        for rate, value in zip(self._rates, measured, strict=True):
+            rate.measure(value, now)
+        self.rates.change(before, self.measured)
+        self.changed.add(self.member.id)
+
+    def step_of(self, seconds: float) -> StepCost:
+        """What steps cost when one took `seconds` under the load of the last report: a guess, that a full batch takes
+        twice, and full memory once more, what an empty worker takes."""
         member, report = self.member, self.report
         crowd = report.running / member.max_running
         full = 1 - min(1.0, report.free_kv_tokens / member.kv_capacity_tokens)
-        self.prefill.measure(prefill_rate, now)
-        self.step.measure(step_s / (1 + crowd + full), now)
-        self.fetch.measure(fetch_rate, now)
-        self.remote.measure(remote_rate, now)
+        base = seconds / (1 + crowd + full)
+        return StepCost(base, base / member.max_running, base / member.kv_capacity_tokens)
+
+    def left(self) -> None:
+        """The member has gone, and its rates count for nobody any more."""
+        self.rates.change(self.measured, _NOTHING)
 
     def suspect(self, now: float) -> None:
         """It failed a request, by a fault of its own or of the way there."""
@@ -110,16 +195,6 @@ class Seat:
     def penalty_s(self, now: float) -> float:
         """Seconds that the last fault still adds to its cost; falls to 0 by itself."""
         return _SUSPECT_COST_S * max(0.0, self.suspect_until - now) / _SUSPECT_S
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Rates that are assumed of a worker that has not measured its own."""
-
-    prefill_rate: float
-    step_s: float
-    fetch_rate: float
-    remote_rate: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +220,7 @@ class RegistryView:
     models: tuple[ServedModel, ...] = ()
     """All with a worker joined, by name."""
     silent: tuple[str, ...] = ()
-    """Workers that have joined but not been heard of for too long, by id."""
+    """Workers that have joined but have not been heard of, or have not got on, for too long; by id."""
 
 
 class Registry:
@@ -155,6 +230,12 @@ class Registry:
         self._max = max_members
         self._silent_s = silent_s
         self._seats: dict[str, Seat] = {}
+        self._rates: dict[str, Rates] = {}
+        """By model, as long as it has workers."""
+        self.version = 0
+        """Changes when somebody joins, leaves or takes another role."""
+        self.changed: set[str] = set()
+        """Members of whom something has changed; whoever keeps track of them clears it."""
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -172,8 +253,13 @@ class Registry:
         if old is None and len(self._seats) >= self._max:
             raise Overloaded(f"{self._max} members are joined already", retry_after=5.0)
         self._check_spec(member)
-        seat = self._seats[member.id] = Seat(member, joined_at=now, heard_at=now)
+        if old is not None:
+            self.leave(old)
+        rates = self._rates.setdefault(member.model, Rates())
+        seat = Seat(member, joined_at=now, changed=self.changed, rates=rates, heard_at=now)
         seat.report = Report(free_kv_tokens=member.kv_capacity_tokens)
+        self._seats[member.id] = seat
+        self.version += 1
         return seat
 
     def leave(self, seat: Seat) -> bool:
@@ -181,15 +267,28 @@ class Registry:
         if self._seats.get(seat.member.id) is not seat:
             return False
         del self._seats[seat.member.id]
+        seat.left()
+        self.version += 1
+        if not any(other.member.model == seat.member.model for other in self):
+            del self._rates[seat.member.model]
         return True
 
-    def candidates(self, model: str, now: float) -> list[Seat]:
-        """Workers of `model` that may get work."""
-        return [
-            seat
-            for seat in self._seats.values()
-            if seat.member.model == model and seat.member.role is not None and self._available(seat, now)
-        ]
+    def assign(self, seat: Seat, role: Role) -> None:
+        """A worker has another role from now on: what it does already it goes on with."""
+        if seat.member.role is not role:
+            seat.member = replace(seat.member, role=role)
+            self.changed.add(seat.member.id)
+            self.version += 1
+
+    def find(self, name: str) -> Seat | None:
+        """The seat of a member by its id or its address; of several at one address that of the newest."""
+        there = [seat for seat in self if seat.member.address == name]
+        return self._seats.get(name) or (max(there, key=lambda seat: seat.joined_at) if there else None)
+
+    def decoders(self, model: str, now: float) -> list[Seat]:
+        """The workers of `model` that decode and may get work."""
+        workers = [seat for seat in self if seat.member.model == model and seat.member.role not in (None, Role.PREFILL)]
+        return [seat for seat in workers if self.available(seat, now)]
 
     def stores(self) -> list[Member]:
         """The joined stores."""
@@ -203,7 +302,7 @@ class Registry:
             models.setdefault(seat.member.model, []).append(seat)
         return RegistryView(
             tuple(self._serve(model, seats, now) for model, seats in sorted(models.items())),
-            tuple(sorted(seat.member.id for seat in workers if self._silent(seat, now))),
+            tuple(sorted(seat.member.id for seat in workers if self.silent(seat, now))),
         )
 
     def count(self) -> dict[str, int]:
@@ -213,16 +312,24 @@ class Registry:
             counts[seat.member.role.value if seat.member.role else "kvstore"] += 1
         return counts
 
-    def _available(self, seat: Seat, now: float) -> bool:
-        return not seat.draining and not self._silent(seat, now)
+    def available(self, seat: Seat, now: float) -> bool:
+        """Whether a worker may get work."""
+        return not seat.draining and not self.silent(seat, now)
 
-    def _silent(self, seat: Seat, now: float) -> bool:
-        return now - seat.heard_at > self._silent_s
+    def silent(self, seat: Seat, now: float) -> bool:
+        """Whether a worker is taken for dead: it has not been heard of, or has not got on, for too long."""
+        return now - seat.well_at > self._silent_s
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """For so long nobody could be heard: the router itself was away."""
+        for seat in self:
+            seat.heard_at = min(now, seat.heard_at + seconds)
+            self.changed.add(seat.member.id)
 
     def _serve(self, model: str, seats: list[Seat], now: float) -> ServedModel:
         spec = seats[0].member.spec
         assert spec is not None, "a worker's spec is checked when it joins"
-        roles = [seat.member.role for seat in seats if self._available(seat, now)]
+        roles = [seat.member.role for seat in seats if self.available(seat, now)]
         prefill = roles.count(Role.PREFILL)
         return ServedModel(
             model=model,
@@ -246,18 +353,3 @@ class Registry:
                     f" (there: {other.role.value if other.role else 'store'} {other.id})",
                     code="spec_mismatch",
                 )
-
-
-def means(seats: list[Seat]) -> Means:
-    """Over all measured rates of `seats`."""
-    return Means(
-        _mean([seat.prefill.value for seat in seats], _DEFAULT_PREFILL_RATE),
-        _mean([seat.step.value for seat in seats], _DEFAULT_STEP_S),
-        _mean([seat.fetch.value for seat in seats], _DEFAULT_FETCH_RATE),
-        _mean([seat.remote.value for seat in seats], _DEFAULT_REMOTE_RATE),
-    )
-
-
-def _mean(values: list[float], default: float) -> float:
-    measured = [value for value in values if value > 0]
-    return sum(measured) / len(measured) if measured else default

@@ -16,11 +16,17 @@ import structlog
 from penstock.errors import Internal, InvalidRequest, PenstockError, Unavailable
 from penstock.kv.bounds import check_keys
 from penstock.router import messages
+from penstock.router.balancing import Balancing, balanced
 from penstock.router.config import RouterConfig
-from penstock.router.hints import LiveSessions, Mailbox
+from penstock.router.directing import Director
+from penstock.router.hints import Mailbox
 from penstock.router.latest import Latest
-from penstock.router.planner import PlanAsk, Planned, Planner
+from penstock.router.line import WaitingLine
+from penstock.router.planner import Planner
+from penstock.router.plans import Happened
 from penstock.router.registry import RegistryView, Seat
+from penstock.router.shared.opening import shared
+from penstock.router.streams import PlanStreams
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import RouterMetrics
 from penstock.runtime.tasks import being_cancelled, beside, end, start
@@ -30,11 +36,13 @@ if TYPE_CHECKING:
     Joining = grpc.aio.ServicerContext[router_pb2.JoinRequest, router_pb2.JoinResponse]
     Planning = grpc.aio.ServicerContext[router_pb2.PlanRequest, router_pb2.PlanResponse]
     Hinting = grpc.aio.ServicerContext[common_pb2.HintRequest, common_pb2.HintResponse]
+    Listing = grpc.aio.ServicerContext[router_pb2.MembersRequest, router_pb2.MembersResponse]
+    Commanding = grpc.aio.ServicerContext[router_pb2.CommandRequest, router_pb2.CommandResponse]
     Watching = grpc.aio.ServicerContext[router_pb2.WatchRequest, router_pb2.MeshView]
 
 _SERVICE = "penstock.v1.Router"
 _HELLO_S = 5.0
-_TICK_S = 1.0
+_TICK_S = 0.25
 _GRACE_S = 0.2
 """Streams live as long as their callers do: waiting longer for their end would change nothing."""
 
@@ -45,12 +53,14 @@ class Router:
     def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.address = ""
         self.metrics = RouterMetrics()
-        self.planner = Planner(config, clock)
+        self.planner = Planner(config, clock, self._count_happened)
+        self.line = WaitingLine(self.planner, config, clock)
         self.view: Latest[RegistryView] = Latest(RegistryView())
         self._clock = clock
-        self._id = uuid4().hex
+        self.id = config.name or uuid4().hex
+        self.plans = PlanStreams(self.planner, self.line, self.metrics, router_id=self.id, tell=self._tell)
         self._mailboxes: dict[Seat, Mailbox] = {}
-        self._live = LiveSessions()
+        self.director = Director(self.planner.registry, self._mailboxes.get, clock)
         self._log = structlog.get_logger("penstock.router")
 
     async def hold_seat(
@@ -61,53 +71,12 @@ class Router:
         read = partial(self._read, seat, requests, mailbox)
         reader = start(read, name="member reader", on_failure="log", failed=self.metrics.task_failed)
         try:
-            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self._id))
+            yield router_pb2.JoinResponse(welcome=router_pb2.Welcome(router_id=self.id))
             async for message in mailbox.read():
                 yield message
         finally:
             self._leave_seat(seat)
             await end(reader)
-
-    async def hold_plan(
-        self, requests: AsyncIterator[router_pb2.PlanRequest]
-    ) -> AsyncIterator[router_pb2.PlanResponse]:
-        """One request's stream: its charge is released when the stream ends, however it ends."""
-        planned: Planned | None = None
-        ask: PlanAsk | None = None
-        session: str | None = None
-        last_words: common_pb2.SessionHint | None = None
-        epoch = generated = 0
-        try:
-            async for request in requests:
-                if request.HasField("ask"):
-                    if planned is not None:
-                        self.planner.release(planned.number)
-                        planned = None
-                    ask = messages.ask(request.ask)
-                    if session is None:
-                        session = ask.session
-                        self._tell(self._live.begin(session))
-                    whole = self.planner.recall(ask)
-                    if whole is None:
-                        yield messages.keys_wanted()
-                        continue
-                    planned = self._plan(whole)
-                    epoch += 1
-                    yield messages.plan(planned, epoch)
-                elif planned is None:
-                    raise InvalidRequest("ask first")
-                elif request.HasField("hint"):
-                    last_words = messages.hint(request.hint)
-                else:
-                    generated = max(generated, request.progress.generated)
-                    self._progress(planned, request.progress)
-            if ask is not None:  # a stream that broke off says nothing of the answer's length
-                self.planner.learn(ask, generated)
-        finally:
-            if planned is not None:
-                self.planner.release(planned.number)
-            if session is not None:
-                self._tell(self._live.end(session, last_words))
 
     def hint(self, request: common_pb2.HintRequest) -> None:
         """Passes hints on to every store; all or none. Raises InvalidRequest."""
@@ -136,9 +105,14 @@ class Router:
             yield messages.view(seen)
 
     async def keep_view(self) -> None:
-        """Notices silence, which no message announces."""
+        """Notices silence, which no message announces. A router that was away itself, stopped or starved, has heard
+        nobody: that says nothing of them."""
         while True:
+            began = self._clock()
             await asyncio.sleep(_TICK_S)
+            now = self._clock()
+            if (away_s := now - began - _TICK_S) > _TICK_S:
+                self.planner.registry.forgive(away_s, now)
             self._refresh()
 
     def _take_seat(self, hello: router_pb2.Hello) -> tuple[Seat, Mailbox]:
@@ -152,6 +126,7 @@ class Router:
         if old is not None:
             self._mailboxes[old].end(Unavailable("a newer stream of this member has taken over"))
         self.planner.index.drop(member.id)
+        self.planner.commons.welcome(seat)
         mailbox = self._mailboxes[seat] = Mailbox()
         self._log.info(
             "member joined", member=member.id, role=member.role.value if member.role else "kvstore", at=member.address
@@ -163,8 +138,10 @@ class Router:
 
     def _leave_seat(self, seat: Seat) -> None:
         del self._mailboxes[seat]
+        self.director.stood()
         if self.planner.registry.leave(seat):
             self.planner.index.drop(seat.member.id)
+            self.metrics.forget_bias(seat.member.id)
             self._log.info("member left", member=seat.member.id)
             self._refresh()
             if seat.member.role is None:
@@ -189,18 +166,31 @@ class Router:
     def _take(self, seat: Seat, request: router_pb2.JoinRequest) -> None:
         match request.WhichOneof("kind"):
             case "load":
-                heard_at = seat.heard_at
-                messages.hear(seat, request.load, self._clock())
-                if seat.heard_at - heard_at > _TICK_S:
+                registry, now = self.planner.registry, self._clock()
+                silent = registry.silent(seat, now)
+                messages.hear(seat, request.load, now)
+                self.plans.stir()
+                if registry.silent(seat, now) is not silent:
+                    what = "a worker gets on again" if silent else "a worker does not get on"
+                    self._log.warning(what, member=seat.member.id)
                     self._refresh()
             case "blocks":
                 self._index(seat, request.blocks)
             case "draining":
-                seat.draining = request.draining
-                self._log.info("member drains", member=seat.member.id)
-                self._refresh()
+                seat.drain(request.draining)
+                self._log.info("member drains" if request.draining else "member is back", member=seat.member.id)
+                self._stood()
+            case "role":
+                role = messages.assign(self.planner.registry, seat, request.role)
+                self._log.info("member has another role", member=seat.member.id, role=role.value)
+                self._stood()
             case _:
-                raise InvalidRequest("after the hello: load, blocks or draining")
+                raise InvalidRequest("after the hello: load, blocks, draining or role")
+
+    def _stood(self) -> None:
+        """A member wants other work than before."""
+        self.director.stood()
+        self._refresh()
 
     def _index(self, seat: Seat, events: common_pb2.BlockEvents) -> None:
         check_keys("blocks.stored", events.stored)
@@ -212,23 +202,11 @@ class Router:
         index.removed(holder, events.removed)
         self.metrics.indexed.set(len(index))
 
-    def _plan(self, ask: PlanAsk) -> Planned:
-        try:
-            with self.metrics.decision.time():
-                planned = self.planner.plan(ask)
-        except PenstockError as error:
-            self.metrics.refused.labels(error.code or type(error).__name__).inc()
-            raise
-        self.metrics.plans.labels("worker" if planned.prefill else "decode").inc()
-        self.metrics.count_planned(planned.decision.sources)
-        return planned
-
-    def _progress(self, planned: Planned, progress: router_pb2.PlanProgress) -> None:
-        if progress.prefill_done:
-            self.planner.prefilled(planned.number)
-        self.planner.generated(planned.number, progress.generated)
+    def _count_happened(self, happened: Happened) -> None:
+        self.metrics.count_happened(happened.what, happened.member, happened.ratio, happened.bias)
 
     def _refresh(self) -> None:
+        self.plans.stir()
         self.view.set(self.planner.registry.view(self._clock()))
         for role, count in self.planner.registry.count().items():
             self.metrics.members.labels(role).set(count)
@@ -247,7 +225,7 @@ class _Servicer(router_pb2_grpc.RouterServicer):
     def Plan(
         self, request_iterator: AsyncIterator[router_pb2.PlanRequest], context: Planning
     ) -> AsyncIterator[router_pb2.PlanResponse]:
-        return self._router.hold_plan(request_iterator)
+        return self._router.plans.hold(request_iterator)
 
     async def Hint(self, request: common_pb2.HintRequest, context: Hinting) -> common_pb2.HintResponse:
         self._router.hint(request)
@@ -256,12 +234,18 @@ class _Servicer(router_pb2_grpc.RouterServicer):
     def Watch(self, request: router_pb2.WatchRequest, context: Watching) -> AsyncIterator[router_pb2.MeshView]:
         return self._router.watch()
 
+    async def Members(self, request: router_pb2.MembersRequest, context: Listing) -> router_pb2.MembersResponse:
+        return router_pb2.MembersResponse(members=self._router.director.members())
+
+    async def Command(self, request: router_pb2.CommandRequest, context: Commanding) -> router_pb2.CommandResponse:
+        return router_pb2.CommandResponse(member=await self._router.director.command(request))
+
 
 @asynccontextmanager
 async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     """A router that serves until the block ends."""
     router = Router(config)
-    calls = config.max_live_plans + 2 * config.max_members + 64
+    calls = config.max_live_plans + config.max_held + 2 * config.max_members + 64
 
     def register(server: grpc.aio.Server) -> None:
         router_pb2_grpc.add_RouterServicer_to_server(_Servicer(router), server)
@@ -269,7 +253,13 @@ async def open_router(config: RouterConfig) -> AsyncIterator[Router]:
     async with serve(config.address, register, [_SERVICE], max_calls=calls, grace=_GRACE_S) as server:
         router.address = config.address.at(server.port)
         failed = router.metrics.task_failed
-        async with beside(router.keep_view, name="mesh view", on_failure="restart", failed=failed):
+        balancing = Balancing(router.planner, router.director, config, time.monotonic)
+        async with (
+            beside(router.keep_view, name="mesh view", on_failure="restart", failed=failed),
+            beside(router.plans.keep_line, name="line", on_failure="restart", failed=failed),
+            balanced(balancing, failed, on=config.balance),
+            shared(config, router.planner.commons, router.id, metrics=router.metrics, clock=time.monotonic),
+        ):
             await server.set_serving(True)
             yield router
 

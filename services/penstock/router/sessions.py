@@ -1,15 +1,11 @@
-"""The router's memory of sessions: where they ran, and how long their answers are."""
+"""The router's memory of sessions: where they ran."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-_UNKNOWN_OUTPUT = 256.0
-_WEIGHT = 0.3
-"""Weight of the newest answer in the running mean."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -36,6 +32,20 @@ class Recent(Generic[Key, Value]):
             return None
         return entry[1]
 
+    def entry(self, key: Key) -> tuple[float, Value] | None:
+        """When a value was set, and the value; it may be about to expire."""
+        return self._entries.get(key)
+
+    def items(self) -> Iterator[tuple[Key, float, Value]]:
+        """All of them, the one longest untouched first."""
+        return ((key, at, value) for key, (at, value) in self._entries.items())
+
+    def merge(self, key: Key, value: Value, at: float) -> None:
+        """Remembers what somebody else set at that time, unless something newer is known."""
+        entry = self._entries.get(key)
+        if entry is None or entry[0] < at:
+            self.set(key, value, at)
+
     def set(self, key: Key, value: Value, now: float) -> None:
         """Remembers; the entry longest untouched makes room."""
         self._entries[key] = (now, value)
@@ -50,29 +60,3 @@ class SessionHome:
 
     prefill: str
     decode: str
-
-
-class OutputLengths:
-    """Running means of answer lengths: of the session, else of the tenant, else of the model."""
-
-    def __init__(self, size: int, ttl: float) -> None:
-        self._means: Recent[tuple[str, ...], float] = Recent(size, ttl)
-
-    def expect(self, model: str, tenant: str, session: str, limit: int, now: float) -> int:
-        """Tokens that the next answer is likely to have, at most `limit`."""
-        for key in _keys(model, tenant, session):
-            mean = self._means.get(key, now)
-            if mean is not None:
-                return max(1, min(limit, round(mean)))
-        return max(1, min(limit, round(_UNKNOWN_OUTPUT)))
-
-    def learn(self, model: str, tenant: str, session: str, tokens: int, now: float) -> None:
-        """An answer ended after `tokens`."""
-        for key in _keys(model, tenant, session):
-            mean = self._means.get(key, now)
-            self._means.set(key, tokens if mean is None else mean + _WEIGHT * (tokens - mean), now)
-
-
-def _keys(model: str, tenant: str, session: str) -> list[tuple[str, ...]]:
-    keys: list[tuple[str, ...]] = [(model, tenant), (model,)]
-    return [(model, tenant, session), *keys] if session else keys

@@ -8,18 +8,23 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
 from penstock.kv.identity import MAX_KEYS
-from penstock.router.chains import Chains
+from penstock.router.chains import Chains, Keys
 
 from .helpers import keys
+
+
+def whole(found: Keys | None) -> list[bytes]:
+    assert found is not None
+    return list(found)
 
 
 def test_the_latest_chain_of_a_conversation_and_the_one_before_are_kept():
     chains = Chains(1000)
     for turn in range(1, 6):
         after = keys(10 * (turn - 1))[-1] if turn > 1 else b""
-        assert chains.extend("t", after, keys(10 * turn)[10 * (turn - 1) :]) == keys(10 * turn)
-    assert chains.extend("t", keys(50)[-1], []) == keys(50)
-    assert chains.extend("t", keys(40)[-1], keys(1, chain=7)) == keys(40) + keys(1, chain=7), "a fork"
+        assert whole(chains.extend("t", after, keys(10 * turn)[10 * (turn - 1) :])) == keys(10 * turn)
+    assert whole(chains.extend("t", keys(50)[-1], [])) == keys(50)
+    assert whole(chains.extend("t", keys(40)[-1], keys(1, chain=7))) == keys(40) + keys(1, chain=7), "a fork"
     assert chains.extend("t", keys(20)[-1], []) is None
     assert len(chains) == 50 + 40 + 41
 
@@ -29,7 +34,7 @@ def test_one_tenant_takes_no_room_from_another():
     chains.extend("small", b"", keys(30))
     for number in range(1, 9):
         chains.extend("large", b"", keys(25, chain=number))
-    assert chains.extend("small", keys(30)[-1], []) == keys(30)
+    assert whole(chains.extend("small", keys(30)[-1], [])) == keys(30)
     assert len(chains) == 30 + 50
     assert chains.extend("large", keys(25, chain=8)[-1], []) is not None
     assert chains.extend("large", keys(25, chain=1)[-1], []) is None
@@ -54,3 +59,16 @@ def test_what_is_known_is_never_wrong(asks):
         found = chains.extend(tenant, after, line[4 * before :])
         assert (found is None and after) or list(found) == line
         assert len(chains) <= 64
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=30))
+def test_chains_that_share_a_list_do_not_change_each_other(forks):
+    """Each one goes on from any of those before it."""
+    made: list[tuple[Keys, list[bytes]]] = [(Keys([]), [])]
+    for number, (origin, count) in enumerate(forks):
+        before, line = made[origin % len(made)]
+        more = keys(count, chain=number)
+        made.append((before.and_then(more), line + more))
+        for got, expected in made:
+            assert (list(got), len(got), got[2:], got[-1:]) == (expected, len(expected), expected[2:], expected[-1:])
+            assert list(got.first(3)) == expected[:3]

@@ -11,9 +11,10 @@ import pytest
 from penstock.errors import NotFound, Overloaded, Refused, Unavailable
 from penstock.kv.spec import KvSpec
 from penstock.router.config import RouterConfig
-from penstock.router.planner import PlanAsk, Planned, Planner
-from penstock.router.policy import Role
-from penstock.router.registry import Member, Report, Seat
+from penstock.router.planner import Planner
+from penstock.router.plans import PlanAsk, Planned
+from penstock.router.registry import Measured, Member, Report, Seat
+from penstock.router.workers import Role
 
 SPEC = KvSpec(model="m", tokenizer="t", layout="v1", dtype="float32", block_size=16, block_bytes=4096)
 
@@ -71,6 +72,16 @@ def test_a_fault_is_forgotten_by_itself(desk: Desk) -> None:
     assert set(desk.spread()) == {"a", "b"}
 
 
+def test_who_had_no_room_is_no_worse_for_others(desk: Desk) -> None:
+    desk.join("a")
+    desk.join("b")
+    for _ in range(5):
+        full = desk.plan(avoid=frozenset("a"), full=frozenset("a"))
+        assert full.decode.id == "b"
+        desk.planner.release(full.number)
+    assert set(desk.spread()) == {"a", "b"}
+
+
 def test_the_name_of_an_unknown_member_does_no_harm(desk: Desk) -> None:
     desk.join("a")
     assert set(desk.spread(avoid=frozenset({"left long ago"}))) == {"a"}
@@ -97,8 +108,8 @@ def key(number: int) -> bytes:
 
 def two_hosts(desk: Desk, one: Role, two: Role) -> None:
     """A worker and a store on each; blocks 0 to 49 are in the store of the first, 0 to 9 in that of the second."""
-    desk.join("a", one, host="one").measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
-    desk.join("b", two, host="two").measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
+    desk.join("a", one, host="one").measure(Measured(1000, 1e9, 1e9), desk.now)
+    desk.join("b", two, host="two").measure(Measured(1000, 1e9, 1e9), desk.now)
     for name, blocks in (("one", 50), ("two", 10)):
         desk.planner.registry.join(Member(id=f"store-{name}", role=None, address=f"{name}:2", host_id=name), desk.now)
         desk.planner.index.stored(f"store-{name}", map(key, range(blocks)))
@@ -129,10 +140,10 @@ def test_a_worker_is_told_where_others_compute_what_it_lacks(desk: Desk) -> None
         desk.planner.release(planned.number)
     seat = desk.planner.registry.get("b")
     assert seat is not None
-    seat.measure(1000, 0, 1e9, desk.now, remote_rate=1000)
+    seat.measure(Measured(1000, 1e9, 1000), desk.now)
     slow = desk.plan(block_keys=new, avoid=frozenset("a"))
     assert list(slow.decode_sources) == []
-    seat.measure(1000, 0, 1e9, desk.now, remote_rate=1e9)
+    seat.measure(Measured(1000, 1e9, 1e9), desk.now)
     for planned in (slow, first):
         desk.planner.release(planned.number)
     assert list(desk.plan(block_keys=new, avoid=frozenset("a")).decode_sources) == []
@@ -150,7 +161,7 @@ def test_a_slow_way_between_hosts_is_not_taken(desk: Desk) -> None:
     two_hosts(desk, Role.BOTH, Role.BOTH)
     seat = desk.planner.registry.get("b")
     assert seat is not None
-    seat.measure(1000, 0, 1e9, desk.now, remote_rate=1000)
+    seat.measure(Measured(1000, 1e9, 1000), desk.now)
     moved = desk.plan(block_keys=[key(number) for number in range(60)], avoid=frozenset("a"))
     assert (moved.cached_tokens, list(moved.decode_sources)) == (160, [])
 
@@ -172,8 +183,8 @@ def test_a_host_without_a_store_is_told_of_none(desk: Desk) -> None:
 
 def test_an_old_measurement_counts_less_and_less(desk: Desk) -> None:
     slow, fast = desk.join("slow"), desk.join("fast")
-    slow.measure(100, 0, 0, desk.now)
-    fast.measure(10_000, 0, 0, desk.now)
+    slow.measure(Measured(100), desk.now)
+    fast.measure(Measured(10_000), desk.now)
     assert set(desk.spread(tokens=5000)) == {"fast"}
     desk.now += 600
     for seat in (slow, fast):
@@ -182,25 +193,40 @@ def test_an_old_measurement_counts_less_and_less(desk: Desk) -> None:
 
 
 def test_a_repeated_rate_is_no_new_measurement(desk: Desk) -> None:
-    seat = desk.join("a")
-    seat.measure(100, 0, 0, desk.now)
-    seat.measure(100, 0, 0, desk.now + 120)
-    assert seat.prefill.believed(1000, desk.now + 120) == pytest.approx(100 * 0.25 + 1000 * 0.75)
-    seat.measure(0, 0, 0, desk.now + 121)
-    assert seat.prefill.value == 100
+    seat, other = desk.join("a"), desk.join("b")
+    other.measure(Measured(1900), desk.now)
+    seat.measure(Measured(100), desk.now)
+    seat.measure(Measured(100), desk.now + 120)
+    assert seat.believed(desk.now + 120).prefill_rate == pytest.approx(100 * 0.25 + 1000 * 0.75)
+    seat.measure(Measured(0), desk.now + 121)
+    assert seat.measured.prefill_rate == 100
 
 
-def test_a_step_is_measured_as_that_of_an_empty_worker(desk: Desk) -> None:
+def test_what_is_assumed_of_new_workers_is_the_mean_of_the_others(desk: Desk) -> None:
+    """Of those that are there, and of their model."""
+    new, left = desk.join("new"), desk.join("left")
+    desk.join("another model's", model="n").measure(Measured(9999), desk.now)
+    assumed = new.believed(desk.now)
+    for rate in (1000, 3000, 2000):
+        left.measure(Measured(rate, 0, 0, 0.03), desk.now)
+    desk.join("b").measure(Measured(4000), desk.now)
+    assert new.believed(desk.now)[:4] == (3000, assumed.fetch_rate, assumed.remote_rate, 0.03)
+    desk.planner.registry.leave(left)
+    assert new.believed(desk.now) == assumed._replace(prefill_rate=4000)
+
+
+def test_a_step_is_guessed_from_one_under_load(desk: Desk) -> None:
     seat = desk.join("a")
     seat.hear(Report(running=16, free_kv_tokens=100_000), desk.now)
-    seat.measure(0, 0.04, 0, desk.now)
-    assert seat.step.value == pytest.approx(0.02)
+    guess = seat.step_of(0.04)
+    assert guess.base_s == pytest.approx(0.02)
+    assert guess.seconds(16, 100_000) == pytest.approx(0.04)
 
 
 def test_reports_and_charges_are_not_counted_twice(desk: Desk) -> None:
     seat = desk.join("a")
     planner = desk.planner
-    ahead = lambda: planner._ahead(seat.member, seat.report, seat.reported_at)[0]  # noqa: E731
+    ahead = lambda: planner._observer.ahead(seat)[0]  # noqa: E731
     first = desk.plan(1000)
     assert ahead() == 1000  # nothing reported yet: the ledger alone
     desk.now += 1
@@ -255,7 +281,7 @@ def test_workers_of_two_models_are_kept_apart(desk: Desk) -> None:
     for name in ("x", "y"):
         seat = desk.planner.registry.get(name)
         assert seat is not None
-        seat.draining = True
+        seat.drain()
     with pytest.raises(Unavailable):
         desk.plan(model="n")
     assert desk.plan().decode.id in {"a", "b"}
@@ -294,13 +320,43 @@ def test_learned_lengths_shape_the_charge(desk: Desk) -> None:
     assert desk.planner.ledger.of("a").context_tokens == 1030
 
 
+def test_the_charge_follows_the_answer(desk: Desk) -> None:
+    """As long as expected, it is charged already; when it is longer, more is expected."""
+    desk.join("a")
+    ask = PlanAsk(model="m", prompt_tokens=1000, max_tokens=500, tenant="t")
+    desk.planner.learn(ask, 40)
+    number = desk.planner.plan(ask).number
+    account = desk.planner.ledger.of("a")
+    found = []
+    for tokens in (0, 10, 30, 100, 480):
+        desk.planner.generated(number, tokens)
+        found.append(account.context_tokens)
+    assert found == [1040, 1040, 1040, 1150, 1500]
+    desk.planner.release(number)
+    assert desk.planner.ledger.empty
+
+
+def test_a_moved_answer_counts_its_earlier_tokens_once(desk: Desk) -> None:
+    """A gateway tells how long the whole answer is, whoever generated its beginning."""
+    desk.join("a")
+    ask = PlanAsk(model="m", prompt_tokens=1000, max_tokens=500, tenant="t", output_tokens=60)
+    desk.planner.learn(ask, 100)
+    planned = desk.planner.plan(ask)
+    account = desk.planner.ledger.of("a")
+    assert (planned.expected_output, account.context_tokens) == (40, 1100)
+    desk.planner.generated(planned.number, 70)
+    assert account.context_tokens == 1100
+    desk.planner.generated(planned.number, 400)
+    assert account.context_tokens == 1500, "half of it again, but no more than it may have"
+
+
 def test_refusals_say_what_to_do(desk: Desk) -> None:
     with pytest.raises(Unavailable, match="no worker has joined"):
         desk.plan()
     seat = desk.join("a")
     with pytest.raises(NotFound, match="'other' is not served here"):
         desk.planner.plan(PlanAsk(model="other", prompt_tokens=10, max_tokens=10))
-    seat.draining = True
+    seat.drain()
     with pytest.raises(Unavailable, match="draining"):
         desk.plan()
 
@@ -359,23 +415,23 @@ def test_a_common_beginning_is_predicted_once_and_nobody_is_refused() -> None:
     for number, (tokens, keys) in enumerate(prompts):
         planned = desk.plan(tokens, block_keys=keys)
         plans.append(planned)
-        ahead = planner._ahead(seat.member, seat.report, seat.reported_at)[0]
+        ahead = planner._observer.ahead(seat)[0]
         assert ahead == to_compute(prompts[: number + 1], set())
         assert planned.decision.prompt.awaited == (960 if number else 0)
         assert planned.uncached_tokens == tokens - planned.decision.prompt.awaited
     assert planner.ledger.of("a").context_tokens == to_compute(prompts, set()) + 8 * 100
     desk.now += 1
     seat.hear(Report(running=1, waiting=7, queued_tokens=1000, free_kv_tokens=200_000), desk.now)
-    assert planner._ahead(seat.member, seat.report, seat.reported_at)[0] == 1000
+    assert planner._observer.ahead(seat)[0] == 1000
     again = desk.plan(*prompts[0][:1], block_keys=prompts[0][1])
-    assert planner._ahead(seat.member, seat.report, seat.reported_at)[0] == 1000 + again.uncached_tokens
+    assert planner._observer.ahead(seat)[0] == 1000 + again.uncached_tokens
 
 
 def test_what_one_leaves_behind_is_computed_for_the_others(desk: Desk) -> None:
     seat = desk.join("a")
     prompts = [(len(keys) * 16 + 5, keys) for keys in agents(3)]
     first, second, third = [desk.plan(tokens, block_keys=keys) for tokens, keys in prompts]
-    ahead = lambda: desk.planner._ahead(seat.member, seat.report, seat.reported_at)[0]  # noqa: E731
+    ahead = lambda: desk.planner._observer.ahead(seat)[0]  # noqa: E731
     desk.planner.release(first.number)
     assert ahead() == to_compute(prompts[1:], set()), "it left before its prompt was computed"
     desk.planner.prefilled(second.number)

@@ -9,20 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.router.policy import (
-    Answer,
-    Decision,
-    Demand,
-    Knobs,
-    NoWorker,
-    QueueFull,
-    Role,
-    TooLong,
-    WorkerFacts,
-    decide,
-    decode_s,
-    prompt_s,
-)
+from penstock.router.costs import decode_s, prompt_cost
+from penstock.router.demand import Demand, Knobs
+from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
+from penstock.router.policy import decide
+from penstock.router.workers import Role, StepCost, WorkerFacts, WorkerState
 
 
 def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
@@ -34,11 +25,21 @@ def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
         "sequences": 0,
         "context_tokens": 0,
         "prefill_rate": 5000.0,
-        "step_s": 0.02,
+        "step": step(0.02),
         "fetch_s": 1e-6,
-        "cached_tokens": 0,
     }
-    return WorkerFacts(id=id, role=role, **(fields | other))
+    return but(WorkerFacts(state=WorkerState(id=id, role=role, **fields), cached_tokens=0), **other)
+
+
+def step(base_s: float) -> StepCost:
+    """A full batch takes twice what an empty worker takes, and full memory once more."""
+    return StepCost(base_s, base_s / 32, base_s / 200_000)
+
+
+def but(worker: WorkerFacts, **changes: Any) -> WorkerFacts:
+    """The worker with other values of its own or of its state."""
+    state = {name: changes.pop(name) for name in list(changes) if name in WorkerState.__slots__}
+    return replace(worker, state=replace(worker.state, **state), **changes)
 
 
 def pick(workers: list[WorkerFacts], ask: Demand | None = None, seed: int = 1, **knobs: Any) -> Answer:
@@ -51,6 +52,10 @@ def decision(workers: list[WorkerFacts], ask: Demand | None = None, seed: int = 
     return answer
 
 
+def seconds(ask: Demand, worker: WorkerFacts) -> float:
+    return prompt_cost(ask, worker).total_s
+
+
 def names(workers: list[WorkerFacts], ask: Demand | None = None, **knobs: Any) -> Counter[str]:
     return Counter(decision(workers, ask, seed, **knobs).decode.id for seed in range(200))
 
@@ -61,7 +66,7 @@ PREFILL, DECODE = worker("p", Role.PREFILL), worker("d", Role.DECODE)
 def test_prefill_and_decode_are_placed_apart() -> None:
     made = decision([PREFILL, DECODE])
     assert (made.prefill, made.decode) == (PREFILL, DECODE)
-    assert made.first_token_s == pytest.approx(2000 / 5000)
+    assert made.chosen.first_token_s == pytest.approx(2000 / 5000)
 
 
 def test_decode_prefills_when_nobody_else_does() -> None:
@@ -69,7 +74,7 @@ def test_decode_prefills_when_nobody_else_does() -> None:
 
 
 def test_a_worker_of_both_roles_prefills_what_it_decodes() -> None:
-    slow = replace(DECODE, step_s=1.0)
+    slow = but(DECODE, step=step(1.0))
     made = decision([PREFILL, slow, worker("b")])
     assert (made.prefill, made.decode.id) == (None, "b")
 
@@ -77,7 +82,7 @@ def test_a_worker_of_both_roles_prefills_what_it_decodes() -> None:
 def test_a_queue_weighs_as_much_as_a_cached_prefix() -> None:
     busy = worker("busy", cached_tokens=1900, queued_tokens=3000)
     assert decision([busy, worker("idle")]).decode.id == "idle"
-    assert decision([replace(busy, queued_tokens=500), worker("idle")]).decode.id == "busy"
+    assert decision([but(busy, queued_tokens=500), worker("idle")]).decode.id == "busy"
 
 
 def test_seconds_make_unequal_workers_comparable() -> None:
@@ -93,12 +98,12 @@ def test_a_slow_link_makes_the_cache_worthless() -> None:
 def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> None:
     far = worker("a", cached_tokens=200, remote_tokens=1500, remote_fetch_s=1e-5, remote_s=0.01)
     made = decision([far])
-    assert (made.cached_tokens, made.remote_tokens, made.uncached_tokens) == (1700, 1500, 300)
-    assert prompt_s(Demand(2000, 10), far) == pytest.approx(300 / 5000 + 200e-6 + 0.01 + 1500e-5)
-    slow = decision([replace(far, remote_fetch_s=1 / 4999)])
-    assert (slow.cached_tokens, slow.remote_tokens, slow.uncached_tokens) == (200, 0, 1800)
-    few = decision([replace(far, remote_tokens=40)])
-    assert (few.cached_tokens, few.remote_tokens) == (200, 0), "a pull has a price of its own"
+    assert (made.cached_tokens, made.prompt.remote, made.uncached_tokens) == (1700, 1500, 300)
+    assert seconds(Demand(2000, 10), far) == pytest.approx(300 / 5000 + 200e-6 + 0.01 + 1500e-5)
+    slow = decision([but(far, remote_fetch_s=1 / 4999)])
+    assert (slow.cached_tokens, slow.prompt.remote, slow.uncached_tokens) == (200, 0, 1800)
+    few = decision([but(far, remote_tokens=40)])
+    assert (few.cached_tokens, few.prompt.remote) == (200, 0), "a pull has a price of its own"
 
 
 def test_nearer_is_better_when_the_queues_are_equal() -> None:
@@ -106,15 +111,15 @@ def test_nearer_is_better_when_the_queues_are_equal() -> None:
     near = worker("near", cached_tokens=1900)
     short = Demand(2000, 1)
     assert names([far, near], short) == {"near": 200}
-    assert names([far, replace(near, queued_tokens=1000)], short) == {"far": 200}
+    assert names([far, but(near, queued_tokens=1000)], short) == {"far": 200}
 
 
 def test_a_hand_off_to_another_host_counts_its_bytes_at_that_links_rate() -> None:
-    prefill = replace(PREFILL, store="one")
-    here, there = replace(DECODE, id="here", store="one"), replace(DECODE, id="there", store="two")
-    decoders = [replace(one, remote_fetch_s=1e-4) for one in (here, there)]
+    prefill = but(PREFILL, store="one")
+    here, there = but(DECODE, id="here", store="one"), but(DECODE, id="there", store="two")
+    decoders = [but(one, remote_fetch_s=1e-4) for one in (here, there)]
     assert names([prefill, *decoders]) == {"here": 200}
-    assert names([prefill, *(replace(one, remote_fetch_s=1e-6) for one in decoders)]).keys() == {"here", "there"}
+    assert names([prefill, *(but(one, remote_fetch_s=1e-6) for one in decoders)]).keys() == {"here", "there"}
 
 
 def test_the_last_token_is_always_computed() -> None:
@@ -123,15 +128,15 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_a_short_tail_stays_with_decode() -> None:
-    cached = [replace(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
+    cached = [but(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
     assert decision(cached).prefill is None
     assert decision(cached, local_prefill_tokens=0).prefill is not None
-    assert decision([replace(w, cached_tokens=1900) for w in cached]).prefill is not None
+    assert decision([but(w, cached_tokens=1900) for w in cached]).prefill is not None
 
 
 def test_a_short_tail_does_not_wait_behind_another_prompt() -> None:
-    cached = [replace(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
-    assert decision([cached[0], replace(cached[1], queued_tokens=4000)]).prefill is not None
+    cached = [but(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
+    assert decision([cached[0], but(cached[1], queued_tokens=4000)]).prefill is not None
 
 
 def test_equals_are_chosen_by_chance() -> None:
@@ -166,17 +171,17 @@ def test_of_near_equals_the_one_with_least_work_is_chosen() -> None:
 def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
     ask = Demand(2000, 10)
     near = worker("a", cached_tokens=1000, resident_tokens=600, awaited_tokens=500, fetch_s=1e-4)
-    assert prompt_s(ask, near) == pytest.approx(400 * 1e-4 + 500 / 5000)
-    assert prompt_s(ask, replace(near, queued_tokens=700)) == pytest.approx(400 * 1e-4 + 1200 / 5000)
-    made = decision([replace(near, remote_tokens=900, remote_fetch_s=1e-6)], ask)
+    assert seconds(ask, near) == pytest.approx(400 * 1e-4 + 500 / 5000)
+    assert seconds(ask, but(near, queued_tokens=700)) == pytest.approx(400 * 1e-4 + 1200 / 5000)
+    made = decision([but(near, remote_tokens=900, remote_fetch_s=1e-6)], ask)
     assert made.sources == {"worker": 600, "store": 400, "awaited": 500, "remote": 400, "computed": 100}
-    deep = decision([replace(near, resident_tokens=1800)], ask)
+    deep = decision([but(near, resident_tokens=1800)], ask)
     assert deep.sources == {"worker": 1800, "store": 0, "awaited": 199, "remote": 0, "computed": 1}
 
 
 def test_a_hand_off_moves_what_is_not_in_pages() -> None:
-    decoders = [replace(DECODE, id=name, fetch_s=1e-3) for name in "xyz"]
-    decoders[1] = replace(decoders[1], resident_tokens=1500)
+    decoders = [but(DECODE, id=name, fetch_s=1e-3) for name in "xyz"]
+    decoders[1] = but(decoders[1], resident_tokens=1500)
     assert names([PREFILL, *decoders]) == {"y": 200}
 
 
@@ -184,9 +189,9 @@ def test_common_context_counts_once() -> None:
     """Those who share a long beginning share the pages of it."""
     full = worker("full", Role.DECODE, context_tokens=199_000)
     ask = Demand(20_000, 100)
-    assert decode_s(ask, replace(full, held_tokens=19_900)) < decode_s(ask, full)
-    room = replace(full, context_tokens=199_000 - 19_900)
-    assert decode_s(ask, replace(full, held_tokens=19_900)) == pytest.approx(decode_s(ask, room))
+    assert decode_s(ask, but(full, held_tokens=19_900)) < decode_s(ask, full)
+    room = but(full, context_tokens=199_000 - 19_900)
+    assert decode_s(ask, but(full, held_tokens=19_900)) == pytest.approx(decode_s(ask, room))
 
 
 def test_prefill_home_decides_between_near_equals() -> None:
@@ -216,15 +221,15 @@ def test_decode_goes_where_there_is_room() -> None:
     assert decision([full, crowded, DECODE]).decode is DECODE
     ask = Demand(2000, 100)
     assert decode_s(ask, full) > decode_s(ask, DECODE)
-    assert decode_s(ask, crowded) > decode_s(ask, replace(crowded, sequences=31)) > decode_s(ask, DECODE)
+    assert decode_s(ask, crowded) > decode_s(ask, but(crowded, sequences=31)) > decode_s(ask, DECODE)
 
 
 def test_every_cost_grows_with_its_cause() -> None:
     ask, base = Demand(2000, 100), worker("a", cached_tokens=500)
     for change in ({"queued_tokens": 1}, {"prefill_rate": 4999}, {"cached_tokens": 499}, {"fetch_s": 1e-5}):
-        assert prompt_s(ask, replace(base, **change)) > prompt_s(ask, base), change
-    for change in ({"sequences": 1}, {"context_tokens": 1}, {"step_s": 0.021}, {"penalty_s": 0.1}):
-        assert decode_s(ask, replace(base, **change)) > decode_s(ask, base), change
+        assert seconds(ask, but(base, **change)) > seconds(ask, base), change
+    for change in ({"sequences": 1}, {"context_tokens": 1}, {"step": step(0.021)}, {"penalty_s": 0.1}):
+        assert decode_s(ask, but(base, **change)) > decode_s(ask, base), change
 
 
 def test_nobody_decodes() -> None:
@@ -236,10 +241,10 @@ def test_too_long_for_all_is_an_answer() -> None:
     answer = pick([worker("a", max_model_len=1000), worker("b", kv_capacity_tokens=1500)])
     assert answer == TooLong(1500)
     assert decision([worker("a", max_model_len=1000), worker("b")]).decode.id == "b"
-    assert decision([replace(PREFILL, max_model_len=1000), DECODE]).prefill is None
+    assert decision([but(PREFILL, max_model_len=1000), DECODE]).prefill is None
 
 
 def test_a_long_queue_is_an_answer_but_a_long_prompt_is_not() -> None:
     answer = pick([worker("a", queued_tokens=10_000, prefill_rate=1000)], max_queue_s=9)
     assert answer == QueueFull(10.0)
-    assert decision([worker("a", prefill_rate=100)], max_queue_s=9).first_token_s == 20
+    assert decision([worker("a", prefill_rate=100)], max_queue_s=9).chosen.first_token_s == 20

@@ -63,6 +63,43 @@ async def test_a_silent_worker_is_named_until_it_speaks(start: Callable[..., Awa
     await view([])
 
 
+async def test_a_router_that_was_away_blames_nobody(mesh: Harness) -> None:
+    """It was stopped, or had no core: whoever spoke meanwhile was not heard."""
+    router, away_s = mesh.router, 0.0
+    clock = router._clock
+    router._clock = lambda: clock() + away_s
+    await mesh.join("d", "decode")
+    [seat] = router.planner.registry
+    heard_at = seat.heard_at
+    watch = mesh.stub.Watch(router_pb2.WatchRequest())
+    mesh.calls.append(watch)
+    away_s = 100.0
+    await eventually(lambda: seat.heard_at > heard_at + 99)
+    await mesh.join("another", "decode")
+    assert [list((await watch.read()).silent) for _ in range(2)] == [[], []]
+
+
+async def test_a_worker_whose_step_is_overdue_is_named_until_it_has_ended(mesh: Harness) -> None:
+    """It speaks, and gets no work."""
+    member = await mesh.join("d", "decode")
+    watch = mesh.stub.Watch(router_pb2.WatchRequest())
+    mesh.calls.append(watch)
+    assert not (await watch.read()).silent
+    for in_step_s, silent in ((1.9, False), (2.1, True), (0.1, False)):
+        progress = router_pb2.Progress(steps=7, in_step_s=in_step_s, limit_s=2.0)
+        await member.write(router_pb2.JoinRequest(load=router_pb2.Load(free_kv_tokens=100_000, progress=progress)))
+        if in_step_s != 1.9:
+            seen = await watch.read()
+            assert (list(seen.silent), seen.models[0].ready) == (["d"] * silent, not silent)
+        call = mesh.stub.Plan()
+        mesh.calls.append(call)
+        await call.write(router_pb2.PlanRequest(ask=ask()))
+        if silent:
+            assert (await refusal(call)).code() is grpc.StatusCode.UNAVAILABLE
+        else:
+            assert (await call.read()).decode.member_id == "d"
+
+
 async def speak(member: Any) -> None:
     """Load, over and over."""
     while True:
@@ -212,8 +249,8 @@ async def test_stored_blocks_are_known_until_their_store_leaves(mesh: Harness) -
     assert index.match(prompt["block_keys"]) == {"s": 6}
     _, plan = await mesh.plan(**prompt)
     assert plan.prefill.member_id == "p"
-    await mesh.store(store, removed=keys(6)[2:3])
-    await eventually(lambda: len(index) == 5)
+    await mesh.store(store, removed=keys(6)[2:])
+    await eventually(lambda: len(index) == 2)
     assert index.match(prompt["block_keys"]) == {"s": 2}
     await mesh.gone(store)
     await eventually(lambda: not mesh.router.planner.registry.stores())
@@ -361,6 +398,46 @@ async def test_a_charge_outlives_its_member(mesh: Harness) -> None:
     await eventually(lambda: mesh.router.planner.ledger.empty)
 
 
+async def test_what_a_router_that_has_gone_had_planned_is_charged_here(mesh: Harness) -> None:
+    await mesh.join("p", "prefill")
+    await mesh.join("d", "decode")
+    await mesh.join("d2", "decode")
+    ledger = mesh.router.planner.ledger
+    kept = router_pb2.Kept(prefill="p", decode="d", plan="x/1")
+    call, answer = await mesh.plan(tokens=100, kept=kept, session="s")
+    assert (answer.decode.member_id, answer.prefill.member_id, answer.epoch) == ("d", "p", 1)
+    assert answer.plan not in ("", "x/1")
+    assert ledger.of("p").prefill_tokens == 100
+    assert ledger.of("d").context_tokens > 100
+    assert ledger.of("d").sequences == 1
+    await call.write(router_pb2.PlanRequest(progress=router_pb2.PlanProgress(prefill_done=True, generated=7)))
+    await eventually(lambda: ledger.of("p").prefill_tokens == 0)
+    await mesh.gone(call)
+    await eventually(lambda: ledger.empty)
+    _, later = await mesh.plan(tokens=100, session="s")
+    assert later.reasons.home, "the session was there"
+    call, _ = await mesh.plan(tokens=100, kept=router_pb2.Kept(prefill="gone", decode="d2"), output_tokens=9)
+    assert ledger.of("d2").prefill_tokens == 0, "there are tokens, so the prompt is computed"
+    bad = mesh.stub.Plan()
+    await bad.write(router_pb2.PlanRequest(ask=ask(kept=router_pb2.Kept(decode="nobody"))))
+    error = await refusal(bad)
+    assert (error.code(), from_rpc(error).field) == (grpc.StatusCode.NOT_FOUND, "ask.kept.decode")
+
+
+async def test_where_others_plan_too_what_a_worker_reports_is_not_doubted(mesh: Harness) -> None:
+    """A report beyond the own charges is the work of another router, not work that was counted twice."""
+    for member, routers in (("alone", 1), ("shared", 2)):
+        call = await mesh.join(member, routers=routers)
+        await call.write(router_pb2.JoinRequest(load=router_pb2.Load(running=4, queued_prefill_tokens=5000)))
+        seat = mesh.router.planner.registry.get(member)
+        assert seat is not None
+        await eventually(lambda: seat.report.running == 4)  # noqa: B023
+        await mesh.plan(kept=router_pb2.Kept(decode=member), tokens=300)
+    planner = mesh.router.planner
+    ahead = {seat.member.id: planner._observer.ahead(seat)[:2] for seat in planner.registry}
+    assert ahead == {"alone": (5000, 4), "shared": (5300, 5)}
+
+
 async def test_too_many_live_plans_are_refused_at_once(start: Callable[..., Awaitable[Harness]]) -> None:
     mesh = await start(max_live_plans=2)
     await mesh.join("a")
@@ -404,7 +481,8 @@ async def test_an_impossible_ask_is_refused(mesh: Harness, fields: dict[str, Any
 
 
 @pytest.mark.parametrize("holders", [0, 1, 8])
-async def test_a_burst_with_one_common_prefix_is_spread(mesh: Harness, holders: int) -> None:
+async def test_a_burst_with_one_common_prefix_is_spread(start: Callable[..., Awaitable[Harness]], holders: int) -> None:
+    mesh = await start(hold_s=1000.0)
     stores = [await mesh.join(f"s{number}", "kvstore", host_id=f"h{number}") for number in range(8)]
     for number in range(8):
         await mesh.join(f"w{number}", host_id=f"h{number}")
@@ -437,3 +515,18 @@ async def test_leaving_is_quick_with_streams_open(start: Callable[..., Awaitable
     await mesh.plan()
     assert len(mesh.router.planner.ledger) == 1
     # The fixture closes the router while both streams are open; the time limit of the test is the assertion.
+
+
+async def test_what_became_of_predictions_is_counted(mesh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all, and what it means for each worker that is there."""
+    worker = await mesh.join("a")
+    call, _ = await mesh.plan(tokens=1000)
+    clock = mesh.router.planner._clock
+    monkeypatch.setattr(mesh.router.planner, "_clock", lambda: clock() + 1.0)
+    await call.write(router_pb2.PlanRequest(progress=router_pb2.PlanProgress(prefill_done=True, generated=1)))
+    counted, bias = 'penstock_plan_error_ratio_count{what="first_token"} 1.0', 'penstock_plan_bias{member="a"'
+    await eventually(lambda: counted in mesh.router.metrics.text().decode())
+    assert bias in mesh.router.metrics.text().decode()
+    await mesh.gone(worker)
+    await eventually(lambda: bias not in mesh.router.metrics.text().decode())
+    assert counted in mesh.router.metrics.text().decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.router.sessions import OutputLengths, Recent
+from penstock.router.sessions import Recent
 
 
 def test_entries_expire_and_are_bounded() -> None:
@@ -14,15 +14,3 @@ def test_entries_expire_and_are_bounded() -> None:
     recent.set("c", 4, now=11)
     assert len(recent) == 2
     assert (recent.get("a", 11), recent.get("b", 11), recent.get("c", 11)) == (3, None, 4)
-
-
-def test_output_is_expected_from_session_then_tenant_then_model() -> None:
-    lengths = OutputLengths(100, ttl=1000)
-    assert lengths.expect("m", "t", "s", limit=10_000, now=0) == 256
-    lengths.learn("m", "other", "", 40, now=0)
-    assert lengths.expect("m", "t", "s", limit=10_000, now=0) == 40
-    lengths.learn("m", "t", "s", 100, now=0)
-    lengths.learn("m", "t", "another", 500, now=0)
-    assert lengths.expect("m", "t", "s", limit=10_000, now=0) == 100
-    assert 100 < lengths.expect("m", "t", "new", limit=10_000, now=0) < 500
-    assert lengths.expect("m", "t", "s", limit=10, now=0) == 10

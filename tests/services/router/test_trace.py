@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from penstock.kv.spec import KvSpec
 from penstock.router.config import RouterConfig
-from penstock.router.planner import PlanAsk, Planner
-from penstock.router.policy import Role
-from penstock.router.registry import Member
+from penstock.router.planner import Planner
+from penstock.router.plans import PlanAsk
+from penstock.router.registry import Measured, Member
+from penstock.router.workers import Role
 
 HOUR_S = 3600.0
 SESSIONS = 7_000
@@ -149,7 +150,7 @@ class Planned:
                 max_running=64,
                 kv_capacity_tokens=1 << 30,
             )
-            planner.registry.join(member, 0.0).measure(RATE, 0, 1e11, 0.0, remote_rate=1)  # no way between hosts
+            planner.registry.join(member, 0.0).measure(Measured(RATE, 1e11, 1), 0.0)  # no way between hosts
             planner.registry.join(Member(id=f"store-{number}", role=None, address="x:2", host_id=f"host-{number}"), 0.0)
         planner.registry.join(
             Member(

@@ -1,0 +1,72 @@
+"""What was predicted of plans beside what happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_PULL = 0.1
+"""How far one plan pulls the belief."""
+_MOST = 4.0
+"""Nothing is believed to take more than so many times as long as predicted, or to be more than so many times as
+quick."""
+_HALF_LIFE_S = 600.0
+"""After so long without a plan, half of what was learned is forgotten."""
+_LEAST_S = 0.02
+"""What takes less says nothing: it is all overhead."""
+_LEAST_TOKENS = 8
+
+
+@dataclass(slots=True)
+class Bias:
+    """How many times as long as predicted something takes at one worker. What is predicted next is multiplied by it, so
+    it settles where predictions are right."""
+
+    value: float = 1.0
+    changed_at: float = 0.0
+
+    def believed(self, now: float) -> float:
+        """The factor by now."""
+        faded: float = self.value ** (0.5 ** ((now - self.changed_at) / _HALF_LIFE_S))
+        return faded
+
+    def learn(self, ratio: float, now: float) -> None:
+        """Something took `ratio` times as long as was predicted with the factor of its time."""
+        pulled = self.believed(now) * _within(ratio) ** _PULL
+        self.value, self.changed_at = _within(pulled), now
+
+
+@dataclass(slots=True)
+class Watched:
+    """One plan on its way, in seconds of the router's clock."""
+
+    made_at: float
+    first_token_s: float
+    """Predicted."""
+    token_s: float
+    """Predicted for each token after the first."""
+    first_at: float | None = None
+    first: int = 0
+    """Tokens that there were at `first_at`."""
+    last_at: float = 0.0
+    last: int = 0
+
+    def saw(self, tokens: int, now: float) -> float | None:
+        """So many tokens exist now. Returns how many times as long as predicted the first one took, once, if that says
+        something."""
+        self.last_at, self.last = now, tokens
+        if self.first_at is not None:
+            return None
+        self.first_at, self.first = now, tokens
+        took = now - self.made_at
+        return took / self.first_token_s if min(took, self.first_token_s) >= _LEAST_S else None
+
+    def ended(self) -> float | None:
+        """Likewise of the tokens after the first, as far as they were seen."""
+        more = self.last - self.first
+        if self.first_at is None or more < _LEAST_TOKENS or self.token_s <= 0:
+            return None
+        return (self.last_at - self.first_at) / more / self.token_s
+
+
+def _within(ratio: float) -> float:
+    return min(_MOST, max(1 / _MOST, ratio))

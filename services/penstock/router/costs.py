@@ -1,0 +1,139 @@
+"""What a request costs on one worker, in predicted seconds: its prompt, the hand-off of its KV, its answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.router.demand import Demand
+from penstock.router.workers import WorkerFacts, WorkerState
+
+
+class Prefix(NamedTuple):
+    """Leading tokens of a prompt that a worker need not compute for it, in this order."""
+
+    resident: int
+    """In its own pages."""
+    fetched: int
+    """In the store of its host."""
+    awaited: int
+    """Computed there for others."""
+    remote: int
+    """In another host's store."""
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.resident + self.fetched + self.awaited + self.remote
+
+
+Work = tuple[int, int]
+"""Tokens of a prompt to compute, and to fetch, on all workers together."""
+
+
+class PromptCost(NamedTuple):
+    """Seconds until a worker has the KV of a whole prompt, by part."""
+
+    known: Prefix
+    uncached_tokens: int
+    queue_s: float
+    compute_s: float
+    fetch_s: float
+    """From the store of its host."""
+    pull_s: float
+    """From another host's store."""
+    penalty_s: float
+    total_s: float
+    """All parts."""
+
+    @property
+    def work(self) -> Work:
+        """What the machines do for it."""
+        return self.uncached_tokens, self.known.fetched + self.known.remote
+
+
+def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
+    """Seconds until `worker` has the KV of the whole prompt, its queue first."""
+    state, known = worker.state, prefix(demand, worker)
+    _, fetched, _, remote = known
+    uncached = demand.prompt_tokens - sum(known)
+    rate, penalty_s = state.prefill_rate, worker.penalty_s
+    queue_s, compute_s = state.queued_tokens / rate, uncached / rate
+    fetch_s, pulled_s = fetched * state.fetch_s, pull_s(state, remote)
+    total_s = queue_s + compute_s + fetch_s + pulled_s + penalty_s
+    return PromptCost(known, uncached, queue_s, compute_s, fetch_s, pulled_s, penalty_s, total_s)
+
+
+def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
+    """What the worker need not compute of the prompt: what is in its pages and its own store, what it computes for
+    others by then, and what another host's store has where that is quicker than to compute it.
+
+    The last token is always computed: its logits are wanted.
+    """
+    most = demand.prompt_tokens - 1
+    resident = min(worker.resident_tokens, most)
+    near = max(resident, min(worker.cached_tokens, most))
+    soon = min(near + worker.awaited_tokens, most)
+    remote = min(worker.cached_tokens + worker.remote_tokens, most) - soon
+    if remote <= 0 or not worth_pulling(worker.state, remote):
+        remote = 0
+    return Prefix(resident, near - resident, soon - near, remote)
+
+
+def worth_pulling(worker: WorkerState, tokens: int) -> bool:
+    """Whether the worker has so many tokens sooner from another host's store than by computing them."""
+    return tokens > 0 and pull_s(worker, tokens) < tokens / worker.prefill_rate
+
+
+def pull_s(worker: WorkerState, tokens: int) -> float:
+    """Seconds until the worker has the KV of so many tokens from another host's store."""
+    return worker.remote_s + tokens * worker.remote_fetch_s if tokens else 0.0
+
+
+class HandedCost(NamedTuple):
+    """Seconds to fetch a prompt's KV that another worker has computed or fetched, as far as a decode worker lacks
+    it."""
+
+    beside_s: float
+    """When both have the same store, or one has none."""
+    apart_s: float
+
+    def from_store(self, prefill: str, decode: str) -> float:
+        """When the workers have these stores."""
+        return self.apart_s if prefill != decode and prefill and decode else self.beside_s
+
+
+def handed_cost(demand: Demand, decode: WorkerFacts) -> HandedCost:
+    """Whoever computes the prompt."""
+    tokens, state = demand.prompt_tokens, decode.state
+    resident = min(decode.resident_tokens, tokens)
+    near = max(resident, min(decode.cached_tokens, tokens))
+    apart_s = (near - resident) * state.fetch_s + pull_s(state, tokens - near)
+    return HandedCost((tokens - resident) * state.fetch_s, apart_s)
+
+
+def handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float:
+    """Seconds to fetch the prompt's KV that `prefill` has computed or fetched, as far as `decode` lacks it."""
+    return handed_cost(demand, decode).from_store(prefill.store, decode.store)
+
+
+def context_tokens(demand: Demand, worker: WorkerFacts) -> int:
+    """Tokens whose KV `worker` holds with the whole request, promised ones too."""
+    own = demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
+    return worker.state.context_tokens + own
+
+
+def step_s(demand: Demand, worker: WorkerFacts) -> float:
+    """Seconds from one token to the next on `worker`, when it decodes the request too."""
+    state = worker.state
+    sequences = min(state.sequences + 1, state.max_running)
+    return state.step.seconds(sequences, min(context_tokens(demand, worker), state.kv_capacity_tokens))
+
+
+def decode_s(demand: Demand, worker: WorkerFacts) -> float:
+    """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
+    state = worker.state
+    sequences = state.sequences + 1
+    context = context_tokens(demand, worker)
+    steps_s = demand.expected_output * state.step.seconds(sequences, context)
+    excess = max(0.0, sequences / state.max_running - 1) + max(0.0, context / state.kv_capacity_tokens - 1)
+    return steps_s * (1 + excess) + worker.penalty_s

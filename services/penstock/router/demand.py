@@ -1,0 +1,48 @@
+"""What a request wants, as far as placing it is concerned, and the settings that decisions depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One request, as far as placing it is concerned."""
+
+    prompt_tokens: int
+    """Tokens whose KV must exist before the next one can be sampled; a moved request's output counts."""
+    expected_output: int
+    home_prefill: str = ""
+    home_decode: str = ""
+    avoid: frozenset[str] = frozenset()
+    opening: bytes = b""
+    """Names the first blocks of the prompt; empty when it has fewer."""
+    waits: bool = False
+    """It can be held back until the workers that are best for it have room."""
+    closed: frozenset[str] = frozenset()
+    """Workers whose room is for others, who came before it."""
+    first_token_s: float = inf
+    """It is of no use when its first token comes later than this."""
+    token_s: float = inf
+    """Likewise each of the others, after the one before."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it has to have its tokens in time."""
+        return self.first_token_s < inf or self.token_s < inf
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """The settings that decisions depend on."""
+
+    local_prefill_tokens: int = 64
+    handoff_s: float = 0.01
+    max_queue_s: float = 120.0
+    hold_s: float = 1.0
+    """Seconds of prompts before it that a worker has to have, so that a request is rather held back."""
+    tie: float = 0.05
+    """Costs within this fraction of the least are nearly equal."""
+    home_margin: float = 0.1
+    """A session stays where it was when that costs at most this fraction (and 10 ms) more."""

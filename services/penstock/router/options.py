@@ -1,0 +1,151 @@
+"""The ways to serve a request, what each costs, and what a decision can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from penstock.router.costs import Prefix, PromptCost, Work, decode_s, handed_s
+from penstock.router.demand import Demand, Knobs
+from penstock.router.workers import WorkerFacts
+
+
+class PromptPlace(NamedTuple):
+    """A worker that only computes prompts, and what this one costs there."""
+
+    worker: WorkerFacts
+    cost: PromptCost
+
+
+class Option(NamedTuple):
+    """One way to serve a request, and its seconds by part."""
+
+    prefill: WorkerFacts | None
+    """None: the decode worker computes the prompt itself."""
+    decode: WorkerFacts
+    prompt: PromptCost
+    """On whoever computes it."""
+    handoff_s: float
+    """Until the decode worker has the KV, when another one has computed it."""
+    answer_s: float
+    """For the expected answer, the wait for a place in the batch included."""
+    work: Work
+    total_s: float
+    """Until the end of the answer."""
+
+    @property
+    def first_token_s(self) -> float:
+        """Until the prompt is computed."""
+        return self.prompt.total_s
+
+
+def stays(demand: Demand, decode: WorkerFacts, prompt: PromptCost) -> Option:
+    """The decode worker computes the prompt itself."""
+    answer_s = decode_s(demand, decode)
+    return Option(None, decode, prompt, 0.0, answer_s, prompt.work, prompt.total_s + answer_s)
+
+
+def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: float, knobs: Knobs) -> Option:
+    """Another worker computes the prompt; the answer then takes `answer_s`."""
+    computed, fetched = place.cost.work
+    work = computed, fetched + demand.prompt_tokens - min(decode.resident_tokens, demand.prompt_tokens)
+    handoff_s = knobs.handoff_s + handed_s(demand, place.worker, decode)
+    return Option(
+        place.worker, decode, place.cost, handoff_s, answer_s, work, place.cost.total_s + handoff_s + answer_s
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The workers, and what the request will cost there."""
+
+    chosen: Option
+    options: Sequence[Option]
+    """All that were looked at, the chosen one among them."""
+
+    @property
+    def prefill(self) -> WorkerFacts | None:
+        """None: the decode worker computes the prompt itself."""
+        return self.chosen.prefill
+
+    @property
+    def decode(self) -> WorkerFacts:
+        """Who generates the answer."""
+        return self.chosen.decode
+
+    @property
+    def computes(self) -> WorkerFacts:
+        """Who computes the prompt."""
+        return self.chosen.prefill or self.chosen.decode
+
+    @property
+    def prompt(self) -> Prefix:
+        """Where its KV will come from, for whoever computes the rest of it."""
+        return self.chosen.prompt.known
+
+    @property
+    def uncached_tokens(self) -> int:
+        """To be charged to whoever computes the prompt."""
+        return self.chosen.prompt.uncached_tokens
+
+    @property
+    def other_s(self) -> float | None:
+        """Seconds of the whole answer with the cheapest of the others; None: no other was looked at."""
+        return min((option.total_s for option in self.options if option is not self.chosen), default=None)
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Tokens by where their KV will come from."""
+        known = self.prompt
+        near = {"worker": known.resident, "store": known.fetched, "awaited": known.awaited, "remote": known.remote}
+        return near | {"computed": self.uncached_tokens}
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that are not computed for this request alone."""
+        return self.prompt.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class NoWorker:
+    """No worker decodes this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """No worker could ever hold the request."""
+
+    limit: int
+    """Tokens that the roomiest worker can."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """It would wait too long."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """It would wait at a worker, and is better held back: what is best for it may change until there is room."""
+
+    at: str
+    """The worker that has no room."""
+    decision: Decision
+    """Where it would go now."""
+    cost: int
+    """Tokens to compute for it, expected output included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """No worker gives tokens as soon as is asked for."""
+
+    target: Literal["first_token", "token"]
+    best_s: float
+    """Predicted for the best of them."""
+
+
+Answer = Decision | NoWorker | TooLong | QueueFull | Waits | Unmet

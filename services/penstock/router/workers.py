@@ -1,0 +1,106 @@
+"""What a decision knows of one worker, and what a worker has of one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """The work of a worker."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+    """Decodes, and prefills whatever it decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one decoding step, linear in what it computes."""
+
+    base_s: float
+    """However little there is to do."""
+    sequence_s: float
+    """For each sequence."""
+    token_s: float
+    """For each token of their context."""
+
+    def times(self, factor: float) -> StepCost:
+        """All of it so many times as long."""
+        return StepCost(self.base_s * factor, self.sequence_s * factor, self.token_s * factor)
+
+    def seconds(self, sequences: float, context_tokens: float) -> float:
+        """Of one step."""
+        return self.base_s + sequences * self.sequence_s + context_tokens * self.token_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """What a decision knows of one worker, whatever the request; this request's charges not included."""
+
+    id: str
+    role: Role
+    max_model_len: int
+    max_running: int
+    kv_capacity_tokens: int
+    queued_tokens: int
+    """Uncached prompt tokens that it will compute before anything new."""
+    sequences: int
+    context_tokens: int
+    """Held, or promised to sequences that run or wait there."""
+    prefill_rate: float
+    """Tokens per second."""
+    step: StepCost
+    fetch_s: float
+    """Seconds to fetch the KV of one token."""
+    remote_fetch_s: float = 0.0
+    """Likewise by way of another host's store."""
+    remote_s: float = 0.0
+    """Seconds that such a fetch costs, apart from moving the bytes."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one sequence, prompt and answer."""
+        return min(self.max_model_len, self.kv_capacity_tokens)
+
+    @property
+    def queue_s(self) -> float:
+        """Until it computes something new."""
+        return self.queued_tokens / self.prefill_rate
+
+    @property
+    def batch_full(self) -> bool:
+        """Whether enough sequences are there, so that the next one has come before it can run: a few wait already."""
+        return self.sequences >= self.max_running + max(1, self.max_running // 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """One worker, and what it has of the prompt of one request, in leading tokens."""
+
+    state: WorkerState
+    cached_tokens: int
+    """In a store that it reaches."""
+    resident_tokens: int = 0
+    """In its own pages."""
+    awaited_tokens: int = 0
+    """How much longer than both is the prefix that it computes for others; part of its queue."""
+    held_tokens: int = 0
+    """Those that sequences hold which are counted in its `context_tokens`."""
+    store: str = ""
+    """Workers with the same one share a store; empty: it has none on its host."""
+    remote_tokens: int = 0
+    """How much longer the prefix in another host's store is, from where its own store could get it."""
+    penalty_s: float = 0.0
+    """Added to every cost for a while after a fault."""
+
+    @property
+    def id(self) -> str:
+        """The worker's."""
+        return self.state.id
+
+    @property
+    def role(self) -> Role:
+        """The worker's."""
+        return self.state.role
