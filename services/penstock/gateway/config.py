@@ -10,14 +10,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
-from penstock.gateway.redis_client import REDIS_SCHEMES
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
+    Addresses,
     ConfigError,
     HostPort,
     OptionalAddress,
     Size,
+    address_lists,
     addresses,
     at_least,
     is_loopback,
@@ -25,14 +26,15 @@ from penstock.runtime.config import (
     one_of,
     optional_addresses,
 )
+from penstock.runtime.redis_client import REDIS_SCHEMES
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """Settings of one gateway."""
 
-    router: Address
-    """Address of the router, host:port."""
+    router: Addresses
+    """Addresses of the routers, host:port with commas between them. One plans until it fails, then another."""
     model_dir: Path
     """The model's directory; the gateway reads only its tokenizer and templates."""
     tool_format: str = ""
@@ -83,9 +85,9 @@ class GatewayConfig:
     context."""
     request_timeout_s: float = 600.0
     """Most seconds that a request may take in all."""
-    failover_s: float = 30.0
-    """Seconds for which a request waits, without a token, for a worker or the router to take it; 0: it does not
-    wait."""
+    failover_s: float = 120.0
+    """Seconds for which a request without a deadline of its own waits, without a token, for a worker or the router to
+    take it; 0: it does not wait. One with a deadline waits until then."""
     max_sessions: int = 1024
     """Most sessions whose last prompts and answers are remembered."""
     max_session_tokens: int = 4_000_000
@@ -127,7 +129,10 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not self.model_dir.is_dir():
             raise ConfigError("model_dir", str(self.model_dir), "must be the directory of the served model")
-        addresses(self, "router", "http_address", "grpc_address")
+        address_lists(self, "router")
+        if not self.router:
+            raise ConfigError("router", "", "give the address of a router, host:port")
+        addresses(self, "http_address", "grpc_address")
         optional_addresses(self, "metrics_address")
         at_least(self, 1, "max_live_requests", "max_body_bytes", "max_upload_bytes", "max_n", "max_request_tokens")
         at_least(self, 1, "max_output_tokens")

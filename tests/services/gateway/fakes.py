@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from penstock.decode.listening import Listeners, say_told
 from penstock.engine.request import Update
 from penstock.errors import PenstockError, Unavailable
 from penstock.kv.identity import KEY_BYTES
@@ -31,6 +30,7 @@ from penstock.v1 import (
     router_pb2_grpc,
 )
 from penstock.worker.convert import token_from_message
+from penstock.worker.serving.listening import Listeners, say_told
 
 MODEL = "tiny"
 BLOCK = 4
@@ -67,9 +67,17 @@ REASONS = {
     "first_token_s": 0.5,
     "answer_s": 2.0,
     "queue_s": 0.25,
+    "compute_s": 0.125,
+    "fetch_s": 0.0625,
+    "pull_s": 0.03125,
+    "penalty_s": 0.015625,
+    "handoff_s": 0.5,
+    "decode_s": 1.0,
+    "held_s": 4.0,
     "cached_tokens": 8,
     "remote_tokens": 4,
     "resident_tokens": 2,
+    "store_tokens": 1,
     "awaited_tokens": 1,
     "uncached_tokens": 16,
     "expected_output": 32,
@@ -102,6 +110,8 @@ class Script:
     """Tokens that workers count too many."""
     prefill_hangs: bool = False
     """The first prefill worker never answers, and decode waits for its hand-off."""
+    handoff_hangs: bool = False
+    """The first prefill worker gives its token, and decode waits for its hand-off."""
     prefill_dies: bool = False
     prefill_dies_late: bool = False
     """The first prefill dies when it has handed off, before it gives its token to the gateway."""
@@ -146,6 +156,7 @@ class Router(router_pb2_grpc.RouterServicer):
             async for message in request_iterator:
                 if message.HasField("progress"):
                     self.progress.append(message.progress)
+                    self._mesh.tick()
                     continue
                 if message.HasField("hint"):
                     self.hints.append(message.hint)
@@ -234,7 +245,9 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             error = self._mesh.script.generate(self, request)
             if error is not None:
                 raise error
-            if self._mesh.script.prefill_hangs and request.handoff.address == self._mesh.prefills[0].address:
+            script = self._mesh.script
+            hangs = script.prefill_hangs or script.handoff_hangs
+            if hangs and request.handoff.address == self._mesh.prefills[0].address:
                 await asyncio.Event().wait()
             async with self.listeners.way(request.to, partial(say_told, context)) as way:
                 async for event in self._generate(request):

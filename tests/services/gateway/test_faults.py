@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 
 import grpc
 import httpx2
@@ -53,7 +54,7 @@ async def test_decode_dies_and_another_takes_over(setup, prefill, after):
     text, usage = await ask(setup)
     assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
     first, second = setup.mesh.router.asks
-    assert (first.avoid, second.avoid) == ([], ["decode-0"])
+    assert (first.avoid, second.avoid, second.full) == ([], ["decode-0"], [])
     assert second.output_tokens == len(setup.mesh.decodes[1].requests[0].output_ids)
     assert usage.prompt_tokens_details.cached_tokens == 8
     assert usage.prompt_tokens == 8 + usage.model_dump()["penstock"]["computed_tokens"]
@@ -64,7 +65,9 @@ async def test_a_worker_that_refuses_to_start_is_avoided(setup, prefill):
     setup.script.prefill = prefill
     setup.script.generate = lambda worker, request: Overloaded("full") if worker.name == "decode-0" else None
     assert (await ask(setup))[0] == TEXT
-    assert [list(asked.avoid) for asked in setup.mesh.router.asks] == [[], ["decode-0"]]
+    asks = setup.mesh.router.asks
+    assert [list(asked.avoid) for asked in asks] == [[], ["decode-0"]]
+    assert list(asks[1].full) == ["decode-0"], "it had no room: no fault of its own"
 
 
 async def test_moves_are_counted(setup):
@@ -200,6 +203,36 @@ async def test_a_prefill_worker_that_falls_silent_takes_nobody_with_it(setup):
     assert list(setup.mesh.router.asks[-1].avoid) == ["prefill-0"]
 
 
+async def test_a_prefill_worker_that_falls_silent_between_its_token_and_its_handoff(setup):
+    """Its own call has ended well by then; decode still waits for it."""
+    setup.script.handoff_hangs = True
+    asking = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: len(setup.mesh.router.progress) > 0)  # the token has come
+    try:
+        setup.mesh.set_view(ready=True, silent=("prefill-0",))
+        async with asyncio.timeout(5):
+            text, usage = await asking
+    finally:
+        setup.mesh.set_view(ready=True)
+    assert (text, usage.completion_tokens) == (TEXT, len(setup.ids(TEXT)) + 1)
+    assert list(setup.mesh.router.asks[-1].avoid) == ["prefill-0"]
+
+
+async def test_a_prefill_worker_that_falls_silent_after_its_handoff_takes_nothing_with_it(setup):
+    """Decode has what it needs."""
+    setup.script.hang, setup.script.repeat, setup.script.batch = True, True, 2
+    asking = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: any(told.generated > 1 for told in setup.mesh.router.progress))
+    try:
+        setup.mesh.set_view(ready=True, silent=("prefill-0",))
+        setup.script.gate.set()
+        async with asyncio.timeout(5):
+            assert (await asking)[0] == TEXT
+    finally:
+        setup.mesh.set_view(ready=True)
+    assert len(setup.mesh.router.asks) == 1
+
+
 async def test_a_worker_that_counts_wrong_is_a_counted_defect(opened):
     """The client sees what the worker counted: nothing is made to fit."""
     async with opened() as setup:
@@ -325,3 +358,27 @@ async def test_channels_to_lost_workers_are_closed(opened):
         lost, found = (worker.address for worker in setup.mesh.decodes)
         assert lost not in channels._open
         assert found in channels._open
+
+
+async def test_a_stream_without_workers_gets_comments_until_its_deadline(opened):
+    """Then it hears why. Without a deadline of its own it would have heard at once."""
+    async with opened(failover_s=0.05, ping_s=0.1) as setup, httpx2.AsyncClient(base_url=setup.url) as http:
+        setup.script.refuse = Unavailable("no worker is here")
+        body = {"model": "tiny", "messages": HELLO, "stream": True}
+        begun = time.perf_counter()
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-penstock-timeout": "1.5"})
+        assert 1.4 < time.perf_counter() - begun < 10
+        events = answer.text.removesuffix("\n\n").split("\n\n")
+        assert len([event for event in events if event.startswith(":")]) >= 5
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert events[-1] == "data: [DONE]"
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 503
+
+
+@pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "1e9"])
+async def test_a_deadline_that_is_none_is_refused(setup, timeout):
+    with pytest.raises(openai.BadRequestError) as failed:
+        await setup.client.chat.completions.create(
+            model="tiny", messages=HELLO, extra_headers={"x-penstock-timeout": timeout}
+        )
+    assert failed.value.body["param"] == "x-penstock-timeout" and timeout in failed.value.body["message"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from penstock import gateway
 from penstock.errors import InvalidRequest, Overloaded, Unavailable
+from penstock.gateway.completing import flow
 from penstock.gateway.completing.flow import Flow
 from penstock.gateway.request.ask import Sampling
 from penstock.gateway.request.work import (
@@ -24,6 +25,7 @@ from penstock.gateway.request.work import (
     Placement,
     Promised,
     PromptUse,
+    Reason,
     Receiver,
     Report,
     SampledToken,
@@ -93,7 +95,7 @@ class Plans:
     asked: list[tuple[int, list[str]]] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
 
-    async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment:
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment:
         self.asked.append((generated, list(avoid)))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -186,6 +188,23 @@ async def test_the_first_token_is_prefills_and_the_rest_decodes() -> None:
     account = bench.flow.account
     assert (account.use, account.defects, account.drafted, account.accepted) == (use(), 0, 4, 2)
     assert bench.workers.closed == 2
+
+
+async def test_the_router_hears_how_long_the_answer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then, and only when it has become longer."""
+    monkeypatch.setattr(flow, "_FIRST_REPORT_S", 1e-6)
+    monkeypatch.setattr(flow, "_LONGEST_REPORT_S", 1e-6)
+    more = [asyncio.Event() for _ in range(2)]
+    steps = decoded(0, use=use()), decoded(1), more[0], decoded(2), more[1], decoded(3, finish="length")
+    bench = Bench(Plans([ALONE]), Workers([says(*steps)]))
+    running = asyncio.create_task(bench.flow.run())
+    for length, event in zip((2, 3), more, strict=True):
+        async with asyncio.timeout(5):
+            while length not in bench.plans.told:
+                await asyncio.sleep(0)
+        event.set()
+    assert await running == "length"
+    assert bench.plans.told == sorted(set(bench.plans.told))
 
 
 async def test_nothing_is_taken_after_the_end_and_nothing_twice() -> None:

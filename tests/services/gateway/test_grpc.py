@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import grpc
@@ -233,6 +234,22 @@ async def test_other_refusals(opened):
             await collect(stub.ChatCompletion(request()))
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "127.0.0.1" not in failed.value.details()
+
+
+async def test_a_request_waits_for_workers_as_long_as_its_deadline_allows(opened):
+    """Without one it would have given up after the first moment."""
+    async with opened(failover_s=0.05) as setup, grpc.aio.insecure_channel(setup.gateway.grpc_address) as channel:
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        setup.script.refuse = Unavailable("no worker is here")
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await collect(stub.ChatCompletion(request()))
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        before = len(setup.mesh.router.asks)
+        asking = asyncio.create_task(collect(stub.ChatCompletion(request(), timeout=60)))
+        await setup.mesh.until(lambda: len(setup.mesh.router.asks) >= before + 5)
+        setup.script.refuse = None
+        text, _ = await asking
+        assert text
 
 
 async def test_the_callers_deadline_reaches_the_workers(setup, stub):

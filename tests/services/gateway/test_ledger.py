@@ -6,10 +6,8 @@ import asyncio
 import csv
 import io
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -21,6 +19,7 @@ from penstock.gateway.accounts.report import as_csv, rows
 from penstock.gateway.accounts.terms import Price, Terms, read_terms
 from penstock.runtime.config import ConfigError
 from penstock.testing.keys import key_file
+from penstock.testing.redis_server import redis_server
 
 PRICES = """
 currency = "EUR"
@@ -36,33 +35,6 @@ def counts(computed: int = 10, host: int = 4, output: int = 3) -> Counts:
     return of_request(computed, {"host": host}, output, reasoning=1)
 
 
-@asynccontextmanager
-async def redis_server(directory: Path) -> AsyncIterator[str]:
-    """A Redis of its own on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-    try:
-        async with asyncio.timeout(20):
-            while await _closed(port):
-                pass
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _closed(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return True
-    writer.close()
-    return False
-
-
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 async def where(request, tmp_path) -> AsyncIterator[str]:
     """An address of each kind of book."""
@@ -72,8 +44,8 @@ async def where(request, tmp_path) -> AsyncIterator[str]:
         yield str(tmp_path / "ledger.db")
     else:
         assert shutil.which("redis-server"), "make setup installs it"
-        async with redis_server(tmp_path) as url:
-            yield url
+        async with redis_server(tmp_path) as server:
+            yield server.url
 
 
 async def test_every_book_adds_and_finds(where):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.gateway.mesh import workers
+from penstock.gateway.mesh import listening, workers
 from penstock.gateway.mesh.listening import Listening
+from penstock.worker.serving.listening import Listeners
 
 HELLO = [{"role": "user", "content": "hi"}]
 TEXT = "The quick brown fox."
@@ -33,11 +35,11 @@ async def standing(setup):
     its tokens on its own stream."""
     lent = setup.gateway.reception.models.first._workers
     with (
-        lent.listening(setup.mesh.decodes[0].address) as listening,
-        listening.call(Nobody(), lambda _error: None),
+        lent.listening(setup.mesh.decodes[0].address) as found,
+        found.call(Nobody(), lambda _error: None),
     ):
         async with asyncio.timeout(10):
-            while not listening._stood:
+            while not found._stood:
                 await asyncio.sleep(0)
         yield setup
 
@@ -165,3 +167,70 @@ async def test_a_defect_of_the_reader_moves_its_calls_and_is_counted(setup, stan
     assert registry.get_sample_value("penstock_task_failures_total", counted) == before + 1
     assert [line["event"] for line in lines if line.get("task") == "listener"] == ["background task failed"]
     await setup.mesh.until(lambda: setup.mesh.live == 0)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Looks are frequent."""
+    monkeypatch.setattr(listening, "_LOOK_S", 0.05)
+
+
+@pytest.fixture
+async def patient(setup, quick, request):
+    """As `standing`, with a worker that says for how long a call may go without a token."""
+    worker = setup.mesh.decodes[0]
+    worker.listeners = Listeners(patience=lambda: request.param)
+    setup.script.prefill, setup.script.hang = False, True
+    lent = setup.gateway.reception.models.first._workers
+    with lent.listening(worker.address) as found, found.call(Nobody(), lambda _error: None):
+        async with asyncio.timeout(10):
+            while not found._patience_s:
+                await asyncio.sleep(0)
+        yield setup
+
+
+@pytest.mark.parametrize("patient", [0.2], indirect=True)
+async def test_a_call_without_tokens_for_too_long_moves(patient):
+    """The connection stands, and so does the worker."""
+    asking = asyncio.create_task(ask(patient))
+    with capture_logs() as lines:
+        await patient.mesh.until(lambda: len(patient.mesh.router.asks) == 2)
+    patient.script.gate.set()
+    [text], usage = await asking
+    assert (text, usage.completion_tokens) == (TEXT, len(patient.ids(TEXT)) + 1)
+    again = patient.mesh.router.asks[1]
+    assert (list(again.avoid), again.output_tokens) == (["decode-0"], 1)
+    assert "no token comes for a call" in [line["event"] for line in lines]
+
+
+@pytest.mark.parametrize("patient", [30.0], indirect=True)
+async def test_a_worker_that_says_that_it_is_busy_keeps_its_calls(patient):
+    asking = asyncio.create_task(ask(patient))
+    await patient.mesh.until(lambda: patient.mesh.decodes[0].live == 1)
+    await asyncio.sleep(0.6)  # many looks
+    patient.script.gate.set()
+    [text], _ = await asking
+    assert text == TEXT and len(patient.mesh.router.asks) == 1
+
+
+@pytest.mark.parametrize("patient", [30.0], indirect=True)
+async def test_when_nothing_comes_from_a_worker_its_calls_move(patient, monkeypatch):
+    """It says something every second."""
+    asking = asyncio.create_task(ask(patient))
+    await patient.mesh.until(lambda: patient.mesh.decodes[0].live == 1)
+    monkeypatch.setattr(listening, "_SILENT_S", 0.3)
+    await patient.mesh.until(lambda: len(patient.mesh.router.asks) == 2)
+    patient.script.gate.set()
+    [text], usage = await asking
+    assert (text, usage.completion_tokens) == (TEXT, len(patient.ids(TEXT)) + 1)
+
+
+def test_each_stall_makes_a_call_more_patient():
+    async def looks():
+        call = listening.HeardCall(1, Nobody(), lambda _error: None, 4.0)
+        assert not call.look(0.0, 1.0), "it has not begun"
+        call.token(0, 7)
+        assert [call.look(now, 1.0) for now in (10.0, 13.9, 14.1)] == [False, False, True]
+        assert not call.look(15.0, math.inf) and not call.look(18.9, 1.0), "its time begins anew"
+
+    asyncio.run(looks())

@@ -85,6 +85,10 @@ async def test_the_root_is_never_the_clients_choice(setup, opened):
         ({"x-session-affinity": "k", "session-id": "other"}, {"prompt_cache_key": "other"}, True),
         ({"x-session-affinity": ""}, {"prompt_cache_key": "k"}, True),
         ({"session-id": "other"}, {"prompt_cache_key": "k"}, False),
+        ({"x-session-id": "k"}, {}, True),
+        ({"x-smg-routing-key": "k"}, {}, True),
+        ({"x-dynamo-session-id": "k", "x-session-affinity": "other"}, {}, False),
+        ({"x-dynamo-session-id": "k"}, {}, True),
     ],
 )
 async def test_session_keys(setup, headers, body, same):

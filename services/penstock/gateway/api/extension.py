@@ -1,4 +1,5 @@
-"""Penstock's extension of OpenAI's API: which blocks to keep, for how long, and when the session returns.
+"""Penstock's extension of OpenAI's API: which blocks to keep, for how long, when the session returns, and when tokens
+are wanted.
 
 Times are written as `"30s"`, `"5m"`, `"1h"`, or as a number of seconds.
 """
@@ -8,14 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
+from typing import Annotated
 
 import msgspec
 
 from penstock.chat.messages import Message
 from penstock.errors import InvalidRequest
+from penstock.gateway.api.fields import honoured
 from penstock.gateway.request import bounds
-from penstock.gateway.request.ask import Keep
-from penstock.gateway.request.bounds import BOUNDS, number
+from penstock.gateway.request.ask import Keep, Urgency
+from penstock.gateway.request.bounds import BOUNDS, check, number
 from penstock.kv.hint import ReturnHint
 
 _TIME = re.compile(r"(\d{1,9})([smh])")
@@ -51,12 +55,34 @@ class SessionBody(msgspec.Struct, forbid_unknown_fields=True):
         return ReturnHint(bool(self.ended), returns_in)
 
 
+class SloBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The request is refused at once when it is predicted that it takes longer."""
+
+    ttft: Annotated[Time | None, honoured("from the request's arrival to the first token")] = None
+    itl: Annotated[Time | None, honoured("from each token to the next")] = None
+
+
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
     """The field `penstock` of a request."""
 
     retain: Time | None = None
     """Keep the whole prompt, and the answer."""
     session: SessionBody | None = None
+    priority: Annotated[int | None, honoured("beside others of the account; lower is earlier")] = None
+    slo: Annotated[SloBody | None, honoured("refused at once when predicted to take longer")] = None
+
+    def urgency(self, priority: int | None = None) -> Urgency:
+        """When the answer is wanted; `priority` is another field with that meaning. Raises InvalidRequest."""
+        check("priority", priority)
+        check("penstock.priority", self.priority)
+        if None not in (priority, self.priority) and priority != self.priority:
+            raise InvalidRequest("priority: must not be sent together with penstock.priority", field="priority")
+        slo = self.slo or SloBody()
+        return Urgency(
+            priority=priority or self.priority or 0,
+            ttft_s=inf if slo.ttft is None else seconds("penstock.slo.ttft", slo.ttft, "penstock.slo.ttft"),
+            itl_s=inf if slo.itl is None else seconds("penstock.slo.itl", slo.itl, "penstock.slo.itl"),
+        )
 
     def retain_s(self) -> float:
         """Seconds to keep the prompt and the answer; 0: the client did not ask for it. Raises InvalidRequest."""

@@ -45,8 +45,8 @@ class Attempt:
         """Neither at its end nor failed. Afterwards nothing is taken any more."""
         self.decoded = False
         """A decode worker has given a token."""
-        self.failed_prefill = ""
-        """The prefill worker that was lost."""
+        self.lost_prefill: Lost | None = None
+        """The loss of the prefill worker."""
         self._request = request
         self._decode = chosen.decode.member
         self._tokens = tokens
@@ -72,6 +72,10 @@ class Attempt:
     async def begun(self) -> None:
         """Returns when the first token was taken, or the attempt has ended."""
         await self._begun.wait()
+
+    async def ends_within(self, seconds: float) -> None:
+        """Returns when the attempt has ended, or after so many seconds."""
+        await asyncio.wait([self._ended], timeout=seconds)
 
     async def ended(self) -> Finish | Lost:
         """How the choice ended, or the loss after which only another plan helps. Raises what a call has raised."""
@@ -127,14 +131,14 @@ class Attempt:
 
     def _lose(self, lost: Lost) -> None:
         """Takes note of a loss. Without prefill the decode worker computes the prompt itself: unless prefill fell
-        silent, then decode waits for a hand-off that is as silent."""
+        silent, then decode waits for a hand-off that is as silent, even if the first token came before."""
         if lost.stage == "decode":
             self._lost = lost
             return
         self._log.warning("prefill failed", member=lost.member, error=lost.error.message, silent=lost.silent)
-        self.failed_prefill = lost.member
+        self.lost_prefill = lost
         self._no_prefill = True
-        if lost.silent and len(self._tokens) == self._start:
+        if lost.silent and not self.decoded:
             self._lost = self._lost or lost
 
     def _loss(self) -> Lost | None:

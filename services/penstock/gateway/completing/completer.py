@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import inf
 
 import msgspec
 import structlog
@@ -89,7 +91,7 @@ class Completer:
         self._ledger = shared.ledger
         self._limiter = shared.limiter
         self._view = shared.view
-        self._router = RouterCalls(shared.channels, config.router)
+        self._router = RouterCalls(shared.channels, shared.view)
         self._workers = shared.workers
         self._threads = shared.threads
         self._compiler = compiler
@@ -121,7 +123,7 @@ class Completer:
         """Runs `ask`; leaving the block early ends everything that runs for it. Raises PenstockError."""
         ask.sampling.check_vocabulary(self._model.vocab_size)
         ask = without_end(self._model, ask)
-        served = await self._view.model(self.name, min(self._config.failover_s, self._left(caller)))
+        served = await self._view.model(self.name, self._patience_s(caller))
         begin = time.perf_counter()
         root = root_key(served.spec, self._auth.namespace(caller.tenant))
         context = served.max_model_len
@@ -174,6 +176,11 @@ class Completer:
         """Seconds that the request may still take."""
         deadline = caller.began + min(self._config.request_timeout_s, caller.patience_s)
         return max(deadline - time.perf_counter(), 0.0)
+
+    def _patience_s(self, caller: Caller) -> float:
+        """Seconds that the request may go without workers."""
+        left = self._left(caller)
+        return left if caller.patience_s < math.inf else min(left, self._config.failover_s)
 
     async def _prepare(self, prompt: Prompt, caller: Caller, naming: Naming, size: int) -> Prepared:
         if isinstance(prompt, Conversation):
@@ -243,6 +250,12 @@ class Completer:
             max_tokens=max_tokens,
             seed=seed,
             keep=[*prepared.keep, *([KeepWish(ask.retain_s)] if ask.retain_s else ())],
+            weight=self._limiter.weight(caller.tenant),
+            priority=ask.urgency.priority,
+            first_token_by=inf
+            if number % ask.n
+            else caller.began + ask.urgency.ttft_s,  # the others wait for the first
+            token_s=ask.urgency.itl_s,
         )
 
     def _answer(self, number: int, ask: Ask, prepared: Prepared, stops: StopAutomaton | None) -> Answer:
@@ -272,7 +285,7 @@ class Completer:
 
         plans = self._router.plans(remaining)
         workers = Workers(self._workers, self._view, remaining)
-        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self._config.failover_s)
+        return Flow(request, plans, workers, accept, hopeful=hopeful, failover_s=self._patience_s(caller))
 
     def _max_tokens(self, ask: Ask, prompt_tokens: int, context: int) -> int:
         """Tokens that may be generated. What the client asks for is an upper bound, so it is lowered to the room there

@@ -1,15 +1,15 @@
 """The life of one choice in the mesh: one plan after another until one is carried out to its end.
 
-A request that lost its workers, or finds no workers, waits for others, for at most `failover_s` until a decode worker
-gives a token again, so a restart of a worker or of the router costs a pause. Only a refusal for overload is passed on
-at once, and only before the first token.
+A request that lost its workers, or finds no workers, waits for others: until its deadline or, where its client has set
+none, for at most `failover_s` until a decode worker gives a token again. So a restart of a worker or of the router
+costs a pause. Only a refusal for overload is passed on at once, and only before the first token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -17,12 +17,14 @@ import structlog
 from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.completing.account import ChoiceAccount, TriedPlan
 from penstock.gateway.completing.attempt import Attempt
-from penstock.gateway.request.work import Assignment, ChoiceRequest, Finish, Lost, Receiver, SampledToken
+from penstock.gateway.request.work import Assignment, ChoiceRequest, Finish, Lost, Reason, Receiver, SampledToken
 from penstock.kv.hint import ReturnHint
 from penstock.runtime.tasks import alongside
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_FIRST_REPORT_S, _LONGEST_REPORT_S = 1.0, 8.0
+"""Seconds between two reports to the router; twice as many each time."""
 _MOST_NOTED = 16
 """Attempts of one request whose fate is kept."""
 _MOST_AVOIDED = 32
@@ -32,7 +34,7 @@ _MOST_AVOIDED = 32
 class Plans(Protocol):
     """The router's side of one choice; see PlanStream."""
 
-    async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment: ...
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment: ...
 
     async def progress(self, generated: int) -> None: ...
 
@@ -76,7 +78,7 @@ class Flow:
         self._hopeful = hopeful
         self._failover_s = failover_s
         self._tokens: list[int] = []
-        self._avoid: list[str] = []
+        self._avoid: dict[str, Reason] = {}
         self._lost_at: float | None = None
         """When the choice lost its workers; None while it has workers."""
         self._pause = _FIRST_PAUSE_S
@@ -96,7 +98,7 @@ class Flow:
             lost = ended
             self._note_loss(lost)
             self.account.replans += 1
-            self._avoid_member(lost.member)
+            self._avoid_member(lost)
             self._log.warning("worker failed, replanning", avoid=list(self._avoid), tokens=len(self._tokens))
 
     async def farewell(self, hint: ReturnHint, *, waits_for_tool: bool) -> None:
@@ -159,16 +161,27 @@ class Flow:
             calls.insert(0, self._workers.prefill(self._request, chosen, output, attempt))
         async with alongside(*calls, over=attempt.over):
             await attempt.begun()
-            if attempt.running:
-                await self._plans.progress(len(self._tokens))
+            await self._report(attempt)
             ended = await attempt.ended()
-        if attempt.failed_prefill:
-            self._avoid_member(attempt.failed_prefill)
+        if attempt.lost_prefill is not None:
+            self._avoid_member(attempt.lost_prefill)
         if attempt.decoded:  # prefill alone would go on for ever, token by token
             self._lost_at, self._pause = None, _FIRST_PAUSE_S
         return ended
 
-    def _avoid_member(self, member: str) -> None:
-        if member and member not in self._avoid:
-            self._avoid.append(member)
-            del self._avoid[:-_MOST_AVOIDED]
+    async def _report(self, attempt: Attempt) -> None:
+        """Tells the router that the prompt is computed, and then from time to time how long the answer is, until the
+        attempt ends."""
+        pause, told = _FIRST_REPORT_S, -1
+        while attempt.running:
+            if len(self._tokens) > told:
+                told = len(self._tokens)
+                await self._plans.progress(told)
+            await attempt.ends_within(pause)
+            pause = min(2 * pause, _LONGEST_REPORT_S)
+
+    def _avoid_member(self, lost: Lost) -> None:
+        if lost.member and self._avoid.get(lost.member) != "failed":
+            self._avoid[lost.member] = lost.reason
+            if len(self._avoid) > _MOST_AVOIDED:
+                del self._avoid[next(iter(self._avoid))]

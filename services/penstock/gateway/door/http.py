@@ -25,9 +25,11 @@ from penstock.gateway.api.openai.api import CompletionApi
 from penstock.gateway.api.openai.asks import chat_ask, completion_ask
 from penstock.gateway.api.responses.api import ResponsesApi
 from penstock.gateway.completing.completion import Caller, Completion
+from penstock.gateway.completing.explaining import explanation, wants_plan
 from penstock.gateway.completing.timing import BEFORE_FIRST, PARTS, server_timing
 from penstock.gateway.door.accounting import Accounting
 from penstock.gateway.door.counting import Counting
+from penstock.gateway.door.deadline import patience_s
 from penstock.gateway.door.entrance import Entrance
 from penstock.gateway.door.heartbeat import heartbeat
 from penstock.gateway.door.origins import Origins
@@ -118,10 +120,18 @@ class Generate:
             async with self._reception.one(headers, arrival) as tenant:
                 reply.before_end = arrival.leave
                 reply.add_headers(self._reception.limiter.headers(tenant))
+                reply.explains = wants_plan(headers)
                 inquiry = await self._inquiry(headers, receive, tenant, reply)
                 session = session_digest(tenant, headers, inquiry.ask.cache_key)
                 began, body_s = arrival.began, time.perf_counter() - arrival.began
-                caller = Caller(tenant=tenant, session=session, request_id=request_id, began=began, body_s=body_s)
+                caller = Caller(
+                    tenant=tenant,
+                    session=session,
+                    request_id=request_id,
+                    began=began,
+                    body_s=body_s,
+                    patience_s=patience_s(headers),
+                )
                 await _until_gone(receive, reply, self._answer(inquiry, caller, arrival, reply))
         except ClientGone:
             pass
@@ -161,6 +171,8 @@ class Generate:
 
     async def _whole(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
         choices = await completion.outbox.whole()
+        if reply.explains:
+            reply.explained(explanation(completion))
         usage = completion.usage()
         whole = shape.whole(choices, usage)
         reply.timed(server_timing(usage.times, (*PARTS, "total"), usage.cached))
@@ -169,11 +181,14 @@ class Generate:
 
     async def _stream(self, inquiry: Inquiry, completion: Completion, shape: Shape, reply: Reply) -> None:
         outbox, style = completion.outbox, self._api.style
-        begun = False
+        begun, explains = False, reply.explains
         try:
             with heartbeat(self._reception.config.ping_s, outbox.nudge) as silence:
                 while (deltas := await outbox.next()) or not outbox.ended:
                     events: list[bytes] = []
+                    if deltas and explains:
+                        events.append(reply.explained(explanation(completion)))
+                        explains = False
                     if not begun:
                         begun, usage = True, completion.usage()
                         events.append(style.written(shape.begin(usage)))

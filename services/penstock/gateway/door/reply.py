@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from penstock.errors import PenstockError
 from penstock.gateway.api.inquiry import Json, Style, encode
+from penstock.gateway.completing.explaining import ANSWER
 from penstock.gateway.door.protocol import StreamedBody
 
 JSON = "application/json"
@@ -28,6 +29,8 @@ class Reply:
         self._style = style
         self._headers: list[tuple[bytes, bytes]] = []
         self._begun = False
+        self.explains = False
+        """Whether the client has asked why."""
         self.before_end: Callable[[], None] = lambda: None
         """Called before the last byte is sent."""
         self.ended = False
@@ -46,6 +49,14 @@ class Reply:
     def timed(self, parts: str) -> None:
         """Says in a header of the response where its time went."""
         self._headers.append((b"server-timing", parts.encode()))
+
+    def explained(self, plans: str) -> bytes:
+        """Says in a header of the response why it went where it went; of one that has begun, in the comment that is
+        returned."""
+        if self._begun:
+            return b": " + ANSWER.encode() + b" " + plans.encode() + b"\n\n"
+        self._headers.append((ANSWER.encode(), plans.encode()))
+        return b""
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
         """Adds headers of the response, which has not begun."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from penstock.errors import InvalidRequest
 from penstock.gateway.api.extension import SessionBody, seconds
 from penstock.gateway.api.nodes import Nodes
 from penstock.gateway.request import bounds
-from penstock.gateway.request.ask import Ask, Conversation, Keep, Prompt, Sampling
+from penstock.gateway.request.ask import Ask, Conversation, Keep, Prompt, Sampling, Urgency
 from penstock.gateway.request.bounds import check, check_count
 from penstock.gateway.request.calling import Calling, calling, check_tools
 from penstock.gateway.request.rendering import effort, rendering, template_variables, thinking
@@ -78,11 +79,23 @@ def _ask(request: Asked, prompts: Sequence[Prompt], max_choices: int) -> Ask:
         cache_key=request.prompt_cache_key or None,
         retain_s=seconds("penstock.retain", request.retain_s, "retain_s") if request.retain_s else 0.0,
         outlook=outlook_of(request.session) if request.HasField("session") else ReturnHint(),
+        urgency=_urgency(request.urgency) if request.HasField("urgency") else Urgency(),
         max_tokens_field=most,
         prompts_field=_prompts_field(request),
     )
     ask.check(max_choices)
     return ask
+
+
+def _urgency(said: gateway_pb2.Urgency) -> Urgency:
+    check("priority", said.priority, "urgency.priority")
+    targets = {
+        name: seconds(f"penstock.slo.{name}", getattr(said, f"{name}_s"), f"urgency.{name}_s")
+        if said.HasField(f"{name}_s")  # type: ignore[arg-type]
+        else inf
+        for name in ("ttft", "itl")
+    }
+    return Urgency(said.priority, targets["ttft"], targets["itl"])
 
 
 def _prompts_field(request: Asked) -> str:

@@ -7,6 +7,8 @@ import grpc
 from penstock.errors import DeadlineExceeded, Internal, Overloaded, PenstockError, Unavailable
 from penstock.rpc.errors import from_rpc
 
+TARGET_UNMET = "slo_unmet"
+"""The router's code for a request that would not have its tokens in time: what it says is for the client."""
 _CLIENTS_FAULT = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -27,6 +29,8 @@ def public_error(error: grpc.aio.AioRpcError, unavailable: str) -> PenstockError
     found = from_rpc(error)
     if isinstance(found, DeadlineExceeded):
         return DeadlineExceeded("the request took too long", code="timeout")
+    if isinstance(found, Overloaded) and found.code == TARGET_UNMET:
+        return found
     if isinstance(found, Overloaded):
         what = "the mesh cannot accept more requests; try again later"
         return Overloaded(what, code="overloaded", retry_after=found.retry_after or 1)

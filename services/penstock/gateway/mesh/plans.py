@@ -1,99 +1,186 @@
-"""The router's side of one request: its plans, and the charges that live as long as their stream."""
+"""The routers' side of one request: its plans, and the charges that live as long as their stream."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
 
 import grpc
 
-from penstock.errors import NotFound, Unavailable
+from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.gateway.mesh import wire
 from penstock.gateway.mesh.faults import public_error
-from penstock.gateway.request.work import Assignment, ChoiceRequest
+from penstock.gateway.request.work import Assignment, ChoiceRequest, Reason
 from penstock.kv.hint import ReturnHint
 from penstock.rpc.channels import Channels
 from penstock.rpc.context import outgoing
+from penstock.rpc.errors import is_raised
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _PLAN_S = 5.0
 """Seconds for one decision of the router, which otherwise counts as unavailable."""
+_OTHERS_S = 1.0
+"""Likewise while there is another to ask."""
 _FAREWELL_S = 0.25
 _HINT_S = 2.0
 _NO_PLAN = "no plan can be made for the request now"
 
+_ANOTHER_MAY = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""A router has gone, or has not heard of the workers yet. What it refuses is refused by the others too."""
+
 _Call = grpc.aio.StreamStreamCall[router_pb2.PlanRequest, router_pb2.PlanResponse]
 
 
-class RouterCalls:
-    """The router, for all requests."""
+class Routers(Protocol):
+    """Which routers there are; see RouterView."""
 
-    def __init__(self, channels: Channels, address: str) -> None:
-        self._stub = router_pb2_grpc.RouterStub(channels.to(address))
+    def routers(self) -> list[str]: ...
+
+    async def gave_up(self, router: str) -> None: ...
+
+
+class RouterCalls:
+    """The routers, for all requests."""
+
+    def __init__(self, channels: Channels, routers: Routers) -> None:
+        self._channels = channels
+        self._routers = routers
 
     def plans(self, remaining: Callable[[], float]) -> PlanStream:
         """The plans of one choice; `remaining` gives the seconds until the request's deadline."""
-        return PlanStream(self._stub, remaining)
+        return PlanStream(self, remaining)
+
+    def order(self) -> list[str]:
+        """The addresses of all, in the order in which to ask."""
+        return self._routers.routers()
+
+    async def gave_up(self, router: str) -> None:
+        """This one does not plan, another may."""
+        await self._routers.gave_up(router)
+
+    def stub(self, router: str) -> router_pb2_grpc.RouterAsyncStub:
+        """Calls to one of them."""
+        return router_pb2_grpc.RouterStub(self._channels.to(router))
 
     async def hint(self, session: str, hint: ReturnHint) -> None:
-        """Tells the router, which tells every store. Raises Unavailable when it can't be reached."""
-        try:
-            await self._stub.Hint(wire.session_hint(session, hint), timeout=_HINT_S, metadata=outgoing())
-        except grpc.aio.AioRpcError as error:
-            raise public_error(error, "session hints cannot be passed on at the moment; try again") from error
+        """Tells a router, which tells every store. Raises Unavailable when none can be reached."""
+        message = wire.session_hint(session, hint)
+        for router in (order := self.order()):
+            try:
+                await self.stub(router).Hint(message, timeout=_HINT_S, metadata=outgoing())
+                return
+            except grpc.aio.AioRpcError as error:
+                if router == order[-1] or not _another_may(error):
+                    raise public_error(error, "session hints cannot be passed on at the moment; try again") from error
 
 
 class PlanStream:
-    """One Plan stream, made by `RouterCalls.plans`. When the router restarts, a later ask opens another."""
+    """One Plan stream at a time, made by `RouterCalls.plans`. When the router fails, another takes its place: with a
+    later ask, or, as long as the workers go on, charged with what the first had planned."""
 
-    def __init__(self, router: router_pb2_grpc.RouterAsyncStub, remaining: Callable[[], float]) -> None:
-        self._stub = router
+    def __init__(self, routers: RouterCalls, remaining: Callable[[], float]) -> None:
+        self._routers = routers
         self._remaining = remaining
         self._call: _Call | None = None
+        self._router = ""
+        """The one that it leads to."""
+        self._asked: tuple[ChoiceRequest, Assignment] | None = None
+        """What the stream is charged with."""
 
-    async def ask(self, request: ChoiceRequest, generated: int, avoid: Sequence[str]) -> Assignment:
-        """Asks the router for workers, which replace those of an earlier plan. Raises Overloaded, Unavailable, and the
-        error with which the router refuses the request.
+    async def ask(self, request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason]) -> Assignment:
+        """Asks a router for workers, which replace those of an earlier plan; one that holds the request back answers
+        later. Raises Overloaded, Unavailable, and the error with which the router refuses the request.
 
-        `generated` tokens of the answer exist; the members in `avoid` have failed.
+        `generated` tokens of the answer exist; the members in `avoid` have not helped.
         """
 
-        async def answer(call: _Call) -> Assignment:
-            said = await self._exchange(call, wire.plan_ask(request, generated, avoid, request.known_keys))
+        async def answer(call: _Call, patience_s: float) -> Assignment:
+            said = await self._exchange(call, wire.plan_ask(request, generated, avoid, request.known_keys), patience_s)
             if said.keys_wanted:
-                said = await self._exchange(call, wire.plan_ask(request, generated, avoid))
+                said = await self._exchange(call, wire.plan_ask(request, generated, avoid), patience_s)
             return wire.assignment(said)
 
+        self._asked = None
+        order = self._routers.order()
         if self._call is not None:
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return await answer(self._call)
+            try:
+                return self._charged(request, await answer(self._call, _OTHERS_S if order[1:] else _PLAN_S))
+            except grpc.aio.AioRpcError:
+                pass
+            except asyncio.InvalidStateError:
+                if order[1:]:
+                    await self._routers.gave_up(self._router)
+                    order = self._routers.order()
             self._call.cancel()
-        self._call = self._stub.Plan(timeout=self._remaining(), metadata=outgoing())
-        try:
-            return await answer(self._call)
-        except grpc.aio.AioRpcError as error:
-            fault = public_error(error, _NO_PLAN)
-            if isinstance(fault, NotFound):  # the model exists, so its workers have left
-                fault = Unavailable(_NO_PLAN, code="unavailable", retry_after=1)
-            raise fault from error
-        except asyncio.InvalidStateError:
-            raise Unavailable(_NO_PLAN, code="unavailable", retry_after=1) from None
+        fault: PenstockError = _no_plan()
+        for router in order:
+            last = router == order[-1]
+            call = self._open(router)
+            try:
+                return self._charged(request, await answer(call, _PLAN_S if last else _OTHERS_S))
+            except grpc.aio.AioRpcError as error:
+                fault = public_error(error, _NO_PLAN)
+                if isinstance(fault, NotFound):  # the model exists, so its workers have left
+                    fault = _no_plan()
+                if last or not _another_may(error):
+                    raise fault from error
+                gone = not is_raised(error)
+            except asyncio.InvalidStateError:
+                gone = True
+            call.cancel()
+            if gone and not last:
+                await self._routers.gave_up(router)
+        raise fault
 
     async def progress(self, generated: int) -> None:
         """Tells the router that the prompt is computed. Never fails: the router is not on the token path."""
+        if self._call is not None and self._call.done():
+            await self._move(generated)
         if self._call is None or self._call.done():
             return
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(wire.plan_progress(generated))
 
+    async def _move(self, generated: int) -> None:
+        """The router has gone, the workers have not: tries to find another that is charged with them."""
+        if self._asked is None:
+            return
+        request, chosen = self._asked
+        for router in self._routers.order():
+            call = self._open(router)
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                said = await self._exchange(call, wire.plan_kept(request, generated, chosen), _OTHERS_S)
+                self._asked = request, replace(chosen, plan=said.plan)
+                return
+            call.cancel()
+
+    def _open(self, router: str) -> _Call:
+        self._router = router
+        self._call = self._routers.stub(router).Plan(timeout=self._remaining(), metadata=outgoing())
+        return self._call
+
+    def _charged(self, request: ChoiceRequest, chosen: Assignment) -> Assignment:
+        self._asked = request, chosen
+        return chosen
+
     async def farewell(self, generated: int, hint: ReturnHint, *, waits_for_tool: bool) -> None:
         """Ends the stream properly: the router learns the length of the answer and the session's next move."""
-        await self.progress(generated)
-        if self._call is None or self._call.done():
-            return
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
+                await self.progress(generated)
+                if self._call is None or self._call.done():
+                    return
                 await self._call.write(wire.plan_hint(hint, waits_for_tool=waits_for_tool))
                 await self._call.done_writing()
                 await self._call.read()
@@ -104,11 +191,14 @@ class PlanStream:
             self._call.cancel()
 
     @staticmethod
-    async def _exchange(call: _Call, request: router_pb2.PlanRequest) -> router_pb2.PlanResponse:
+    async def _exchange(call: _Call, request: router_pb2.PlanRequest, patience_s: float) -> router_pb2.PlanResponse:
         try:
-            async with asyncio.timeout(_PLAN_S):
+            async with asyncio.timeout(patience_s) as patience:
                 await call.write(request)
                 answer = await call.read()
+                if isinstance(answer, router_pb2.PlanResponse) and answer.HasField("held"):
+                    patience.reschedule(None)  # until the deadline of the call, which is the request's
+                    answer = await call.read()
         except TimeoutError:
             raise asyncio.InvalidStateError("the router does not answer") from None
         if not isinstance(answer, router_pb2.PlanResponse):
@@ -119,3 +209,12 @@ class PlanStream:
                 )
             raise asyncio.InvalidStateError("the router ended the stream without a plan")
         return answer
+
+
+def _another_may(error: grpc.aio.AioRpcError) -> bool:
+    """Whether another router may plan what this one did not."""
+    return error.code() in _ANOTHER_MAY
+
+
+def _no_plan() -> Unavailable:
+    return Unavailable(_NO_PLAN, code="unavailable", retry_after=1)

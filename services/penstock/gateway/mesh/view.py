@@ -1,20 +1,22 @@
-"""The gateway's view of the mesh, as the router reports it: the served models and workers that have fallen silent."""
+"""The gateway's view of the mesh, as a router reports it: the served models and workers that have fallen silent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from penstock.errors import Unavailable
+from penstock.gateway.mesh.choosing import RouterChoice
 from penstock.kv.spec import KvSpec, spec_from_message
 from penstock.rpc.channels import Channels
 from penstock.rpc.stay import Connection, Pauses, stay
-from penstock.runtime.tasks import Failed, beside
+from penstock.runtime.tasks import Failed, beside, first_of
 from penstock.v1 import router_pb2, router_pb2_grpc
 
 _PAUSES = Pauses(longest=1.0)
@@ -31,10 +33,12 @@ class ModelView:
 
 
 class RouterView:
-    """Follows the router's view of this gateway's models; made by `open_view`."""
+    """Follows every router's view of this gateway's models, and believes the one that it plans with; made by
+    `open_view`."""
 
-    def __init__(self, tokenizers: Mapping[str, str]) -> None:
-        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name."""
+    def __init__(self, tokenizers: Mapping[str, str], routers: Sequence[str]) -> None:
+        """`tokenizers` has the fingerprint of each model's tokenizer, by the model's name; `routers` the addresses."""
+        self._choice: RouterChoice[router_pb2.MeshView] = RouterChoice(routers)
         self._tokenizers = tokenizers
         self._models: Mapping[str, ModelView] = {}
         self._missing: frozenset[str] = frozenset()
@@ -98,20 +102,44 @@ class RouterView:
             if not self._calls[member]:
                 del self._calls[member]
 
-    async def follow(self, channels: Channels, router: str) -> None:
-        """Keeps watching; reconnects, ever more patiently, when the router goes away."""
+    def routers(self) -> list[str]:
+        """The addresses of the routers, in the order in which to ask them for a plan."""
+        return self._choice.order()
 
-        async def watch(connection: Connection) -> None:
+    async def gave_up(self, router: str) -> None:
+        """A router gave no plan where another may: this gateway plans with the next."""
+        self._choice.failed(router)
+        await self._believe()
+
+    async def follow(self, channels: Channels) -> None:
+        """Keeps watching; reconnects, ever more patiently, when a router goes away."""
+
+        async def watch(router: str, connection: Connection) -> None:
             call = router_pb2_grpc.RouterStub(channels.to(router)).Watch(router_pb2.WatchRequest())
             try:
                 async for view in call:
                     connection.established = True
-                    await self._update(view)
+                    useful = any(found.ready and found.name in self._tokenizers for found in view.models)
+                    self._choice.heard(router, view, useful=useful)
+                    await self._believe()
             finally:
                 call.cancel()
-                await self._set(False, self._models)
+                self._choice.lost(router)
+                await self._believe()
 
-        await stay(watch, peer="router", log=self._log, pauses=_PAUSES)
+        watches = (
+            stay(partial(watch, router), peer="router", log=self._log.bind(router=router), pauses=_PAUSES)
+            for router in self._choice.order()
+        )
+        await first_of(*watches)
+
+    async def _believe(self) -> None:
+        """Takes over what the chosen router says."""
+        view = self._choice.view
+        if view is None:
+            await self._set(False, self._models)
+        else:
+            await self._update(view)
 
     async def _update(self, view: router_pb2.MeshView) -> None:
         models = {found.name: self._described(found) for found in view.models if found.name in self._tokenizers}
@@ -148,9 +176,9 @@ class RouterView:
 
 @asynccontextmanager
 async def open_view(
-    channels: Channels, router: str, *, tokenizers: Mapping[str, str], failed: Failed
+    channels: Channels, routers: Sequence[str], *, tokenizers: Mapping[str, str], failed: Failed
 ) -> AsyncIterator[RouterView]:
-    """A view that follows the router for the length of the block. `failed` counts defects, which restart it."""
-    view = RouterView(tokenizers)
-    async with beside(lambda: view.follow(channels, router), name="router view", on_failure="restart", failed=failed):
+    """A view that follows the routers for the length of the block. `failed` counts defects, which restart it."""
+    view = RouterView(tokenizers, routers)
+    async with beside(lambda: view.follow(channels), name="router view", on_failure="restart", failed=failed):
         yield view

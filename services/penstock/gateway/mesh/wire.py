@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 
 from penstock.gateway.request.ask import Sampling
 from penstock.gateway.request.work import (
@@ -16,6 +18,7 @@ from penstock.gateway.request.work import (
     Placement,
     Promised,
     PromptUse,
+    Reason,
     Reasons,
     SampledToken,
 )
@@ -26,9 +29,11 @@ _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
 _FINISH: dict[int, Finish] = {common_pb2.FINISH_STOP: "stop", common_pb2.FINISH_LENGTH: "length"}
 
 
-def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str], known: int = 0) -> router_pb2.PlanRequest:
-    """Asks for workers; `generated` tokens of the answer exist, the members in `avoid` have failed. The router may have
-    the `known` first keys."""
+def plan_ask(
+    request: ChoiceRequest, generated: int, avoid: Mapping[str, Reason], known: int = 0
+) -> router_pb2.PlanRequest:
+    """Asks for workers; `generated` tokens of the answer exist, and the members in `avoid` have not helped. The router
+    may have the `known` first keys."""
     return router_pb2.PlanRequest(
         ask=router_pb2.PlanAsk(
             model_name=request.model,
@@ -38,10 +43,31 @@ def plan_ask(request: ChoiceRequest, generated: int, avoid: Sequence[str], known
             max_tokens=request.max_tokens,
             block_keys=b"".join(request.keys[known:]),
             avoid=avoid,
+            full=[member for member, reason in avoid.items() if reason == "full"],
             output_tokens=generated,
             after=request.keys[known - 1] if known else b"",
+            weight=request.weight,
+            priority=request.priority,
+            first_token_s=_left(request.first_token_by),
+            token_s=None if request.token_s == inf else request.token_s,
         )
     )
+
+
+def _left(until: float) -> float | None:
+    """Seconds until then; None: for ever."""
+    return None if until == inf else max(0.0, until - time.perf_counter())
+
+
+def plan_kept(request: ChoiceRequest, generated: int, chosen: Assignment) -> router_pb2.PlanRequest:
+    """Charges a router with what another one has planned; `generated` tokens of the answer exist."""
+    message = plan_ask(request, generated, {}, len(request.keys))
+    message.ask.after = b""  # a charge without keys counts whole
+    kept = message.ask.kept
+    kept.decode, kept.plan = chosen.decode.member, chosen.plan
+    if chosen.prefill is not None and not generated:
+        kept.prefill = chosen.prefill.member
+    return message
 
 
 def plan_progress(generated: int) -> router_pb2.PlanRequest:
@@ -69,7 +95,7 @@ def assignment(message: router_pb2.PlanResponse) -> Assignment:
     """The router's answer."""
     prefill = _placement(message.prefill) if message.HasField("prefill") else None
     reasons = _reasons(message.reasons) if message.HasField("reasons") else None
-    return Assignment(_placement(message.decode), prefill, message.epoch, reasons)
+    return Assignment(_placement(message.decode), prefill, message.epoch, reasons, message.plan)
 
 
 def prefill_request(
@@ -178,6 +204,7 @@ def _fill(message: common_pb2.Request, request: ChoiceRequest, output: Sequence[
     message.namespace = request.namespace
     message.retain.extend(common_pb2.Retain(ttl_s=wish.seconds, blocks=wish.blocks) for wish in request.keep)
     message.sources.extend(sources)
+    message.priority = request.priority
 
 
 def _placement(message: router_pb2.Placement) -> Placement:
@@ -189,9 +216,17 @@ def _reasons(message: router_pb2.PlanReasons) -> Reasons:
         first_token_s=message.first_token_s,
         answer_s=message.answer_s,
         queue_s=message.queue_s,
+        compute_s=message.compute_s,
+        fetch_s=message.fetch_s,
+        pull_s=message.pull_s,
+        penalty_s=message.penalty_s,
+        handoff_s=message.handoff_s,
+        decode_s=message.decode_s,
+        held_s=message.held_s,
         cached_tokens=message.cached_tokens,
         remote_tokens=message.remote_tokens,
         resident_tokens=message.resident_tokens,
+        store_tokens=message.store_tokens,
         awaited_tokens=message.awaited_tokens,
         uncached_tokens=message.uncached_tokens,
         expected_output=message.expected_output,

@@ -149,6 +149,9 @@ class Workers:
         self._channels = channels
         self._view = view
         self._remaining = remaining
+        self._stalls = 0
+        """Calls that got no token for too long: each makes the next ones more patient, or an overloaded mesh would be
+        asked for the same again and again."""
 
     async def prefill(self, request: ChoiceRequest, chosen: Assignment, output: Sequence[int], hear: Receiver) -> None:
         """The token after `output`, from the assignment's prefill worker: one report."""
@@ -171,7 +174,9 @@ class Workers:
         async with self._line("decode", place, hear) as line:
             with (
                 self._channels.listening(place.address) as listening,
-                listening.call(hear, line.break_off) as heard,
+                listening.call(hear, line.break_off, 2.0**self._stalls) as heard,
+                self._counting_stalls(heard),
+                self._handing_off(chosen, heard, hear),
             ):
                 message.to.listener, message.to.number = listening.name, heard.number
                 stub = decode_pb2_grpc.DecodeStub(line.channel)
@@ -185,6 +190,30 @@ class Workers:
                         await _last_words(heard, error)
                     raise
                 await heard.last()
+
+    @contextmanager
+    def _handing_off(self, chosen: Assignment, heard: HeardCall, hear: Receiver) -> Iterator[None]:
+        """Within the block, reports the prefill worker as lost when it falls silent before decode has its hand-off.
+        Prefill's own call may have ended by then, with the first token; decode would wait for the rest for as long as
+        their connection stands."""
+        place = chosen.prefill
+        if place is None:
+            yield
+            return
+
+        def fall_silent() -> None:
+            if not heard.begun:
+                hear.report(Lost("prefill", place.member, workers_failed(), silent=True))
+
+        with self._view.heard(place.member, fall_silent):
+            yield
+
+    @contextmanager
+    def _counting_stalls(self, heard: HeardCall) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._stalls += heard.stalled
 
     @asynccontextmanager
     async def _line(self, stage: Stage, place: Placement, hear: Receiver) -> AsyncIterator[_Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from penstock.chat.messages import PLAIN, Message, Rendering, Tool
 from penstock.errors import InvalidRequest, Unprocessable
@@ -100,6 +101,18 @@ Prompt = Conversation | str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
+class Urgency:
+    """When the answers of a request are wanted."""
+
+    priority: int = 0
+    """Beside others of its tenant: seconds later in line, or earlier."""
+    ttft_s: float = inf
+    """From its arrival to the first token, at most."""
+    itl_s: float = inf
+    """From each token to the next, at most."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """A client's request for answers, checked as far as possible without the model."""
 
@@ -124,6 +137,7 @@ class Ask:
     retain_s: float = 0.0
     """Seconds to keep the whole prompt and the answer; 0: the client did not ask for it."""
     outlook: ReturnHint = field(default_factory=ReturnHint)
+    urgency: Urgency = field(default_factory=Urgency)
     max_tokens_field: str = "max_tokens"
     """Name of the limit of generated tokens in the client's API, for error messages."""
     stops_field: str = "stop"

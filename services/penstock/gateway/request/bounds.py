@@ -38,6 +38,10 @@ BOUNDS = {
     "logprobs": Bound(0, 20),
     "penstock.retain": Bound(1, 86_400),
     "penstock.session.returns_in": Bound(0, 86_400),
+    "priority": Bound(-1000, 1000),
+    "penstock.priority": Bound(-1000, 1000),
+    "penstock.slo.ttft": Bound(0.001, 86_400),
+    "penstock.slo.itl": Bound(0.0001, 86_400),
 }
 MAX_STOPS = 16
 MAX_BAD_WORDS = 256

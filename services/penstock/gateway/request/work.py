@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, Protocol
 
 import msgspec
 
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.request.ask import Sampling
 
 Stage = Literal["prefill", "decode"]
@@ -50,6 +51,14 @@ class ChoiceRequest:
     max_tokens: int
     seed: int
     keep: Sequence[KeepWish] = ()
+    weight: float = 1.0
+    """Of its tenant beside others."""
+    priority: int = 0
+    """Beside others of its tenant: seconds later in line, or earlier."""
+    first_token_by: float = inf
+    """`time.perf_counter` at which its first token is of no use any more."""
+    token_s: float = inf
+    """Likewise for each of the others: seconds after the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +78,17 @@ class Reasons:
     first_token_s: float
     answer_s: float
     queue_s: float
+    compute_s: float
+    fetch_s: float
+    pull_s: float
+    penalty_s: float
+    handoff_s: float
+    decode_s: float
+    held_s: float
     cached_tokens: int
     remote_tokens: int
     resident_tokens: int
+    store_tokens: int
     awaited_tokens: int
     uncached_tokens: int
     expected_output: int
@@ -89,6 +106,8 @@ class Assignment:
     """None: the decode worker computes the prompt."""
     epoch: int = 1
     reasons: Reasons | None = None
+    plan: str = ""
+    """What the router calls it."""
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
@@ -141,6 +160,10 @@ class Gain:
     promised: Promised | None = None
 
 
+Reason = Literal["failed", "full"]
+"""Why a member is avoided: by its own fault or that of the way there, or because it had no room."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """A worker, or the connection to it, failed; another may succeed. It is the last report of this worker."""
@@ -151,6 +174,11 @@ class Lost:
     """The error for the client if no other worker is found."""
     silent: bool = False
     """The router does not hear from the worker either."""
+
+    @property
+    def reason(self) -> Reason:
+        """Why the member is avoided."""
+        return "full" if isinstance(self.error, Overloaded) else "failed"
 
 
 Report = Gain | Lost

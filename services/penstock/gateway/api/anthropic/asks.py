@@ -51,6 +51,7 @@ def messages_ask(raw: bytes, ignored: list[str] | None = None) -> Ask:
         stream=bool(body.stream),
         retain_s=extension.retain_s(),
         outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
+        urgency=extension.urgency(),
         stops_field="stop_sequences",
         constraint=output_format(bytes(body.output_config.format)) if body.output_config else None,
     )

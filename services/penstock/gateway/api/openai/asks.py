@@ -119,6 +119,7 @@ def _ask(
         cache_key=body.prompt_cache_key,
         retain_s=extension.retain_s(),
         outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
+        urgency=extension.urgency(body.priority),
         max_tokens_field=max_tokens_field,
     )
     ask.check(max_choices)

@@ -105,6 +105,7 @@ def response_ask(order: ResponseOrder, earlier: Sequence[InputItem], items: Sequ
         cache_key=body.prompt_cache_key,
         retain_s=extension.retain_s(),
         outlook=extension.session.outlook("penstock.session") if extension.session else ReturnHint(),
+        urgency=extension.urgency(),
         max_tokens_field="max_output_tokens",
         constraint=text_format(bytes(body.text.format)) if body.text else None,
     )
