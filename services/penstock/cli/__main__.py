@@ -33,7 +33,11 @@ def make_app() -> App:
     # The benches stand above the services, so they are named here and not imported: cyclopts imports what a name
     # stands for when that command is asked for.
     app.command("penstock.bench:app", name="bench", help="Measures the mesh beside its limits and its peers.")
+    app.command(
+        "penstock.simulator.command:app", name="simulate", help="Serves recorded requests with a modelled mesh."
+    )
     app.command("penstock.gateway.accounts.commands:app", name="keys", help="Adds, lists and revokes API keys.")
+    app.command("penstock.cli.ctl:app", name="ctl", help="Shows the workers of a mesh, drains them, changes roles.")
     app.command("penstock.models.cli:app", name="models", help="Shows, trains and evaluates the embedded models.")
     for service, what in _SERVICES.items():
         app.command(_service(service, what))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -70,6 +71,12 @@ class MeshOptions:
     with aggregated."""
     decode: int = 1
     """Number of decode workers."""
+    routers: int = 1
+    """Number of routers; requests go on when one of several dies."""
+    gateways: int = 1
+    """Number of gateways; the others listen on free ports."""
+    redis: bool = False
+    """Start a redis-server for what routers and gateways share, and for what outlasts one of them."""
     aggregated: bool = False
     """No prefill workers: every decode worker computes its own prompts."""
     kv_host_bytes: Size = 1 << 30
@@ -96,6 +103,7 @@ class MeshOptions:
         if self.prefill is not None:
             within(self, 0, 256, "prefill")
         within(self, 1, 256, "decode")
+        within(self, 1, 64, "routers", "gateways")
         within(self, 0, 65535, "port", "grpc_port")
         at_least(self, 0, "drain_s", "hung_s", "stuck_s")
         check_host_bytes("--kv-host-bytes", self.kv_host_bytes)
@@ -145,35 +153,69 @@ class MeshPlan:
     url: str
     children: tuple[ChildSpec, ...]
     grpc: str = ""
+    others: tuple[str, ...] = ()
+    """The URLs of further gateways."""
     note: str = ""
     """What was decided by the machine, for the user; empty: nothing."""
+    router: str = ""
+    """Where `penstock ctl` reaches the mesh."""
 
 
-def plan_mesh(options: MeshOptions, ports: Ports) -> MeshPlan:
-    """All processes and their addresses. Raises ConfigError for an unusable model and for a port that is taken."""
+def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPlan:
+    """All processes and their addresses; `redis` is the address of one that runs. Raises ConfigError for an unusable
+    model and for a port that is taken."""
     options, note = _decided(options)
     model = model_directory("model", options.model)
     checkpoint = inspect(model)
     _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
     http = _address("port", options.host, options.port, ports)
     grpc = _address("grpc_port", options.host, options.grpc_port, ports)
-    router, store = ports.reserve(), ports.reserve()
+    routers, store = [ports.reserve() for _ in range(options.routers)], ports.reserve()
     draft = ports.reserve() if options.draft_model != "none" else None
     weights = sum(file.stat().st_size for file in checkpoint.weight_files)
-    doors = ("--http-address", http, "--grpc-address", grpc, "--drain-s", str(options.drain_s), *_door(options))
+    doors = [(http, grpc)]
+    doors += [(ports.reserve(0, options.host), ports.reserve(0, options.host)) for _ in range(1, options.gateways)]
     name = ("--model-name", options.model_name)
     engine = arguments(options.engine, _SAID)
-    worker = ("--router", router, "--kvstore", store, "--model", str(model), *name, *engine)
+    worker = ("--router", ",".join(routers), "--kvstore", store, "--model", str(model), *name, *engine)
     children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
     if draft is not None:
         children.append(_draft(options, draft))
     children += [
-        _child(options, "router", _ROUTER, "--address", router),
-        _child(options, "kvstore", _STORE, "--address", store, "--router", router, *_tiers(options)),
-        _child(options, "gateway", _GATEWAY, *doors, "--router", router, "--model-dir", str(model), *name),
+        *_routers(options, routers, redis),
+        _child(options, "kvstore", _STORE, "--address", store, "--router", ",".join(routers), *_tiers(options)),
+        *_gateways(options, doors, routers, ("--model-dir", str(model), *name), redis=redis),
     ]
     scheme = "https" if options.tls_cert else "http"
-    return MeshPlan(f"{scheme}://{_reachable(http)}", tuple(children), _reachable(grpc), note)
+    url, *others = (f"{scheme}://{_reachable(address)}" for address, _ in doors)
+    return MeshPlan(url, tuple(children), _reachable(grpc), tuple(others), note, router=routers[0])
+
+
+def _routers(options: MeshOptions, addresses: Sequence[HostPort], redis: str) -> Iterator[ChildSpec]:
+    for number, address in enumerate(addresses):
+        shared = ("--state", redis, "--name", f"router-{number}") if redis else ()
+        which = number if len(addresses) > 1 else None
+        yield _child(options, "router", _ROUTER, "--address", address, *shared, number=which)
+
+
+def _gateways(
+    options: MeshOptions,
+    doors: Sequence[tuple[HostPort, HostPort]],
+    routers: Sequence[HostPort],
+    arguments: tuple[str, ...],
+    *,
+    redis: str,
+) -> Iterator[ChildSpec]:
+    """Each prefers another router. What a gateway's own environment says of the stores in a Redis holds."""
+    settings = ("PENSTOCK_GATEWAY_LEDGER", "PENSTOCK_GATEWAY_RESPONSES_STORE") if redis else ()
+    shared = {setting: redis for setting in settings if setting not in os.environ}
+    for number, (http, grpc) in enumerate(doors):
+        first = number % len(routers)
+        order = ",".join([*routers[first:], *routers[:first]])
+        listen = ("--http-address", http, "--grpc-address", grpc, "--drain-s", str(options.drain_s), *_door(options))
+        which = number if len(doors) > 1 else None
+        child = _child(options, "gateway", _GATEWAY, *listen, "--router", order, *arguments, number=which)
+        yield replace(child, environment={**child.environment, **shared})
 
 
 def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
@@ -194,12 +236,12 @@ def _workers(
 ) -> Iterator[ChildSpec]:
     """`weights`: bytes of the model."""
     prefill = 0 if options.aggregated or options.prefill is None else options.prefill
+    drafts = ("--draft", draft or "none")
     shared = iter(host_shares(prefill + options.decode, weights))
     for number in range(prefill):
         own = _cores(options, next(shared))
-        yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *worker, *own, number=number)
-    role = "both" if options.aggregated else "decode"
-    more = ("--role", role, "--draft", draft or "none")
+        yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *worker, *drafts, *own, number=number)
+    more = ("--role", "both" if options.aggregated else "decode", *drafts)
     for number in range(options.decode):
         own = _cores(options, next(shared))
         yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *worker, *more, *own, number=number)

@@ -6,12 +6,13 @@ import asyncio
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.cli.mesh import MeshOptions, MeshPlan, plan_mesh
 from penstock.cli.ports import reserved_ports
+from penstock.cli.redis_server import own_redis
 from penstock.cli.supervisor import Patience, supervised
 from penstock.cli.view import View
 
@@ -29,14 +30,20 @@ async def running_mesh(options: MeshOptions, view: View) -> AsyncIterator[MeshPl
 
     SIGINT, SIGTERM and SIGHUP cancel the calling task, and with it the block; a second one ends the services at once.
     """
-    with reserved_ports() as ports:
-        plan = plan_mesh(options, ports)
+    patience = Patience(stop_s=options.drain_s + _STOP_S, hung_s=options.hung_s, stuck_s=options.stuck_s)
+    async with AsyncExitStack() as stack:
+        ports = stack.enter_context(reserved_ports())
+        if options.redis:  # before those that need it, and after them
+            redis = await stack.enter_async_context(own_redis(view, patience))
+            plan = plan_mesh(options, ports, redis=redis)
+        else:
+            plan = plan_mesh(options, ports)
         view.note(plan.note)
-        patience = Patience(stop_s=options.drain_s + _STOP_S, hung_s=options.hung_s, stuck_s=options.stuck_s)
         async with supervised(plan.children, view.change, view.line, patience) as supervisor:
             with _cancelled_by_signals(view.interrupted, supervisor.kill):
                 await supervisor.ready()
-                await serving(plan.url)
+                for url in (plan.url, *plan.others):
+                    await serving(url)
                 yield plan
                 view.stopping()
                 await supervisor.stop()

@@ -49,7 +49,8 @@ async def _stay(options: MeshOptions, view: View) -> int:
         view.quiet()
         print(f"ready {mesh.url}", flush=True)
         stop = "; Ctrl-C stops" if sys.stderr.isatty() else ""
-        view.ready(f"gRPC {mesh.grpc}; model {options.model_name}{stop}")
+        others = f" and {', '.join(mesh.others)}" if mesh.others else ""
+        view.ready(f"gRPC {mesh.grpc}{others}; router {mesh.router}; model {options.model_name}{stop}")
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()  # until a signal cancels this task: its regular end
     return 0

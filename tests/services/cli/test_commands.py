@@ -16,6 +16,9 @@ import pytest
 
 from penstock.cli.mesh import DemoOptions, MeshOptions, plan_mesh
 from penstock.cli.ports import PortTaken, reserved_ports
+from penstock.cli.redis_server import own_redis
+from penstock.cli.supervisor import Patience
+from penstock.cli.view import View
 from penstock.engine.config import EngineSettings
 from penstock.models import NAMES, embedded
 from penstock.rpc.server import serve
@@ -36,7 +39,19 @@ def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 def test_help_names_every_command() -> None:
     done = penstock("--help", COLUMNS="200")
     assert done.returncode == 0
-    for command in ("up", "demo", "bench", "models", "gateway", "router", "prefill", "decode", "kvstore", "draft"):
+    for command in (
+        "up",
+        "demo",
+        "bench",
+        "ctl",
+        "models",
+        "gateway",
+        "router",
+        "prefill",
+        "decode",
+        "kvstore",
+        "draft",
+    ):
         assert f" {command} " in done.stdout
 
 
@@ -266,6 +281,37 @@ def test_the_demo_shows_the_hand_off_on_every_machine() -> None:
     with reserved_ports() as ports:
         plan = plan_mesh(DemoOptions(), ports)
     assert [child.name for child in plan.children][:2] == ["prefill-0", "decode-0"] and not plan.note
+
+
+def test_several_routers_and_gateways_know_each_other_and_share_a_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_GATEWAY_LEDGER", "mine.db")
+    with reserved_ports() as ports:
+        options = MeshOptions(port=0, prefill=1, routers=2, gateways=3)
+        plan = plan_mesh(options, ports, redis="unix:///r.sock")
+    by_name = {child.name: child for child in plan.children}
+    assert {"router-0", "router-1", "gateway-0", "gateway-1", "gateway-2"} <= by_name.keys()
+
+    def said(name: str, option: str) -> str:
+        command = by_name[name].command
+        return command[command.index(option) + 1]
+
+    routers = [said(f"router-{number}", "--address") for number in range(2)]
+    for name in ("prefill-0", "decode-0", "kvstore", "gateway-0", "gateway-2"):
+        assert said(name, "--router") == ",".join(routers)
+    assert said("gateway-1", "--router") == ",".join(reversed(routers)), "another router is the first"
+    assert [said(f"router-{n}", "--name") for n in range(2)] == ["router-0", "router-1"]
+    assert {said(f"router-{n}", "--state") for n in range(2)} == {"unix:///r.sock"}
+    assert [plan.url, *plan.others] == [f"http://{said(f'gateway-{n}', '--http-address')}" for n in range(3)]
+    environment = by_name["gateway-1"].environment
+    assert environment["PENSTOCK_GATEWAY_RESPONSES_STORE"] == "unix:///r.sock"
+    assert "PENSTOCK_GATEWAY_LEDGER" not in environment, "it has one already"
+
+
+async def test_a_missing_redis_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="redis = True: needs the program redis-server"):
+        async with own_redis(View("warning"), Patience()):
+            pass
 
 
 def test_everybody_is_told_the_same_addresses() -> None:

@@ -1,0 +1,222 @@
+"""`penstock ctl`: shows the workers of a running mesh, and tells one to drain or to take another role."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import grpc
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.rpc.channels import open_channels
+from penstock.rpc.errors import from_rpc
+from penstock.runtime.config import Addresses, sources
+from penstock.v1 import router_pb2, router_pb2_grpc
+
+app = App(
+    name="ctl", help="Shows a running mesh's workers, drains them and changes their roles.", config=sources("ctl")
+)
+
+Routers = Annotated[Addresses, Parameter(name=("--router", "-r"))]
+Role = Literal["prefill", "decode", "both"]
+_Answer = TypeVar("_Answer")
+_ROLES: dict[str, router_pb2.Role.ValueType] = {
+    "prefill": router_pb2.ROLE_PREFILL,
+    "decode": router_pb2.ROLE_DECODE,
+    "both": router_pb2.ROLE_BOTH,
+}
+_CALL_S = 10.0
+_LOOK_S = 0.5
+"""Between two looks at a worker that drains."""
+
+
+@app.command
+def workers(*, router: Routers, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+    """Shows the workers and stores that have joined, and what they do.
+
+    Parameters
+    ----------
+    router:
+        Address of a router, host:port; of several, with commas between them, the first that answers is asked.
+    as_json:
+        Writes one JSON list instead of a table.
+    """
+    return _done(_workers(router), as_json)
+
+
+@app.command
+def drain(
+    worker: str,
+    *,
+    router: Routers,
+    force: bool = False,
+    wait: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Takes a worker out of rotation: what runs there goes on, nothing new comes.
+
+    Parameters
+    ----------
+    worker:
+        Its id or its address, as `penstock ctl workers` shows them.
+    router:
+        Address of a router, host:port; the worker tells all of its routers.
+    force:
+        Also when no other worker decodes its model.
+    wait:
+        Returns when nothing runs there any more.
+    as_json:
+        Writes one JSON object instead of a table.
+    """
+    return _done(_command(router, worker, router_pb2.MemberCommand(drain=True), force=force, wait=wait), as_json)
+
+
+@app.command
+def undrain(worker: str, *, router: Routers, as_json: Annotated[bool, Parameter(name="--json")] = False) -> int:
+    """Brings a worker that drains back into rotation.
+
+    Parameters
+    ----------
+    worker:
+        Its id or its address.
+    router:
+        Address of a router, host:port.
+    as_json:
+        Writes one JSON object instead of a table.
+    """
+    return _done(_command(router, worker, router_pb2.MemberCommand(drain=False)), as_json)
+
+
+@app.command(name="role")
+def give_role(
+    worker: str,
+    role: Role,
+    *,
+    router: Routers,
+    force: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Gives a worker another role: what runs there goes on, new work is of that kind.
+
+    Parameters
+    ----------
+    worker:
+        Its id or its address.
+    role:
+        prefill, decode, or both: it decodes, and computes the prompts of what it decodes.
+    router:
+        Address of a router, host:port.
+    force:
+        Also when no other worker decodes its model.
+    as_json:
+        Writes one JSON object instead of a table.
+    """
+    return _done(_command(router, worker, router_pb2.MemberCommand(role=_ROLES[role]), force=force), as_json)
+
+
+async def _workers(routers: Sequence[str]) -> list[router_pb2.JoinedMember]:
+    async def ask(stub: router_pb2_grpc.RouterAsyncStub) -> list[router_pb2.JoinedMember]:
+        return list((await stub.Members(router_pb2.MembersRequest(), timeout=_CALL_S)).members)
+
+    return await _of_first(routers, ask)
+
+
+async def _command(
+    routers: Sequence[str],
+    worker: str,
+    command: router_pb2.MemberCommand,
+    *,
+    force: bool = False,
+    wait: bool = False,
+) -> router_pb2.JoinedMember:
+    request = router_pb2.CommandRequest(member=worker, command=command, force=force)
+
+    async def tell(stub: router_pb2_grpc.RouterAsyncStub) -> router_pb2.JoinedMember:
+        return (await stub.Command(request, timeout=_CALL_S)).member
+
+    told = await _of_first(routers, tell)
+    while wait and told.running + told.waiting:
+        await asyncio.sleep(_LOOK_S)
+        there = [member for member in await _workers(routers) if member.member_id == told.member_id]
+        if not there:
+            break
+        told = there[0]
+    return told
+
+
+async def _of_first(
+    routers: Sequence[str], ask: Callable[[router_pb2_grpc.RouterAsyncStub], Awaitable[_Answer]]
+) -> _Answer:
+    """The answer of the first router that can be reached. Raises PenstockError."""
+    error: PenstockError = Unavailable("--router: must be the address of a router, for example 127.0.0.1:7401")
+    async with open_channels() as channels:
+        for router in routers:
+            stub: Any = router_pb2_grpc.RouterStub(channels.to(router))
+            try:
+                return await ask(stub)
+            except grpc.aio.AioRpcError as failed:
+                error = from_rpc(failed)
+                if not isinstance(error, Unavailable):
+                    break
+    raise error
+
+
+def _done(asking: Any, as_json: bool) -> int:
+    """Prints what came of it. Returns the exit code."""
+    try:
+        found = asyncio.run(asking)
+    except PenstockError as error:
+        print(f"penstock ctl: {error.message}", file=sys.stderr)
+        return 1
+    if as_json:
+        several = isinstance(found, list)
+        print(json.dumps([_plain(member) for member in found] if several else _plain(found), indent=2))
+    else:
+        _show(found if isinstance(found, list) else [found])
+    return 0
+
+
+def _plain(member: router_pb2.JoinedMember) -> dict[str, Any]:
+    return {
+        "id": member.member_id,
+        "role": _role(member),
+        "state": _state(member),
+        "address": member.address,
+        "host": member.host_id,
+        "model": member.model_name,
+        "running": member.running,
+        "waiting": member.waiting,
+        "queued_tokens": member.queued_prefill_tokens,
+        "kv_usage": round(member.kv_usage, 4),
+    }
+
+
+def _show(members: Sequence[router_pb2.JoinedMember]) -> None:
+    table = Table(box=None)
+    for column in ("address", "role", "state", "model", "running", "waiting", "queued", "kv", "host", "id"):
+        table.add_column(column, no_wrap=column in ("address", "id"))
+    for member in members:
+        plain = _plain(member)
+        works = [str(plain[name]) for name in ("running", "waiting", "queued_tokens")]
+        load = [*works, f"{member.kv_usage:.0%}"] if member.model_name else [""] * 4
+        who = [plain[name] for name in ("address", "role", "state", "model")]
+        table.add_row(*who, *load, member.host_id, member.member_id)
+    Console().print(table)
+
+
+def _role(member: router_pb2.JoinedMember) -> str:
+    return router_pb2.Role.Name(member.role).removeprefix("ROLE_").lower()
+
+
+def _state(member: router_pb2.JoinedMember) -> str:
+    if member.silent:
+        return "silent"
+    if member.draining:
+        return "draining" if member.running + member.waiting else "drained"
+    return "ready"
