@@ -11,7 +11,8 @@ from cyclopts import App
 
 from penstock.bench.evict.run import ReplayRates
 from penstock.bench.evict.table import jobs, play
-from penstock.bench.evict.traces import TraceError, load, overlaid
+from penstock.traces.reading import TraceError, load
+from penstock.traces.shaping import overlaid
 
 app = App(name="replay", help="Replays recorded requests through the block table, under all eviction policies.")
 

@@ -18,10 +18,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Literal
 
-from penstock.bench.evict.traces import Trace
 from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore.table.blocks import Block
+from penstock.traces.reading import Trace
 
 Rule = Literal["farthest", "seconds"]
 _SLACK = 64

@@ -20,12 +20,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace
 from penstock.kv.cost import PrefillCost
 from penstock.kv.hint import ReturnHint
 from penstock.kvstore import sessions
 from penstock.kvstore.table.blocks import Block, BlockPolicy, ReserveState, Wanted, Written
 from penstock.kvstore.table.table import BlockTable
+from penstock.traces.reading import ROOT, RecordedAsk, Trace
 
 _SESSION = "replay"
 _CHECKSUM = b"\1" * 16

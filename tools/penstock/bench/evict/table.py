@@ -8,8 +8,8 @@ from functools import partial
 
 from penstock.bench.evict.offline import Clairvoyant, Future, Rule
 from penstock.bench.evict.run import ReplayRates, Saved, TraceReplay
-from penstock.bench.evict.traces import Trace
 from penstock.kv.eviction import POLICIES, make_policy
+from penstock.traces.reading import Trace
 
 OFFLINE, HINTED = "offline", "worth, hints"
 _SHARES = (1 / 64, 1 / 32, 1 / 22, 1 / 16, 1 / 11, 1 / 8, 1 / 4)

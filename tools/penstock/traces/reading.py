@@ -1,12 +1,16 @@
 """Recorded requests as chains of block keys.
 
-Two formats, both as JSON lines, gzipped when the name ends in .gz:
+Three formats, all as JSON lines, gzipped when the name ends in .gz:
 
 - with `hash_ids` (Mooncake's traces, and others in their format): the ids of a prompt's blocks, each of which names
   the whole prompt up to its end; `timestamp` in ms, `input_length` and `output_length` in tokens, and perhaps
   `block_size` (512 if not given) and `session`;
 - with `input` and `output` (LMCache's agent traces): texts, `timestamp` in us, `session_id`. Four characters stand
-  for a token, and blocks have 16 tokens.
+  for a token, and blocks have 16 tokens;
+- with `requests` (coding agents' sessions, a line each): `session`, `block_size`, `tool_tokens`, `system_tokens`, and
+  of each request its time in seconds, tokens of input and output, blocks, how many of them an earlier request of the
+  session has too, and that one's number or -1. All sessions begin at the same time, and with the same tools and system
+  prompt, as far as each has them.
 
 A table of lengths alone (Azure's CSV files) says nothing about reuse and is refused.
 """
@@ -17,8 +21,8 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +73,6 @@ class Trace:
         return any(ask.session for ask in self.asks)
 
 
-def overlaid(trace: Trace) -> Trace:
-    """The same sessions, but they begin one shortly after the other, so that many run at once.
-
-    Each keeps its own pace. Their beginnings are spread evenly over the mean length of a session. For traces that
-    were recorded one session after the other, as agent benchmarks are.
-    """
-    talks: dict[str, list[RecordedAsk]] = {}
-    for ask in trace.asks:
-        talks.setdefault(ask.session, []).append(ask)
-    length = sum(asks[-1].at - asks[0].at for asks in talks.values()) / len(talks)
-    moved = [
-        replace(ask, at=ask.at - asks[0].at + number * length / len(talks))
-        for number, asks in enumerate(talks.values())
-        for ask in asks
-    ]
-    moved.sort(key=lambda ask: ask.at)
-    return Trace(f"{trace.name}, overlaid", trace.block_tokens, tuple(moved))
-
-
 def load(path: Path) -> Trace:
     """Reads a trace. Raises TraceError."""
     try:
@@ -102,9 +87,10 @@ def load(path: Path) -> Trace:
     if not rows:
         raise TraceError("no request in it")
     try:
-        block, asks = _from_ids(rows) if "hash_ids" in rows[0] else _from_text(rows)
-    except (KeyError, TypeError) as error:
-        raise TraceError(f"neither hash_ids nor input and output: {error!r}") from None
+        read = _from_ids if "hash_ids" in rows[0] else _from_sessions if "requests" in rows[0] else _from_text
+        block, asks = read(rows)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TraceError(f"neither hash_ids, nor input and output, nor requests: {error!r}") from None
     asks.sort(key=lambda ask: ask.at)
     first = asks[0].at
     moved = (RecordedAsk(ask.at - first, ask.tokens, ask.output, ask.keys, ask.session) for ask in asks)
@@ -140,6 +126,27 @@ def _from_text(rows: Iterable[dict[str, Any]]) -> tuple[int, list[RecordedAsk]]:
     return _TEXT_BLOCK, asks
 
 
+def _from_sessions(rows: Iterable[dict[str, Any]]) -> tuple[int, list[RecordedAsk]]:
+    asks: list[RecordedAsk] = []
+    block = _BLOCK
+    common: list[bytes] = []
+    for row in rows:
+        block, name = row["block_size"], str(row["session"])
+        begins = (row["tool_tokens"] + row["system_tokens"]) // block
+        common += [_key(b"common/%d" % number) for number in range(len(common), begins)]
+        session: list[RecordedAsk] = []
+        for number, (at, tokens, output, blocks, shared, shared_with, *_) in enumerate(row["requests"]):
+            before = session[shared_with].keys[:shared] if shared_with >= 0 else tuple(common[: min(begins, blocks)])
+            own = (_key(b"%s/%d/%d" % (name.encode(), number, at)) for at in range(len(before), blocks))
+            session.append(RecordedAsk(at, tokens, max(_LEAST_OUTPUT, output), (*before, *own), name))
+        asks += session
+    return block, asks
+
+
+def _key(name: bytes) -> bytes:
+    return hashlib.sha256(name).digest()
+
+
 def _text_keys(text: str) -> Iterator[bytes]:
     key, size = ROOT, _TEXT_BLOCK * _CHARACTERS_PER_TOKEN
     for start in range(0, len(text), size):
@@ -150,6 +157,11 @@ def _text_keys(text: str) -> Iterator[bytes]:
 def _check_chains(path: Path, trace: Trace) -> None:
     parents: dict[bytes, bytes] = {}
     for ask in trace.asks:
-        for parent, key in pairwise((ROOT, *ask.keys)):
-            if parents.setdefault(key, parent) != parent:
+        for at in range(len(ask.keys) - 1, -1, -1):
+            key, parent = ask.keys[at], ask.keys[at - 1] if at else ROOT
+            if key not in parents:
+                parents[key] = parent
+            elif parents[key] != parent:
                 raise TraceError("a block id follows two different ones, so ids don't name whole prefixes")
+            else:
+                break  # it was looked at before, with all blocks in front of it

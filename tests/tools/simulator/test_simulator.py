@@ -1,0 +1,208 @@
+"""The simulator: what can be said by arithmetic is so, and the router's own code does what it does in a mesh."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.router.workers import StepCost
+from penstock.simulator.capacity import CapacitySearch, Slo
+from penstock.simulator.command import app, summary
+from penstock.simulator.simulation import SimulatedMesh, Simulation, SimulationResult
+from penstock.simulator.workers import WorkerModel
+from penstock.traces.reading import RecordedAsk, Trace
+
+BLOCK = 16
+MODEL = WorkerModel(prefill_rate=1000.0, step=StepCost(0.01, 0.001, 0.0), itl_target_s=0.05)
+ONE = SimulatedMesh(both=1, model=MODEL, token_bytes=1)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def ask(at: float, tokens: int, output: int = 1, *, chain: int = 1, shared: int = 0, session: str = "") -> RecordedAsk:
+    """`shared` leading blocks are those of everybody, the others those of a chain."""
+    blocks = tokens // BLOCK
+    keys = [*map(key, range(shared)), *(key(chain * 10**6 + at) for at in range(blocks - shared))][:blocks]
+    return RecordedAsk(at, tokens, output, tuple(keys), session)
+
+
+def run(mesh: SimulatedMesh, *asks: RecordedAsk) -> SimulationResult:
+    simulation = Simulation(mesh, Trace("test", BLOCK, tuple(asks)))
+    result = simulation.run()
+    assert simulation.planner.ledger.empty, "everything has ended"
+    return result
+
+
+def test_one_request_takes_its_prompt_and_its_steps() -> None:
+    [served] = run(ONE, ask(0, 500, 11)).requests
+    assert served.ttft_s == pytest.approx(0.5)
+    assert served.itl_s == pytest.approx(0.011)
+    assert served.cached == 0
+
+
+def test_prompts_wait_for_each_other_and_streams_share_steps() -> None:
+    first, second = run(ONE, ask(0, 500), ask(0.1, 500, chain=2)).requests
+    assert (first.queue_s, second.queue_s, second.ttft_s) == pytest.approx((0, 0.4, 0.9))
+    both = run(ONE, ask(0, 16, 1000), ask(0, 16, 1000, chain=2)).requests
+    assert [one.itl_s for one in both] == pytest.approx([0.012, 0.012], rel=0.05)
+
+
+def test_a_prompt_beside_a_stream_slows_both_as_the_itl_target_says() -> None:
+    stream, prompt = run(ONE, ask(0, 16, 200), ask(1, 780, chain=2)).requests
+    assert prompt.ttft_s == pytest.approx(0.780 / (1 - 0.011 / 0.05), rel=0.01)
+    steps = prompt.ttft_s / 0.05
+    assert stream.itl_s * 199 == pytest.approx(prompt.ttft_s + (199 - steps) * 0.011, rel=0.01)
+
+
+def test_tokens_behind_a_long_context_cost_more() -> None:
+    mesh = replace(ONE, model=replace(MODEL, prefill_context_s=1e-5))
+    first, second = run(mesh, ask(0, 800), ask(9, 816)).requests
+    assert first.ttft_s == pytest.approx(0.8 + 800**2 / 2 * 1e-5)
+    assert second.ttft_s == pytest.approx(0.016 + 16 * 808 * 1e-5)
+
+
+def test_what_is_stored_is_fetched() -> None:
+    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=1e6, kv_tokens=1000))
+    first, _, again = run(mesh, ask(0, 800), ask(2, 896, chain=2), ask(4, 816)).requests
+    assert (first.cached, again.cached) == (0, 800)
+    left = 1000 // BLOCK * BLOCK - 896
+    assert again.ttft_s == pytest.approx(16 / 1000 + (800 - left) * 1000 / 1e6), "the other prompt took its pages"
+
+
+def test_what_is_in_a_workers_own_pages_costs_nothing() -> None:
+    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=1e6))
+    *_, second = run(mesh, ask(0, 800), ask(2, 816)).requests
+    assert (second.cached, second.ttft_s) == (800, pytest.approx(16 / 1000))
+
+
+def test_a_hand_off_moves_the_prompt() -> None:
+    mesh = replace(ONE, both=0, prefill=1, decode=1, handoff_s=0.1)
+    [served] = run(mesh, ask(0, 500, 11)).requests
+    assert served.ttft_s == pytest.approx(0.5)
+    assert served.itl_s * 10 == pytest.approx(0.1 + 10 * 0.011, rel=0.01)
+
+
+def test_who_would_wait_too_long_is_refused() -> None:
+    result = run(replace(ONE, max_queue_s=1.0), *(ask(0, 800, chain=number) for number in range(1, 6)))
+    assert [one.refused for one in result.requests] == [False, False, True, True, True]
+    assert summary(result)["refused"] == 3
+
+
+def sessions(seed: int, count: int = 60) -> list[RecordedAsk]:
+    """Turns that resend all that came before, behind the same system prompt."""
+    draw, asks = Random(seed), []
+    for number in range(1, count + 1):
+        at, tokens = draw.uniform(0, 60), 480
+        for _ in range(draw.randrange(1, 8)):
+            tokens += draw.randrange(50, 1500)
+            asks.append(ask(at, tokens, draw.randrange(1, 100), chain=number, shared=20, session=f"s{number}"))
+            at += draw.uniform(1, 20)
+    return sorted(asks, key=lambda one: one.at)
+
+
+@pytest.mark.parametrize("shape", [{"both": 4}, {"both": 0, "prefill": 3, "decode": 2}], ids=["together", "apart"])
+def test_every_token_is_cached_or_computed(shape: dict[str, int]) -> None:
+    mesh = replace(ONE, **shape, store_blocks=100_000, model=replace(MODEL, prefill_rate=5000.0))
+    result = run(mesh, *sessions(1))
+    assert not any(one.refused for one in result.requests)
+    tokens = sum(one.tokens for one in result.requests)
+    assert sum(result.computed) + sum(one.cached for one in result.requests) == tokens
+    assert 0.8 * result.reusable < result.hit <= result.reusable
+    again = run(mesh, *sessions(1))
+    assert [one.ttft_s for one in again.requests] == [one.ttft_s for one in result.requests], "no chance"
+
+
+def test_policies_differ_as_they_are_known_to() -> None:
+    """Without a way between hosts: who has no prefix computes it."""
+    model = replace(MODEL, prefill_rate=4000.0, remote_rate=1.0)
+    mesh = replace(ONE, both=4, store_blocks=1000, model=model, max_queue_s=1e9)
+    found = {
+        policy: run(replace(mesh, policy=policy), *sessions(2, 120))
+        for policy in ("seconds", "round-robin", "longest-prefix")
+    }
+    ours, turns, longest = found.values()
+    assert ours.hit > 1.2 * turns.hit
+    assert longest.busiest_over_mean > 1.5 * ours.busiest_over_mean
+    assert ours.percentile(lambda one: one.queue_s, 0.99) < turns.percentile(lambda one: one.queue_s, 0.99)
+
+
+def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 1000 * number, "input_length": 1024, "output_length": 5, "hash_ids": [1, number + 2]}
+        for number in range(5)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert app([str(trace), "--both", "2", "--slo-ttft", "0.15", "--json"], result_action="return_value") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["refused"], found["good"]) == (5, 0, 4)
+    assert found["hit"] == pytest.approx(4 * 512 / 5120)
+    assert app([str(tmp_path / "nothing"), "--json"], result_action="return_value") == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def busy(seconds: float) -> list[RecordedAsk]:
+    """Prompts of 400 tokens, ten a second, with answers of 50."""
+    return [ask(at / 10, 400, 50, chain=at + 1) for at in range(int(seconds * 10))]
+
+
+def written(path: Path, asks: list[RecordedAsk]) -> str:
+    """Them in a file."""
+    names: dict[bytes, int] = {}
+    rows = [
+        {
+            "timestamp": one.at * 1e3,
+            "input_length": one.tokens,
+            "output_length": one.output,
+            "block_size": BLOCK,
+            "hash_ids": [names.setdefault(key, len(names)) for key in one.keys],
+        }
+        for one in asks
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
+
+
+def test_the_cheapest_split_is_that_of_trying_all() -> None:
+    trace, slo = Trace("test", BLOCK, tuple(busy(6))), Slo(ttft_s=1.0, itl_s=0.03)
+
+    def share(mesh: SimulatedMesh) -> float:
+        return slo.share(Simulation(mesh, trace).run())
+
+    search = CapacitySearch(ONE, 0.9, share, 16)
+    best = search.run()
+    splits = [(prefill, workers - prefill, 0) for workers in range(2, 9) for prefill in range(1, workers)]
+    every = [replace(ONE, prefill=prefill, decode=decode, both=both) for prefill, decode, both in splits]
+    every += [replace(ONE, both=both) for both in range(1, 9)]
+    enough = min(mesh.prefill + mesh.decode + mesh.both for mesh in every if share(mesh) >= 0.9)
+    assert best is not None and best.workers == enough
+    assert best.good >= 0.9
+    assert len(search.tried) < len(every)
+    assert CapacitySearch(ONE, 0.9, share, 2).run() is None
+
+
+def test_the_command_plans_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, picture = written(tmp_path / "trace.jsonl", busy(3)), tmp_path / "a.svg"
+
+    def called(*more: str) -> tuple[int, str, str]:
+        code = app([trace, *more], result_action="return_value")
+        return (code, *capsys.readouterr())
+
+    code, out, _ = called("--plan", "0.9", "--slo-ttft", "2", "--json", "--plot", str(picture))
+    found = json.loads(out)
+    assert code == 0 and found["best"]["good"] >= 0.9 and found["best"] in found["tried"]
+    assert "<svg" in picture.read_text()
+    code, out, _ = called("--plan", "0.9", "--slo-ttft", "0.0001", "--plan-most", "2", "--json")
+    assert code == 1 and json.loads(out)["best"] is None
+    code, _, error = called("--step-base-s", "0", "--step-sequence-s", "0")
+    assert code == 2 and "steps take time" in error
+    code, _, error = called("--plan", "0.9")
+    assert code == 2 and "needs --slo-ttft or --slo-itl" in error
+    code, _, error = called("--plot", str(tmp_path / "a.nothing"))
+    assert code == 2 and "a.nothing" in error

@@ -1,0 +1,1 @@
+"""`penstock simulate`: the router's own code before modelled workers."""

@@ -1,0 +1,292 @@
+"""Recorded requests through the router's own planner, index and ledger, before modelled workers and stores."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from penstock.errors import PenstockError
+from penstock.kv.spec import KvSpec
+from penstock.router.baselines import PolicyName
+from penstock.router.config import RouterConfig
+from penstock.router.planner import Planner
+from penstock.router.plans import PlanAsk, Planned
+from penstock.router.registry import Measured, Member, Report, Seat
+from penstock.router.workers import Role
+from penstock.simulator.workers import ModelledStore, ModelledWorker, Prompt, Stream, WorkerModel
+from penstock.traces.reading import RecordedAsk, Trace
+
+_REPORT_S = 1.0
+"""A worker that has nothing to tell says so at least so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedMesh:
+    """What is simulated."""
+
+    prefill: int = 0
+    decode: int = 0
+    both: int = 0
+    per_host: int = 1
+    """Workers that share a store."""
+    store_blocks: int = 6_250
+    """Blocks that the store of a host holds."""
+    token_bytes: int = 23_040
+    handoff_s: float = 0.01
+    max_queue_s: float = 120.0
+    """A request that would wait longer is refused."""
+    policy: PolicyName = "seconds"
+    seed: int = 1
+    model: WorkerModel = field(default_factory=WorkerModel)
+
+
+@dataclass(slots=True)
+class Served:
+    """One request, in seconds and tokens."""
+
+    at: float
+    tokens: int
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+    """In the mean."""
+    queue_s: float = 0.0
+    """Until its prompt began."""
+    cached: int = 0
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What became of a trace."""
+
+    requests: Sequence[Served]
+    computed: Sequence[float]
+    """Tokens of prompts, by worker that computes some."""
+    decision_s: Sequence[float]
+    """Of each decision, by the clock of this machine."""
+    reusable: float
+    """The part of all prompt tokens that one cache without end would have had."""
+
+    @property
+    def hit(self) -> float:
+        """The part of all prompt tokens that was not computed."""
+        served = [one for one in self.requests if not one.refused]
+        return sum(one.cached for one in served) / max(1, sum(one.tokens for one in served))
+
+    @property
+    def busiest_over_mean(self) -> float:
+        """Most computed tokens of one worker."""
+        total = sum(self.computed)
+        return max(self.computed) * len(self.computed) / total if total else 1.0
+
+    def percentile(self, what: Callable[[Served], float], part: float) -> float:
+        """Of the requests that were served."""
+        values = sorted(what(one) for one in self.requests if not one.refused)
+        return values[min(len(values) - 1, int(part * len(values)))] if values else 0.0
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, mesh: SimulatedMesh, trace: Trace) -> None:
+        self._mesh = mesh
+        self._trace = trace
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        config = RouterConfig(
+            seed=mesh.seed,
+            policy=mesh.policy,
+            max_members=1 << 20,
+            max_live_plans=1 << 30,
+            max_indexed_blocks=10_000_000,
+            max_queue_s=mesh.max_queue_s,
+            handoff_s=mesh.handoff_s,
+            silent_s=1e12,
+        )
+        self.planner = Planner(config, lambda: self._now)
+        self._workers: dict[str, ModelledWorker] = {}
+        self._seats: dict[str, Seat] = {}
+        self._stores: dict[str, ModelledStore] = {}
+        """By host."""
+        self._pages: dict[str, ModelledStore] = {}
+        """What each worker has in its own pages."""
+        self._due: dict[str, float] = {}
+        self._computed: Counter[str] = Counter()
+        """Tokens of prompts, by worker."""
+        roles = [Role.PREFILL] * mesh.prefill + [Role.DECODE] * mesh.decode + [Role.BOTH] * mesh.both
+        hosts = -(-len(roles) // mesh.per_host)
+        for number, role in enumerate(roles):
+            self._join(f"{role.value}-{number}", role, f"host-{number % hosts}")
+        for host in range(hosts):
+            name = f"host-{host}"
+            self._stores[name] = ModelledStore(mesh.store_blocks)
+            store = Member(id=f"store-{name}", role=None, address=name, host_id=name)
+            self.planner.registry.join(store, 0.0)
+
+    def _join(self, name: str, role: Role, host: str) -> None:
+        mesh, model, block = self._mesh, self._mesh.model, self._trace.block_tokens
+        member = Member(
+            id=name,
+            role=role,
+            address=name,
+            host_id=host,
+            model="m",
+            spec=KvSpec(
+                model="m",
+                tokenizer="t",
+                layout="v1",
+                dtype="bfloat16",
+                block_size=block,
+                block_bytes=block * mesh.token_bytes,
+            ),
+            max_model_len=model.max_model_len,
+            max_running=model.max_running,
+            kv_capacity_tokens=model.kv_tokens,
+        )
+        seat = self._seats[name] = self.planner.registry.join(member, 0.0)
+        step = model.step
+        rates = Measured(model.prefill_rate, model.fetch_rate, model.remote_rate, step.base_s, step.sequence_s)
+        seat.measure(rates._replace(token_s=step.token_s), 0.0)
+        self._workers[name] = ModelledWorker(model)
+        self._pages[name] = ModelledStore(model.kv_tokens // block)
+
+    def run(self, progress: Callable[[], None] = lambda: None) -> SimulationResult:
+        """Serves the whole trace; `progress` is called for each request that comes."""
+        requests = [Served(ask.at, ask.tokens) for ask in self._trace.asks]
+        decisions: list[float] = []
+        known: set[bytes] = set()
+        reusable = 0
+        for ask, served in zip(self._trace.asks, requests, strict=True):
+            self._until(ask.at)
+            reusable += self._reusable(ask, known)
+            self._arrive(ask, served, decisions)
+            progress()
+        self._until(float("inf"))
+        idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
+        computed = [self._computed[name] for name, seat in self._seats.items() if seat.member.role is not idle]
+        total = sum(ask.tokens for ask in self._trace.asks)
+        return SimulationResult(requests, computed, decisions, reusable / max(1, total))
+
+    def _reusable(self, ask: RecordedAsk, known: set[bytes]) -> int:
+        depth = next((number for number, key in enumerate(ask.keys) if key not in known), len(ask.keys))
+        known.update(ask.keys)
+        return min(depth * self._trace.block_tokens, ask.tokens - 1)
+
+    # -- time
+
+    def _at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), what))
+
+    def _until(self, when: float) -> None:
+        while self._events and self._events[0][0] <= when:
+            self._now, _, what = heapq.heappop(self._events)
+            what()
+        self._now = max(self._now, when) if when < float("inf") else self._now
+
+    def _change(self, name: str, change: Callable[[ModelledWorker], None]) -> None:
+        """Something comes to a worker."""
+        self._advance(name)
+        change(self._workers[name])
+        self._advance(name)
+
+    def _advance(self, name: str) -> None:
+        worker = self._workers[name]
+        while ended := worker.advance(self._now):  # what is next begins when these are over
+            for tell in ended:
+                tell()
+        self._tell(name)
+        due = worker.due()
+        if due < float("inf"):
+            self._due[name] = due
+            self._at(due, partial(self._wake, name, due))
+
+    def _wake(self, name: str, due: float) -> None:
+        if self._due.get(name) == due:  # else something has changed since
+            self._advance(name)
+
+    def _tell(self, name: str) -> None:
+        worker, seat = self._workers[name], self._seats[name]
+        free = max(0, worker.model.kv_tokens - worker.held)
+        report = Report(len(worker.streams), len(worker.waiting) + len(worker.prompts), round(worker.queued), free)
+        if report != seat.report or self._now - seat.heard_at > _REPORT_S:
+            seat.hear(report, self._now)
+
+    # -- one request
+
+    def _arrive(self, ask: RecordedAsk, served: Served, decisions: list[float]) -> None:
+        wanted = self._ask(ask)
+        started = time.perf_counter()
+        try:
+            planned = self.planner.plan(wanted)
+        except PenstockError:
+            served.refused = True
+            return
+        finally:
+            decisions.append(time.perf_counter() - started)
+        computes = planned.prefill or planned.decode
+        prompt = Prompt(
+            planned.uncached_tokens,
+            begin=partial(self._begin, ask, served, planned),
+            done=partial(self._prefilled, ask, served, planned),
+        )
+        self._change(computes.id, lambda worker: worker.prompts.append(prompt))
+
+    def _begin(self, ask: RecordedAsk, served: Served, planned: Planned) -> float:
+        """The prompt is next: what is stored by now need not be computed."""
+        model, size, keys = self._mesh.model, self._trace.block_tokens, self._keys(ask)
+        computes = planned.prefill or planned.decode
+        sources = planned.prefill_sources if planned.prefill else planned.decode_sources
+        most = ask.tokens - 1
+        own = min(self._pages[computes.id].depth(keys) * size, most)
+        near = max(own, min(self._stores[computes.host_id].depth(keys) * size, most))
+        far = max((min(self._stores[host].depth(keys) * size, most) for host in sources), default=0)
+        served.queue_s, served.cached = self._now - served.at, max(near, far)
+        self._computed[computes.id] += ask.tokens - served.cached
+        seconds = (near - own) / model.fetch_rate + max(0, far - near) / model.remote_rate
+        seconds = seconds * self._mesh.token_bytes + model.prefill_s(served.cached, ask.tokens)
+        return seconds * model.prefill_rate
+
+    def _keys(self, ask: RecordedAsk) -> Sequence[bytes]:
+        return ask.keys[: ask.tokens // self._trace.block_tokens]
+
+    def _prefilled(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
+        """The first token is there, and the prompt's blocks are stored."""
+        computes, decode = planned.prefill or planned.decode, planned.decode
+        served.ttft_s = self._now - served.at
+        self.planner.prefilled(planned.number)
+        self.planner.generated(planned.number, 1)
+        self._hold(f"store-{computes.host_id}", self._stores[computes.host_id], ask)
+        for worker in {computes.id, decode.id}:
+            self._hold(worker, self._pages[worker], ask)
+        wait_s = 0.0
+        if planned.prefill is not None:
+            rate = self._mesh.model.fetch_rate if computes.host_id == decode.host_id else self._mesh.model.remote_rate
+            wait_s = self._mesh.handoff_s + ask.tokens * self._mesh.token_bytes / rate
+        stream = Stream(max(0, ask.output - 1), ask.tokens + ask.output, partial(self._ended, ask, served, planned))
+        self._at(self._now + wait_s, partial(self._change, decode.id, lambda worker: worker.waiting.append(stream)))
+
+    def _ended(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
+        served.itl_s = (self._now - served.at - served.ttft_s) / max(1, ask.output - 1)
+        self.planner.generated(planned.number, ask.output)
+        self.planner.learn(self._ask(ask), ask.output)
+        self.planner.release(planned.number)
+
+    def _hold(self, member: str, cache: ModelledStore, ask: RecordedAsk) -> None:
+        came, went = cache.store(self._keys(ask))
+        self.planner.index.stored(member, came)
+        self.planner.index.removed(member, went)
+
+    def _ask(self, ask: RecordedAsk) -> PlanAsk:
+        return PlanAsk(
+            model="m",
+            prompt_tokens=ask.tokens,
+            max_tokens=1 << 16,
+            session=ask.session,
+            block_keys=self._keys(ask),
+        )

@@ -1,0 +1,1 @@
+"""Recorded workloads: read, shaped, and cut to excerpts."""
