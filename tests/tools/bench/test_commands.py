@@ -31,7 +31,22 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["all", "e2e", "engine", "evict", "gateway", "house", "kv", "masked", "measured", "overhead", "paired"]
+    "name",
+    [
+        "all",
+        "e2e",
+        "engine",
+        "evict",
+        "failover",
+        "gateway",
+        "house",
+        "kv",
+        "masked",
+        "measured",
+        "overhead",
+        "paired",
+        "router",
+    ],
 )
 def test_every_bench_has_help(name: str) -> None:
     assert f"bench {name}" in run("-m", "penstock.cli", "bench", name, "--help")

@@ -16,9 +16,10 @@ from penstock.bench.evict.__main__ import replay as command
 from penstock.bench.evict.offline import Clairvoyant, Future
 from penstock.bench.evict.run import ReplayRates, Saved, TraceReplay
 from penstock.bench.evict.table import HINTED, OFFLINE, jobs, play
-from penstock.bench.evict.traces import ROOT, RecordedAsk, Trace, TraceError, load, overlaid
 from penstock.kv.cost import PrefillCost
 from penstock.kv.eviction import POLICIES, Lru, make_policy
+from penstock.traces.reading import ROOT, RecordedAsk, Trace, TraceError, load
+from penstock.traces.shaping import overlaid
 
 FLAT = PrefillCost(1.0, 1 << 60)
 RATES = ReplayRates(FLAT, 1e9)
@@ -190,7 +191,7 @@ def test_a_trace_with_texts(tmp_path: Path) -> None:
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023,1,2\n", "without block ids nothing is known"),
         ("a.jsonl", "no json", "not JSON lines"),
         ("a.jsonl", "", "no request"),
-        ("a.jsonl", '{"a": 1}\n', "neither hash_ids nor input"),
+        ("a.jsonl", '{"a": 1}\n', "neither hash_ids, nor input"),
         ("a.jsonl", json.dumps(IDS[0]) + "\n" + json.dumps(IDS[0] | {"hash_ids": [8, 7]}), "follows two different"),
     ],
 )

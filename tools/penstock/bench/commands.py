@@ -135,6 +135,38 @@ def masked(options: Options = None) -> None:
 
 
 @app.command
+def router(
+    options: Options = None,
+    *,
+    part: list[Literal["decisions", "policies", "simulator", "roles"]] | None = None,
+    trace: list[Path] | None = None,
+) -> None:
+    """What a decision of the router costs: long and short prompts, new and known sessions, 10 to 1,000 workers. And how
+    good it is: all policies on recorded workloads, before modelled workers. How far such a model is off, and what it is
+    worth to prefill and decode apart, beside a real mesh.
+
+    Parameters
+    ----------
+    part:
+        Only these. Default: all.
+    trace:
+        Workloads as `penstock simulate` reads them. Default: those in loadtest/traces.
+    """
+    from penstock.bench.router.measure import measure
+
+    _run(lambda quick: measure(quick, part or (), trace or ()), options)
+
+
+@app.command
+def failover(options: Options = None) -> None:
+    """What clients see when a service is killed or stopped in the middle of their streams: gaps, lost streams, wrong
+    tokens."""
+    from penstock.bench.failover.measure import measure
+
+    _run(measure, options)
+
+
+@app.command
 def evict(options: Options = None, *, trace: list[Path] | None = None) -> None:
     """Eviction policies on recorded requests, beside LRU and the offline optimum.
 
@@ -206,3 +238,4 @@ def everything(options: Options = None) -> None:
     overhead(options)
     kv(options)
     gateway(options)
+    router(options)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.bench.measured import e2e, engine, evict, gateway, house, kv, overhead
+from penstock.bench.measured import e2e, engine, evict, failover, gateway, house, kv, overhead, router
 from penstock.bench.measured.results import Results
 
 RESULTS = Path("loadtest/results")
@@ -20,10 +20,12 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "engine": engine.section,
     "kv": kv.section,
     "gateway": gateway.section,
+    "router": router.section,
+    "failover": failover.section,
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "gateway")
+_LATER = ("e2e", "gateway", "router", "failover")
 """Benches without a section as long as no run of theirs is kept."""
 _HEAD = """# Measured
 

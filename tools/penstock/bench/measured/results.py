@@ -29,6 +29,10 @@ class Results:
         value: float | None = self._figures.get(id, {}).get("value")
         return value
 
+    def ids(self) -> Sequence[str]:
+        """Of all figures, in their order."""
+        return [*self._figures]
+
     def has(self, id: str) -> bool:
         """Whether the run has such a figure, measured or not."""
         return id in self._figures

@@ -1,0 +1,42 @@
+"""`penstock bench router` measures decisions of a router that is in the middle of its work, and leaves it as it was."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from penstock.bench.measured.document import section
+from penstock.bench.router import measure
+from penstock.bench.router.crowd import BLOCK, TURN_TOKENS, Crowd, CrowdSetup
+
+
+@pytest.mark.parametrize("disaggregated", [False, True])
+def test_a_session_finds_what_its_last_turn_left(disaggregated: bool) -> None:
+    crowd = Crowd(CrowdSetup(12, disaggregated, blocks=2000))
+    planner = crowd.planner
+    before = len(planner.index)
+    first, second = islice(crowd.session("s", 5000), 2)
+    assert (len(first.block_keys), len(second.block_keys)) == (5000 // BLOCK, TURN_TOKENS // BLOCK)
+    crowd.serve(first)
+    whole = planner.recall(second)
+    assert whole is not None
+    planned = planner.plan(whole)
+    assert planned.cached_tokens == 5000 // BLOCK * BLOCK
+    assert (planned.prefill is not None) is disaggregated
+    crowd.end(second, planned.number)
+    assert planner.ledger.empty
+    assert len(planner.index) == before + (5000 + TURN_TOKENS) // BLOCK - 60, "but for the common beginning"
+
+
+async def test_all_sizes_are_measured() -> None:
+    report = await measure.measure(quick=True)
+    found = {figure.id: figure for figure in report.figures}
+    assert {"warm_decision_us_100k", "decisions_per_s_1000_workers", "look_at_all_vs_few_1000"} <= found.keys()
+    assert all(figure.value for figure in report.figures if figure.unit == "us")
+    ratio = found["look_at_all_vs_few_1000"].value
+    assert ratio is not None and ratio > 1
+    assert found["hit_vs_infinite_min"].value is not None
+    text = section(report.json())
+    assert "n/a" not in text
+    assert text.count("| coding_agents, 4 |") == 2, "a row for each policy that was run"

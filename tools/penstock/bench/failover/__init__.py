@@ -1,0 +1,1 @@
+"""What clients see when a service dies: `penstock bench failover`."""

@@ -1,0 +1,109 @@
+"""The section about the router's decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.bench.measured.results import Line, Results, figures
+
+_LINES = (
+    Line("warm_decision_us_100k", "a known session's turn of 100,000 tokens, 100 workers, us", 0),
+    Line("decisions_per_s_1000_workers", "decisions/s of one core, 1,000 workers, prompts of 10,000 tokens", 0),
+    Line("look_at_all_vs_few_1000", "the same, had all workers been looked at, : as it is", 1),
+    *(
+        Line(f"decision_us_{kind}_{workers}_{tokens}", f"{kind} session, {workers} workers, {tokens} tokens, us", 0)
+        for kind in ("warm", "cold")
+        for tokens in ("1k", "10k", "100k")
+        for workers in (10, 100, 1000)
+    ),
+    Line("decision_us_warm_1000_100k_disaggregated", "warm, 1,000 workers that prefill or decode, 100k tokens, us", 0),
+)
+
+
+_QUALITY = (
+    Line("hit_vs_infinite_min", "tokens of prompts not computed : with one cache without end, lowest", 2),
+    Line("busiest_over_mean_max", "computed tokens of the busiest worker : the mean, highest", 2),
+    Line("p99_queue_vs_best_baseline_max", "p99 of the wait in queues : best other policy, highest", 2),
+    Line("p99_ttft_vs_best_baseline_max", "p99 of the TTFT : best other policy, highest", 2),
+    Line("p50_ttft_vs_best_baseline_max", "p50 of the TTFT : best other policy, highest", 2),
+)
+_REAL = (
+    Line("simulator_ttft_error", "p50 or p90 of the TTFT, the worse: simulated : measured, off by", 2),
+    Line("simulator_ttft_error_p50", "p50, off by", 2),
+    Line("simulator_ttft_error_p90", "p90, off by", 2),
+    Line("itl_p90_aggregated_over_disaggregated", "p90 between tokens, both : apart", 2),
+    *(
+        Line(f"{what}_p{percent}_{form}", f"p{percent} {name}, {form}, s", 3)
+        for what, name in (("itl", "between tokens"), ("ttft", "of the long prompts' TTFT"))
+        for percent in (50, 90, 99)
+        for form in ("aggregated", "disaggregated")
+    ),
+)
+_SHOWN = ("hit", "busiest_over_mean", "queue_p99_s", "ttft_p50_s", "ttft_p99_s")
+
+
+def section(now: Results, earlier: Results | None = None) -> str:
+    """In Markdown."""
+    other = "" if earlier is None else f" The earlier run was on another machine: {earlier.machine}."
+    return f"""## What a decision of the router costs, and how good it is
+
+`penstock bench router`: from an ask to its plan, without sockets. The index holds a million blocks, all workers have
+the system prompt in their pages, and a turn adds 720 tokens. A new session brings the keys of its whole prompt.
+
+{figures(_LINES, now, earlier)}
+{_policies(now)}{_real(now)}
+Measured on {now.machine}.{other}
+"""
+
+
+def _policies(now: Results) -> str:
+    cases = [*_cases(now)]
+    if not cases:
+        return ""
+    return f"""
+Policies on the recorded workloads in `loadtest/traces`, with and without a common prompt of 4,096 tokens, before 8 and
+64 modelled prefill workers which would compute for seven tenths of the time if nothing were computed twice
+(`penstock simulate` says how workers are modelled):
+
+{figures(_QUALITY, now, None)}
+
+| workload, prefill workers | policy | hit | busiest : mean | queue p99, s | TTFT p50, s | p99, s |
+| --- | --- | --- | --- | --- | --- | --- |
+{chr(10).join(cases)}
+
+What a session's name (the affinity header) and the stores are worth there, 8 prefill workers:
+
+| workload | with | hit | TTFT p50, s |
+| --- | --- | --- | --- |
+{chr(10).join(_hints(now))}
+"""
+
+
+def _hints(now: Results) -> Iterator[str]:
+    names = {"both": "both", "no_session": "no name", "no_store": "no stores"}
+    for id in now.ids():
+        kind, *rest = id.split("|")
+        if kind == "hint" and rest[-1] == "hit":
+            trace, variant, _ = rest
+            ttft = now.number(f"hint|{trace}|{variant}|ttft_p50_s", 3)
+            yield f"| {trace} | {names[variant]} | {now.number(id, 3)} | {ttft} |"
+
+
+def _real(now: Results) -> str:
+    if not now.has("simulator_ttft_error"):
+        return ""
+    return f"""
+Beside a real mesh of the 135M shape with random weights: the simulator under the same requests, and two workers that do
+both beside one that prefills and one that decodes, on the same cores, while long prompts come beside four streams:
+
+{figures(_REAL, now, None)}
+"""
+
+
+def _cases(now: Results) -> Iterator[str]:
+    for id in now.ids():
+        policy, *rest = id.split("|")
+        if policy != "hint" and rest and rest[-1] == "hit":
+            workers, trace, _ = rest
+            values = (now.number(f"{policy}|{workers}|{trace}|{what}", 2) for what in _SHOWN)
+            yield f"| {trace}, {workers} | {policy} | {' | '.join(values)} |"

@@ -1,0 +1,1 @@
+"""`penstock bench router`: what a decision costs, and how good it is."""

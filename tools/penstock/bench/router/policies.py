@@ -1,0 +1,173 @@
+"""The router's policies on recorded workloads, before modelled workers: hit rate, balance, and what requests wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import get_args
+
+from penstock.bench.harness import Figure, figure
+from penstock.router.baselines import PolicyName
+from penstock.router.workers import StepCost
+from penstock.simulator.simulation import SimulatedMesh, Simulation
+from penstock.simulator.workers import WorkerModel
+from penstock.traces.reading import Trace, load
+from penstock.traces.shaping import coarser, crowded, half, new_tokens, paced, session_seconds, with_common_prompt
+
+TRACES = Path(__file__).parents[4] / "loadtest" / "traces"
+OURS: PolicyName = "seconds"
+_COMMON_TOKENS = 4096
+"""Of the system prompt and tools that every prompt of a trace also gets in front."""
+_LOAD = 0.7
+"""The part of the time in which prefill workers compute, if nothing is computed twice."""
+_STORE_TOKENS = 3_200_000
+"""Of each host's store."""
+_DECODES = 4
+"""Prefill workers for one that decodes."""
+MODEL = WorkerModel(
+    prefill_rate=8_000.0,
+    step=StepCost(0.02, 0.0001, 1e-8),
+    max_running=4096,
+    kv_tokens=1_000_000,
+    fetch_rate=2e10,
+    remote_rate=5e9,
+)
+"""A worker with a GPU and a model of eight billion parameters."""
+_TOKEN_BYTES = 131_072
+_HINT_WORKERS = 8
+_LEAST_S = 0.01
+"""Baselines that wait less count as waiting so long."""
+_BLOCK = 256
+"""Blocks of traces that have smaller ones are joined, which makes simulations faster."""
+_REQUESTS = 4000
+"""Of traces whose sessions can be begun again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRun:
+    """One simulation, by name."""
+
+    trace: str
+    workers: int
+    policy: PolicyName
+    hit: float
+    """Of what one cache without end would have had."""
+    busiest_over_mean: float
+    queue_p50_s: float
+    queue_p99_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+
+
+def policy_runs(paths: Iterable[Path], sizes: Sequence[int], quick: bool) -> list[PolicyRun]:
+    """All policies on all traces, with and without a common prompt, before meshes of these numbers of prefill workers,
+    in as many processes as there are cores."""
+    chosen: tuple[PolicyName, ...] = (OURS, "least-tokens") if quick else get_args(PolicyName)
+    cases = [(path, common) for path in paths for common in ((False,) if quick else (False, True))]
+    requests = 40 if quick else _REQUESTS
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        runs = [
+            pool.submit(policy_run, path, common, workers, policy, requests)
+            for path, common in cases
+            for workers in sizes
+            for policy in chosen
+        ]
+        return [run.result() for run in runs]
+
+
+def policy_run(path: Path, common: bool, workers: int, policy: PolicyName, requests: int = _REQUESTS) -> PolicyRun:
+    """One simulation; `requests` as in `shaped`."""
+    trace = shaped(path, common, workers, requests)
+    result = Simulation(_mesh(trace, workers, policy), trace).run()
+    return PolicyRun(
+        trace=trace.name,
+        workers=workers,
+        policy=policy,
+        hit=result.hit / result.reusable if result.reusable else 1.0,
+        busiest_over_mean=result.busiest_over_mean,
+        queue_p50_s=result.percentile(lambda one: one.queue_s, 0.5),
+        queue_p99_s=result.percentile(lambda one: one.queue_s, 0.99),
+        ttft_p50_s=result.percentile(lambda one: one.ttft_s, 0.5),
+        ttft_p99_s=result.percentile(lambda one: one.ttft_s, 0.99),
+    )
+
+
+def _mesh(trace: Trace, workers: int, policy: PolicyName) -> SimulatedMesh:
+    return SimulatedMesh(
+        prefill=workers,
+        decode=max(1, workers // _DECODES),
+        store_blocks=_STORE_TOKENS // trace.block_tokens,
+        token_bytes=_TOKEN_BYTES,
+        max_queue_s=1e9,
+        policy=policy,
+        model=MODEL,
+    )
+
+
+def hint_runs(paths: Iterable[Path], quick: bool) -> list[Figure]:
+    """What the session's name and the stores are worth to our policy, on workloads that tell sessions."""
+    found = []
+    for path in paths:
+        trace = shaped(path, False, _HINT_WORKERS, 40 if quick else _REQUESTS // 4)
+        if not trace.has_sessions:
+            continue
+        nameless = replace(trace, asks=tuple(replace(ask, session="") for ask in trace.asks))
+        mesh = _mesh(trace, _HINT_WORKERS, OURS)
+        variants = {
+            "both": (mesh, trace),
+            "no_session": (mesh, nameless),
+            "no_store": (replace(mesh, store_blocks=0), trace),
+        }
+        for name, (before, requests) in variants.items():
+            result = Simulation(before, requests).run()
+            found.append(figure(f"hint|{trace.name}|{name}|hit", [result.hit], "ratio", "all prompt tokens"))
+            ttft = result.percentile(lambda one: one.ttft_s, 0.5)
+            found.append(figure(f"hint|{trace.name}|{name}|ttft_p50_s", [ttft], "s", "modelled workers"))
+    return found
+
+
+def shaped(path: Path, common: bool, workers: int, requests: int) -> Trace:
+    """The second half of a trace, so dense that it keeps so many prefill workers busy for `_LOAD` of the time: sessions
+    at their own pace, but more of them at once, until there are so many requests; where sessions are not told, all
+    requests faster. The first half is for whoever tunes a policy."""
+    trace = coarser(half(load(path), second=True), _BLOCK)
+    if common:
+        trace = with_common_prompt(trace, _COMMON_TOKENS)
+    busy_s = sum(new_tokens(trace)) / MODEL.prefill_rate / _LOAD
+    if trace.has_sessions:
+        return crowded(trace, workers * session_seconds(trace) / busy_s, requests)
+    return paced(trace, busy_s / workers)
+
+
+def policy_figures(runs: Sequence[PolicyRun]) -> list[Figure]:
+    """The worst of ours over all cases, with the goals; then every policy in every case."""
+    ours = [run for run in runs if run.policy == OURS]
+    hit, busiest = min(run.hit for run in ours), max(run.busiest_over_mean for run in ours)
+    lead = [
+        figure("hit_vs_infinite_min", [hit], "ratio", "one cache without end", 0.9),
+        figure("busiest_over_mean_max", [busiest], "ratio", "mean worker", 1.1, lower_is_better=True),
+    ]
+    for id, what, goal in (
+        ("p99_queue_vs_best_baseline_max", "queue_p99_s", 0.8),
+        ("p99_ttft_vs_best_baseline_max", "ttft_p99_s", None),
+        ("p50_ttft_vs_best_baseline_max", "ttft_p50_s", None),
+    ):
+        worst = max(getattr(run, what) / max(_LEAST_S, _best_other(runs, run, what)) for run in ours)
+        lead.append(figure(id, [worst], "ratio", "best other policy in each case", goal, lower_is_better=True))
+    return lead + [each for run in runs for each in _figures_of(run)]
+
+
+def _figures_of(run: PolicyRun) -> Iterator[Figure]:
+    for what, value in asdict(run).items():
+        if isinstance(value, float):
+            id = f"{run.policy}|{run.workers}|{run.trace}|{what}"
+            yield figure(id, [value], "s" if what.endswith("_s") else "ratio", "modelled workers")
+
+
+def _best_other(runs: Sequence[PolicyRun], ours: PolicyRun, what: str) -> float:
+    case = (ours.trace, ours.workers)
+    return float(min(getattr(run, what) for run in runs if (run.trace, run.workers) == case and run.policy != OURS))

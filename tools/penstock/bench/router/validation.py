@@ -1,0 +1,155 @@
+"""The simulator beside a real mesh: the same requests, and how far its TTFT is off.
+
+The mesh is one worker that does both, as `penstock up` starts it, with random weights. Its rates are measured from
+outside first: TTFT of lone prompts of several lengths, and time between tokens of several streams and contexts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.bench.e2e.answers import TimedAnswer, percentile
+from penstock.bench.e2e.loads import Asking, PlainLoad, PromptSource
+from penstock.bench.e2e.model import served
+from penstock.bench.e2e.subjects import Sources
+from penstock.bench.engine.process import Failed
+from penstock.bench.engine.shapes import SMALL
+from penstock.bench.engine.subjects import Places
+from penstock.bench.harness import Figure, figure, missing
+from penstock.router.workers import StepCost
+from penstock.simulator.simulation import SimulatedMesh, Simulation
+from penstock.simulator.workers import WorkerModel
+from penstock.traces.reading import RecordedAsk, Trace, load
+from penstock.traces.shaping import crowded, half, new_tokens, session_seconds, shrunk
+
+_MESH = "mesh_aggregated"
+_SHRINK = 4
+"""Prompts are so many times shorter than recorded: a laptop serves them."""
+_REQUESTS = (120, 40)
+"""Of a round; of a quick one."""
+_LOAD = 0.4
+"""The part of the time in which prompts are computed, if nothing is computed twice."""
+_LENGTHS = (16, 128, 512, 1024, 3072)
+_STREAMS = (1, 4, 8)
+_CONTEXTS = (64, 2048)
+_FIRST = 300
+"""No prompt has tokens below; as in `bench.e2e.loads`."""
+_TTFT_P50, _TTFT_P90 = 50.0, 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a worker does, measured from outside."""
+
+    overhead_s: float
+    """Of a request, however short its prompt."""
+    prefill_rate: float
+    """Tokens/s, with no context before them."""
+    prefill_context_s: float
+    """What each token of the context before it adds."""
+    step: StepCost
+
+    @property
+    def model(self) -> WorkerModel:
+        """Of a worker that does both."""
+        return WorkerModel(prefill_rate=self.prefill_rate, prefill_context_s=self.prefill_context_s, step=self.step)
+
+
+async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
+    """`simulator_ttft_error`: how far p50 and p90 of the TTFT are off, the worse of both, in each round."""
+    places = Places.default()
+    sources = Sources(SMALL, await asyncio.to_thread(served, SMALL, places.models), places)
+    errors: dict[float, list[float]] = {_TTFT_P50: [], _TTFT_P90: []}
+    try:
+        async with sources.open(_MESH) as server:
+            ask = server.client.ask
+            for round in range(1 if quick else 3):
+                found = await calibrated(ask, PromptSource(SMALL.vocab, f"calibration/{round}"))
+                asks = _workload(trace, found, requests=_REQUESTS[quick])
+                print(f"round {round + 1}: {found}", file=sys.stderr, flush=True)
+                measured = [one.time_to_first_token for one in await _play(asks, ask, f"{round}")]
+                predicted = simulated(asks, found)
+                for percent, off in errors.items():
+                    real, model = percentile(measured, percent), percentile(predicted, percent)
+                    print(
+                        f"p{percent:.0f}: measured {real:.3f} s, simulated {model:.3f} s", file=sys.stderr, flush=True
+                    )
+                    off.append(abs(model / real - 1))
+    except Failed as error:
+        return [missing("simulator_ttft_error", "ratio", str(error), 0.2)]
+    worse = [max(pair) for pair in zip(*errors.values(), strict=True)]
+    return [
+        figure("simulator_ttft_error", worse, "ratio", "a mesh under the same requests", 0.2, lower_is_better=True),
+        *(figure(f"simulator_ttft_error_p{percent:.0f}", off, "ratio", "likewise") for percent, off in errors.items()),
+    ]
+
+
+async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
+    """Measures a server that has nothing else to do."""
+    first = [(length, (await ask(source.tokens(length), 1, "")).time_to_first_token) for length in _LENGTHS * 3]
+    lengths = sorted(set(_LENGTHS))
+    medians = [statistics.median(seconds for length, seconds in first if length == one) for one in lengths]
+    shapes = [(1.0, length, length * length / 2) for length in lengths]
+    overhead_s, token_s, context_s = _fitted(shapes, medians)
+    rows, steps = [], []
+    for streams, context in [(streams, _CONTEXTS[0]) for streams in _STREAMS] + [(1, _CONTEXTS[-1])]:
+        answers = (await PlainLoad(streams=streams, prompt=context, output=64).run(ask, source))["plain"]
+        rows.append((1.0, streams, streams * (context + 32)))
+        steps.append(statistics.median(gap for answer in answers for gap in answer.gaps[16:]))
+    step = StepCost(*_fitted(rows, steps))
+    return Calibration(overhead_s=overhead_s, prefill_rate=1 / token_s, prefill_context_s=context_s, step=step)
+
+
+def _fitted(rows: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> list[float]:
+    """Coefficients, none below 0, that are off by as little as possible in per cent."""
+    shapes = np.array(rows) / np.array(seconds)[:, None]
+    best, least = np.zeros(3), np.inf
+    for used in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]):
+        found = np.zeros(3)
+        found[used] = np.linalg.lstsq(shapes[:, used], np.ones(len(rows)), rcond=None)[0]
+        off = float(np.sum((shapes @ found - 1) ** 2))
+        if off < least and (found >= 0).all():
+            best, least = found, off
+    return [float(one) for one in best]
+
+
+def simulated(trace: Trace, found: Calibration) -> list[float]:
+    """TTFT of the same requests before a modelled worker, in seconds, as their clients would see it."""
+    mesh = SimulatedMesh(both=1, token_bytes=SMALL.kv_bytes, model=found.model)
+    return [one.ttft_s + found.overhead_s for one in Simulation(mesh, trace).run().requests]
+
+
+def _workload(path: Path, found: Calibration, requests: int) -> Trace:
+    trace = shrunk(half(load(path), second=True), _SHRINK)
+    news = zip(trace.asks, new_tokens(trace), strict=True)
+    busy_s = sum(found.model.prefill_s(ask.tokens - new, ask.tokens) for ask, new in news) / _LOAD
+    return crowded(trace, session_seconds(trace) / busy_s, requests)
+
+
+async def _play(trace: Trace, ask: Asking, round: str) -> list[TimedAnswer]:
+    """Sends each request at its time, whatever became of those before."""
+    begun = time.perf_counter()
+
+    async def one(recorded: RecordedAsk) -> TimedAnswer:
+        await asyncio.sleep(recorded.at - (time.perf_counter() - begun))
+        prompt = [*_tokens(recorded, trace.block_tokens, round)]
+        return await ask(prompt, recorded.output, f"{recorded.session}-{round}")
+
+    return await asyncio.gather(*map(one, trace.asks))
+
+
+def _tokens(ask: RecordedAsk, block: int, round: str) -> Iterator[int]:
+    """Blocks with the same key have the same tokens; what fills no block is the request's own."""
+    whole = ask.keys[: ask.tokens // block]
+    for key in (*whole, f"{ask.session}/{ask.at}".encode()):
+        draw = np.random.default_rng([*key, *round.encode()])
+        count = block if key in whole else ask.tokens - block * len(whole)
+        yield from draw.integers(_FIRST, SMALL.vocab, count).tolist()
