@@ -23,6 +23,7 @@ from penstock.draft.service import SERVICE
 from penstock.engine.engine import Engine
 from penstock.engine.request import SamplingParams
 from penstock.kv.identity import block_keys, root_key
+from penstock.router.registry import Measured
 from penstock.rpc.server import serve
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import Mesh
@@ -161,10 +162,12 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     )
 
 
-def forget_pages(mesh: Mesh) -> None:
+async def forget_pages(mesh: Mesh) -> None:
     """The workers forget the blocks in their own pages, as if others had needed the room: the tiers of the stores are
     left."""
     for worker in mesh.workers:
+        if worker.publisher.lending is not None:
+            await worker.store.lending.save(list(worker.publisher.lending._loans))
         pool = worker.engine._scheduler._pool
         pool.forget(range(1, pool.total + 1))
 
@@ -177,9 +180,9 @@ async def fast_way(mesh: Mesh) -> None:
     for worker in mesh.workers:
         worker.rates.far.bytes_per_s = 1e12
     for seat in _seats(mesh):
-        seat.remote.value = 0.0  # what it believed earlier is no sign that this has come; reports come in order
+        seat.measure(Measured(remote_rate=1.0), 0.0)  # what it believed earlier is no sign; reports come in order
     await until(
-        lambda: all(seat.remote.value == 1e12 for seat in _seats(mesh)), "the router thinks that the way is fast"
+        lambda: all(seat.measured.remote_rate == 1e12 for seat in _seats(mesh)), "the router thinks the way is fast"
     )
 
 
@@ -187,7 +190,7 @@ def on_host(mesh: Mesh, host: str) -> None:
     """Sends decoding to the workers of one host."""
     for seat in _seats(mesh):
         if seat.member.role.value != "prefill":
-            seat.draining = seat.member.host_id != host
+            seat.drain(seat.member.host_id != host)
 
 
 def _seats(mesh: Mesh) -> list[Any]:

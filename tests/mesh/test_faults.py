@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.decode.drafting import DraftClient
 from penstock.engine.request import SamplingParams
 from penstock.kv.spec import spec_to_message
 from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
+from penstock.worker.serving.drafting import DraftClient
 
 from .support import ask, body_of, drafting, forget_pages, mesh_keys, process, prompt, settled, until
 
@@ -51,7 +51,7 @@ async def test_a_damaged_block_is_refused_recomputed_and_counted(mesh, oracle, h
     before = mesh.kvstore.stats().quarantined
     async with leased(mesh, tokens) as blocks:
         damage(blocks)
-    forget_pages(mesh)
+    await forget_pages(mesh)
     again = await ask(http, mesh, tokens, GREEDY)
     assert again.ids == expected.ids
     assert again.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
@@ -89,7 +89,7 @@ async def test_without_a_store_everything_is_computed(tiny, meshes, oracle, http
     async with meshes(MeshSetup(model=tiny, kvstore=False)) as mesh:
         tokens = prompt("no store", 100)
         for _ in range(2):
-            forget_pages(mesh)
+            await forget_pages(mesh)
             answer = await ask(http, mesh, tokens, GREEDY)
             assert answer.ids == (await oracle(tokens, GREEDY)).ids
             assert answer.cached == 0
@@ -128,14 +128,14 @@ async def test_kill_9_under_load(victim, tiny, other, meshes, oracle, http):
 async def test_a_worker_that_hangs_costs_seconds(victim, tiny, meshes, oracle, http):
     """A stopped process keeps its connections. The router hears nothing of it, and the gateway ends the calls to it."""
     longer = replace(LONG, max_tokens=1700)  # so that it is stopped well before their end
-    async with meshes(MeshSetup(model=tiny, router={"silent_s": 3.0})) as mesh:
+    async with meshes(MeshSetup(model=tiny)) as mesh:
         store = ["--kvstore", mesh.kvstore.address, "--host-id", "test"]
         served = ["--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny"]
         async with process(victim, *store, *served) as (address, pid):
             seats = [seat for seat in mesh.router.planner.registry if seat.member.role]
             [hangs] = [seat for seat in seats if seat.member.address == address]
             [healthy] = [seat for seat in seats if seat.member.role == hangs.member.role and seat is not hangs]
-            healthy.draining = True
+            healthy.drain()
             prompts = [prompt(f"hangs/{victim}/{number}", 200 + number) for number in range(4)]
             if victim == "prefill":
                 os.kill(pid, signal.SIGSTOP)

@@ -32,11 +32,11 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         first = await ask(http, mesh, tokens, GREEDY, "s")
         assert (first.ids, first.cached) == (expected.ids, 0)
         await settled(mesh, tokens[: 20 * BLOCK])
-        forget_pages(mesh)
+        await forget_pages(mesh)
         second = await ask(http, mesh, tokens, GREEDY, "s")
         assert (second.ids, second.usage["penstock"]["cached_tokens"]["host"]) == (expected.ids, 20 * BLOCK)
         await until(lambda: store.gpu.stats().promoted >= 20 and not store.gpu.working, "its blocks go up")
-        forget_pages(mesh)
+        await forget_pages(mesh)
         third = await ask(http, mesh, tokens, GREEDY, "s")
         assert (third.ids, third.cached) == (expected.ids, 20 * BLOCK)
         read_there = 20 * BLOCK if workers == "on-the-device" else 0
@@ -46,7 +46,7 @@ async def test_a_session_that_lives_on_the_device(monkeypatch, tiny, meshes, htt
         while (victim := table.victims.hold(store.store.now())) is not None:
             table.victims.discard(victim, store.store.now())
         assert table.stats().blocks == 0, "host memory has nothing"
-        forget_pages(mesh)
+        await forget_pages(mesh)
         fourth = await ask(http, mesh, tokens, GREEDY, "s")
         assert fourth.ids == expected.ids
         assert fourth.usage["penstock"]["cached_tokens"]["gpu"] == 20 * BLOCK

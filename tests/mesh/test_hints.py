@@ -119,7 +119,7 @@ async def test_a_session_that_is_expected_is_brought_from_the_disk_before_it_ask
             async with httpx2.AsyncClient() as http:
                 await http.post(f"{mesh.url}/v1/sessions/hint", json={"returns_in": "1s"}, headers=SESSION)
             await until(lambda: store.host.table.lookup(keys) == 20, "the blocks are in memory")
-            forget_pages(mesh)
+            await forget_pages(mesh)
             answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=1, extra_headers=SESSION)
             assert answer.usage.model_extra["penstock"]["cached_tokens"]["host"] == 19 * BLOCK
 
@@ -128,7 +128,7 @@ async def test_blocks_know_their_session_and_what_they_cost(mesh, client) -> Non
     tokens = prompt("known", 600)
     await client.completions.create(model="tiny", prompt=tokens, max_tokens=1)
     await settled(mesh, tokens)
-    blocks = [mesh.kvstore.host.table.find(key) for key in mesh_keys(mesh, tokens)]
+    blocks = [mesh.kvstore.host.find_block(key) for key in mesh_keys(mesh, tokens)]
     assert {block.session for block in blocks} == {""}
     answer = await client.completions.create(model="tiny", prompt=tokens[:320], max_tokens=1, extra_headers=SESSION)
     tier = "host" if mesh.prefill else "worker"  # the decode worker computes so little itself, and has no pages yet

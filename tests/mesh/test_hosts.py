@@ -44,7 +44,7 @@ async def test_a_session_that_moves_to_another_host_computes_only_what_is_new(me
         assert moved.ids == expected.ids
         assert moved.usage["penstock"]["cached_tokens"]["remote"] == len(tokens) // BLOCK * BLOCK
         assert moved.computed == len(tokens) % BLOCK
-        forget_pages(mesh)
+        await forget_pages(mesh)
         again = await ask(http, mesh, tokens, sampling, session="s")
         assert again.ids == expected.ids
         assert again.usage["penstock"]["cached_tokens"]["host"] == len(tokens) // BLOCK * BLOCK

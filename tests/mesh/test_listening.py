@@ -75,7 +75,8 @@ async def gateway(mesh, name: str):
         reading = asyncio.ensure_future(made.read())
         try:
             await made.stands.wait()
-            assert made.batches == [decode_pb2.TokenBatch()], "it says that the listener stands"
+            [first] = made.batches
+            assert not (first.calls or first.events), "it says that the listener stands"
             yield made
         finally:
             made.listening.cancel()

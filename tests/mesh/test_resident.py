@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from penstock.engine.request import SamplingParams
+from penstock.router.bias import Bias
 from penstock.testing.mesh import MeshSetup
 from penstock.worker import rotation
 
@@ -22,20 +23,22 @@ SLOW = {"prefill_tokens_per_s": 1000.0, "decode_step_s": 0.01, "fetch_bytes_per_
 
 @pytest.fixture
 def equal(monkeypatch):
-    """All workers say that they are equally slow; returns when the router has heard it."""
+    """All workers say that they are equally slow, and are believed; returns when the router has heard it."""
     load = rotation.load
 
     def slow(worker):
         report = load(worker)
+        report.ClearField("step")
         for field, value in SLOW.items():
             setattr(report, field, value)
         return report
 
     async def heard(mesh):
         seats = [seat for seat in mesh.router.planner.registry if seat.member.role is not None]
-        await until(lambda: all(seat.fetch.value == 1e9 for seat in seats), "the router thinks that they are slow")
+        await until(lambda: all(seat.measured.fetch_rate == 1e9 for seat in seats), "the router thinks they are slow")
 
     monkeypatch.setattr(rotation, "load", slow)
+    monkeypatch.setattr(Bias, "learn", lambda *_: None)  # else who has served is believed to be quicker than it says
     return heard
 
 
@@ -150,6 +153,7 @@ async def test_the_store_keeps_what_is_hot_in_workers(meshes, tiny, http, oracle
         engine={"kv_pool_tokens": 400 * BLOCK, "max_batch_tokens": 64},
         kv_host_bytes=200 * 12_400,
         store={"eviction": "lru"},
+        worker={"lend": False},
     )
     async with meshes(setup) as mesh:
         table, keys = mesh.kvstore.host.table, mesh_keys(mesh, hot)
@@ -183,7 +187,8 @@ async def test_the_store_keeps_what_is_hot_in_workers(meshes, tiny, http, oracle
 
 async def test_what_the_store_has_lost_is_published_again(meshes, tiny, http):
     """At the first use from pages the worker hears that it is gone, at the second it stores it again."""
-    async with meshes(MeshSetup(model=tiny, aggregated=True, kv_host_bytes=100 * 12_400)) as mesh:
+    setup = MeshSetup(model=tiny, aggregated=True, kv_host_bytes=100 * 12_400, worker={"lend": False})
+    async with meshes(setup) as mesh:
         store, tokens = mesh.kvstore, prompt("lost", 20 * BLOCK)
         await told(http, mesh, tokens)
         await settled(mesh, tokens)

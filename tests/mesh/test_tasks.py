@@ -21,6 +21,7 @@ from penstock.testing.mesh import Mesh, MeshSetup, open_mesh
 POLICIES = {
     "announcing": "restart",
     "attach": "restart",
+    "balance": "restart",
     "block events": "restart",
     "disk": "restart",
     "disk mover": "restart",
@@ -33,10 +34,13 @@ POLICIES = {
     "join": "stop",
     "kvstore pages": "restart",
     "ledger": "restart",
+    "lend": "restart",
+    "line": "restart",
     "member reader": "log",
     "membership": "restart",
     "mesh view": "restart",
     "publish": "restart",
+    "rescue": "restart",
     "router view": "restart",
     "tidy": "restart",
     "touch": "restart",
@@ -60,14 +64,14 @@ class Injected(Exception):
 
 @asynccontextmanager
 async def whole_mesh(model: Path, disk: Path) -> AsyncIterator[Mesh]:
-    """With most of what starts tasks: drafts, a disk tier, published events."""
+    """With most of what starts tasks: drafts, a disk tier, published events, a balancer."""
     store = {
         "nvme_dir": disk,
         "nvme_bytes": 64 << 20,
         "events_address": "tcp://127.0.0.1:0",
         "events_replay_address": "tcp://127.0.0.1:0",
     }
-    async with open_mesh(MeshSetup(model=model, draft="ngram", store=store)) as mesh:
+    async with open_mesh(MeshSetup(model=model, draft="ngram", store=store, router={"balance": True})) as mesh:
         yield mesh
 
 

@@ -39,7 +39,7 @@ class Tenants:
         """Asks, with the same session key whoever asks; where the prompt's tokens came from, zeros left out. Without
         `in_pages` the workers have forgotten what they had in theirs."""
         if not in_pages:
-            forget_pages(self.mesh)
+            await forget_pages(self.mesh)
         answer = await self.clients[tenant].completions.create(
             model="tiny",
             prompt=tokens,

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.engine.request import SamplingParams
 from penstock.errors import NotFound
-from penstock.prefill.handoff import Handoffs
 from penstock.testing.mesh import MeshSetup
+from penstock.worker.serving.offering import Handoffs
 
 from .support import BLOCK, ask, body_of, prompt, settled, until
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import grpc
@@ -19,7 +21,7 @@ from penstock.rpc.server import LIVE
 from penstock.testing.mesh import MeshSetup
 from penstock.worker import rotation
 
-from .support import ask, prompt, until
+from .support import ask, process, prompt, until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LONG = replace(SHORT, max_tokens=1500)
@@ -97,47 +99,141 @@ async def test_a_worker_that_is_asked_to_stop_ends_its_streams_while_new_request
     assert replans._value.get() == before
 
 
+@pytest.mark.parametrize("drain_s", [60, 0.2], ids=["in time", "too long"])
+async def test_sigterm_drains_a_worker_and_what_does_not_end_in_time_moves(mesh, tiny, oracle, http, drain_s):
+    """A process. What runs there ends there, or goes on elsewhere; either way nobody sees more than a pause."""
+    settings = ("--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny", "--host-id", "test")
+    settings += ("--role", "both", "--kv-pool-tokens", "8192", "--drain-s", str(drain_s))
+    [own], replans = mesh.decode, mesh.gateway.metrics.of("tiny").replans
+    before, registry = replans._value.get(), mesh.router.planner.registry
+    async with process("decode", *settings) as (address, pid):
+        await until(lambda: address in members(mesh), "it has joined", seconds=30)
+        for seat in registry:
+            seat.drain(seat.member.address == own.address)  # all goes to the process
+        prompts = [prompt(f"sigterm/{drain_s}/{number}", 40) for number in range(3)]
+        async with asyncio.TaskGroup() as tasks:
+            streams = [tasks.create_task(ask(http, mesh, tokens, LONG)) for tokens in prompts]
+            await until(lambda: registry.find(address).report.running == len(streams), "they run there")
+            for seat in registry:
+                seat.drain(False)
+            os.kill(pid, signal.SIGTERM)
+            await until(lambda: members(mesh).get(address) in (None, True), "the router knows that it drains")
+            tokens = prompt(f"beside/{drain_s}", 40)
+            assert (await ask(http, mesh, tokens, SHORT)).ids == (await oracle(tokens, SHORT)).ids
+        await until(lambda: address not in members(mesh), "it has left")
+    for tokens, stream in zip(prompts, streams, strict=True):
+        assert stream.result().ids == (await oracle(tokens, LONG)).ids
+    moved = replans._value.get() - before
+    assert moved == 0 if drain_s > 1 else moved >= len(streams)
+
+
 def worker_running(mesh, *more):
     workers = [*mesh.workers, *(served.worker for served in more)]
     return [worker.engine.stats().running for worker in workers]
 
 
-async def test_a_worker_whose_step_does_not_end_is_out_of_rotation_until_it_does(mesh, tiny, oracle, http, monkeypatch):
+@pytest.mark.parametrize("where", ["predicted", "never measured", "between steps"])
+async def test_a_worker_whose_step_does_not_end_is_out_of_rotation_until_it_does(
+    mesh, tiny, oracle, http, monkeypatch, where
+):
+    """Its event loop is alive, and reports. Its streams move, within 3 seconds."""
     async with (
         second_worker(mesh, tiny, step_limit_s=0.2) as (served, _, _),
         grpc.aio.insecure_channel(served.address) as channel,
     ):
-        health = health_pb2_grpc.HealthStub(channel)
+        engine, health = served.worker.engine, health_pb2_grpc.HealthStub(channel)
+        known = where == "predicted"
+        while known and not engine.stats().decode_step_s:
+            await ask(http, mesh, prompt(f"warm/{engine.stats().steps}", 40), SHORT)
+            await asyncio.gather(*(ask(http, mesh, prompt(f"warm/{number}", 40), SHORT) for number in range(4)))
         assert await status(health) == health_pb2.HealthCheckResponse.SERVING
-        runner = served.worker.engine._runner
-        step, hang = runner.step, threading.Event()
-
-        def hanging(runs):
-            hang.wait(60)
-            return step(runs)
-
-        monkeypatch.setattr(runner, "step", hanging)
-        try:
+        with (idle if where == "between steps" else hung)(engine, monkeypatch) as go:
             streams = []
             async with asyncio.TaskGroup() as tasks:
-                while not served.worker.engine.stats().in_step_s:
+                while not served.worker.stats().in_step_s:
                     tokens = prompt(f"hang/{len(streams)}", 40)
                     streams.append((tokens, tasks.create_task(ask(http, mesh, tokens, SHORT))))
                     await asyncio.sleep(0.01)
-                await until(lambda: served.address not in members(mesh), "the router has no such member")
-                assert await status(health) == health_pb2.HealthCheckResponse.NOT_SERVING
-                assert await status(health, LIVE) == health_pb2.HealthCheckResponse.NOT_SERVING, "a supervisor's turn"
-                for number in range(3):
-                    tokens = prompt(f"beside/{number}", 40)
-                    assert (await ask(http, mesh, tokens, SHORT)).ids == (await oracle(tokens, SHORT)).ids
-                hang.set()
-                await until(lambda: served.address in members(mesh), "the router has it again")
-                assert await status(health) == health_pb2.HealthCheckResponse.SERVING
-                assert await status(health, LIVE) == health_pb2.HealthCheckResponse.SERVING
+                await until(lambda: silent(mesh, served), "the router takes it for dead", seconds=3)
+                assert bool(engine.stats().expected_s) is known
             for tokens, stream in streams:
                 assert stream.result().ids == (await oracle(tokens, SHORT)).ids
-        finally:
-            hang.set()
+            async with asyncio.timeout(3):
+                while await status(health, LIVE) == health_pb2.HealthCheckResponse.SERVING:
+                    pass  # then it is a supervisor's turn
+            assert await status(health) == health_pb2.HealthCheckResponse.NOT_SERVING
+            for number in range(3):
+                tokens = prompt(f"beside/{number}", 40)
+                assert (await ask(http, mesh, tokens, SHORT)).ids == (await oracle(tokens, SHORT)).ids
+            go.set()
+            await until(lambda: not silent(mesh, served), "the gateway may use it again")
+            async with asyncio.timeout(3):
+                while await status(health, LIVE) == health_pb2.HealthCheckResponse.NOT_SERVING:
+                    pass
+            assert await status(health) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_worker_that_is_merely_busy_stays(mesh, tiny, oracle, http, monkeypatch):
+    """One long step, of which it can tell how long it takes: nobody moves."""
+    async with second_worker(mesh, tiny) as (served, _, _):
+        engine = served.worker.engine
+        monkeypatch.setattr(engine._counters.__class__, "predict", lambda counters, runs, width: 1.0)
+        replans = mesh.gateway.metrics.of("tiny").replans
+        before = replans._value.get()
+        with hung(engine, monkeypatch) as go:
+            async with asyncio.TaskGroup() as tasks:
+                streams = []
+                while not engine.stats().in_step_s:
+                    tokens = prompt(f"busy/{len(streams)}", 40)
+                    streams.append((tokens, tasks.create_task(ask(http, mesh, tokens, SHORT))))
+                    await asyncio.sleep(0.01)
+                while engine.stats().in_step_s < 4:
+                    assert not silent(mesh, served)
+                    await asyncio.sleep(0.05)
+                go.set()
+        for tokens, stream in streams:
+            assert stream.result().ids == (await oracle(tokens, SHORT)).ids
+        assert replans._value.get() == before
+
+
+@contextmanager
+def hung(engine, monkeypatch):
+    """Steps of the engine do not end until the event is set."""
+    step, go = engine._runner.step, threading.Event()
+
+    def hanging(runs):
+        go.wait(60)
+        return step(runs)
+
+    monkeypatch.setattr(engine._runner, "step", hanging)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+@contextmanager
+def idle(engine, monkeypatch):
+    """The engine's loop does not come back from its next rest until the event is set."""
+    woken, go = engine._woken, threading.Event()
+
+    async def idling():
+        news = await woken()
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        return news
+
+    monkeypatch.setattr(engine, "_woken", idling)
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def silent(mesh, served) -> bool:
+    """Whether the gateway is told to leave the worker."""
+    [seat] = [seat for seat in mesh.router.planner.registry if seat.member.address == served.address]
+    return seat.member.id in mesh.gateway.view._silent
 
 
 async def status(health, service="") -> int:

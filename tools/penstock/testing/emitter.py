@@ -18,11 +18,11 @@ from typing import Any
 
 import grpc
 
-from penstock.decode.listening import Listeners, Way, say_told
 from penstock.engine.hooks import Relay
 from penstock.engine.request import TokenOut, Update
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, router_pb2, router_pb2_grpc
+from penstock.worker.serving.listening import Listeners, Way, say_told
 
 _CYCLE_S = 64.0
 """Times are told modulo this: a logprob has 24 bits, so 4 us are left."""
@@ -122,6 +122,14 @@ class Emitter(router_pb2_grpc.RouterServicer, decode_pb2_grpc.DecodeServicer):
     async def Hint(self, request: common_pb2.HintRequest, context: Any) -> common_pb2.HintResponse:
         """Takes note of nothing."""
         return common_pb2.HintResponse()
+
+    async def Members(self, request: router_pb2.MembersRequest, context: Any) -> router_pb2.MembersResponse:
+        """It has no members."""
+        return router_pb2.MembersResponse()
+
+    async def Command(self, request: router_pb2.CommandRequest, context: Any) -> router_pb2.CommandResponse:
+        """Nobody is told anything."""
+        return router_pb2.CommandResponse()
 
     async def Plan(
         self, request_iterator: AsyncIterator[router_pb2.PlanRequest], context: Any

@@ -46,6 +46,8 @@ class MeshSetup:
     kvstore: bool | str = True
     """False: none. An address: a store of the test's own."""
     model_name: str = "tiny"
+    routers: tuple[str, ...] = ()
+    """Addresses of routers of the test's own, which gateways prefer to the mesh's."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Further fields of the settings of the workers' engines."""
     worker: dict[str, Any] = field(default_factory=dict)
@@ -90,19 +92,20 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
     """Opens every service, waits until a request would succeed, and closes them in the opposite order."""
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(open_router(RouterConfig(**options.router)))
+        routers = (*options.routers, router.address)
         hosts = ["test", *(f"test-{number}" for number in range(1, options.hosts))]
         stores = []
         for host in hosts if options.kvstore is True else ():
-            settings = {"host_bytes": options.kv_host_bytes, "router": router.address, "host_id": host, **options.store}
+            settings = {"host_bytes": options.kv_host_bytes, "router": routers, "host_id": host, **options.store}
             stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
         draft, draft_address = await _open_draft(stack, options.draft)
 
         def worker(number: int) -> dict[str, Any]:
             host = number % len(hosts)
             return {
-                "engine": EngineConfig(options.model, **{"kv_pool_tokens": 8192, **options.engine}),
+                "engine": EngineConfig(options.model, **{"kv_pool_tokens": 8192, "baton": "none", **options.engine}),
                 "model_name": options.model_name,
-                "router": router.address,
+                "router": routers,
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
                 **options.worker,
@@ -117,10 +120,11 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
             await stack.enter_async_context(open_decode(DecodeConfig(role=role, draft=draft_address, **worker(number))))
             for number in range(options.decode)
         ]
-        settings = {"model_dir": options.model, "model_name": options.model_name, "router": router.address}
+        settings = {"model_dir": options.model, "model_name": options.model_name, "router": routers}
         settings |= {"http_address": "127.0.0.1:0", **options.gateway}
         gateway = await stack.enter_async_context(open_gateway(GatewayConfig(**settings)))
-        await wait_joined(router.address, len(prefill), len(decode))
+        for address in routers:
+            await wait_joined(address, len(prefill), len(decode))
         async with gateway.view.changed, asyncio.timeout(30):
             await gateway.view.changed.wait_for(lambda: gateway.view.ready)
         yield Mesh(gateway=gateway, router=router, kvstores=stores, prefill=prefill, decode=decode, draft=draft)

@@ -1,0 +1,172 @@
+"""Several routers, as processes: one dies or stops in the middle of a trace, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from itertools import cycle
+
+import httpx2
+import psutil
+import pytest
+
+from penstock.engine.request import SamplingParams
+from penstock.testing.mesh import Mesh, MeshSetup
+
+from .support import BLOCK, body_of, process, prompt, until, up
+
+TURNS, SESSIONS, GROWTH = 6, 4, 3 * BLOCK
+MISSED = 0.1
+"""Of what is known: a worker with less to do may have a turn sooner than its session's own."""
+ANSWER = SamplingParams(max_tokens=BLOCK, temperature=0.0, ignore_eos=True)
+LONG = SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+async def routers() -> AsyncIterator[list[tuple[str, int]]]:
+    """Address and pid of two routers that gateways prefer to the mesh's own, in this order."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(process("router")) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+async def mesh(tiny, meshes, routers) -> AsyncIterator[Mesh]:
+    addresses = tuple(address for address, _ in routers)
+    async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2, routers=addresses)) as mesh:
+        view = mesh.gateway.view
+        await until(lambda: len(view._choice.views) == 3, "the gateway hears all routers")
+        view._choice.chosen = addresses[0]
+        yield mesh
+
+
+@pytest.fixture
+async def http(mesh: Mesh) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(base_url=mesh.url, timeout=60) as client:
+        yield client
+
+
+class Trace:
+    """Sessions that resend what was said before, each time with something new."""
+
+    def __init__(self, *doors: httpx2.AsyncClient, model: str = "tiny") -> None:
+        """Each request goes through the next of the doors."""
+        self._doors = cycle(doors)
+        self._model = model
+        self._texts = {f"routers/{number}": prompt(f"routers/{number}", GROWTH) for number in range(SESSIONS)}
+        self.known = 0
+        """Tokens that had been computed before, of all requests."""
+        self.missed = 0
+        """Those that were computed again."""
+
+    async def turn(self, number: int) -> None:
+        """The next request of every session, one beside the other."""
+        async with asyncio.TaskGroup() as group:
+            for session in self._texts:
+                group.create_task(self._ask(session, number))
+
+    async def _ask(self, session: str, number: int) -> None:
+        text = self._texts[session]
+        headers = {"x-session-affinity": session}
+        body = body_of(text, ANSWER) | {"model": self._model}
+        answer = await next(self._doors).post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        if number:
+            known = len(text) - GROWTH - BLOCK  # the block of the last token is not full in the cache
+            self.known += known
+            self.missed += max(0, known - found["usage"]["prompt_tokens_details"]["cached_tokens"])
+        self._texts[session] = text + found["choices"][0]["token_ids"] + prompt(f"{session}/{number}", GROWTH)
+
+
+def found(supervisor: int, what: str) -> list[psutil.Process]:
+    """The processes of a mesh with these words on their command line."""
+    chosen: list[psutil.Process] = []
+    for child in psutil.Process(supervisor).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            chosen += [child] if what in " ".join(child.cmdline()) else []
+    return chosen
+
+
+async def test_kill_9_in_a_mesh_that_shares_a_redis() -> None:
+    """`penstock up` with two of each: a router dies, then Redis, in the middle of a trace that goes through both
+    gateways; both come back, and all that `up` has started ends with it."""
+    options = ("--routers", "2", "--gateways", "2", "--redis", "--aggregated", "--decode", "2", "--draft", "none")
+    async with AsyncExitStack() as stack:
+        process, children, _ = await stack.enter_async_context(up(*options))
+        doors = [child.cmdline() for child in children if "penstock.gateway" in child.cmdline()]
+        urls = [f"http://{line[line.index('--http-address') + 1]}" for line in doors]
+        both = [await stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=60)) for url in urls]
+        trace = Trace(*both, model="penstock-mini")
+        for number in range(TURNS):
+            async with asyncio.timeout(60):
+                await trace.turn(number)
+            if number in (1, 3):
+                [victim] = found(process.pid, "router-0" if number == 1 else "redis-server unixsocket")
+                victim.kill()
+        assert trace.missed <= MISSED * trace.known
+        for what in ("router-0", "redis-server unixsocket"):
+            await until(lambda: found(process.pid, what), f"{what} is back")  # noqa: B023
+        started = psutil.Process(process.pid).children(recursive=True)
+    assert not psutil.wait_procs(started, timeout=10)[1]
+
+
+async def stream(http: httpx2.AsyncClient, text: list[int], begun: asyncio.Event) -> list[int]:
+    """The tokens of a long answer; sets `begun` at the first."""
+    ids: list[int] = []
+    body = body_of(text, LONG) | {"stream": True}
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                ids += [id for choice in json.loads(line[6:])["choices"] for id in choice["token_ids"]]
+                begun.set()
+    return ids
+
+
+async def test_kill_9_of_a_router_in_the_middle_of_a_trace(mesh, http, routers, oracle) -> None:
+    """Streams go on and are charged at another router; what was cached is found by it; both workers get work."""
+    others = [seat.member.id for seat in mesh.router.planner.registry if seat.member.role]
+    trace = Trace(http)
+    for number in range(TURNS // 2):
+        await trace.turn(number)
+    texts = [prompt(f"long/{number}", 40) for number in range(4)]
+    begun = [asyncio.Event() for _ in texts]
+    running = [asyncio.create_task(stream(http, text, event)) for text, event in zip(texts, begun, strict=True)]
+    await asyncio.gather(*(event.wait() for event in begun))
+    assert mesh.router.planner.ledger.empty, "so far another router plans"
+    os.kill(routers[0][1], signal.SIGKILL)
+    async with asyncio.timeout(60):
+        for number in range(TURNS // 2, TURNS):
+            await trace.turn(number)
+        for task, text in zip(running, texts, strict=True):
+            assert await task == (await oracle(text, LONG)).ids
+    assert trace.missed <= MISSED * trace.known
+    assert mesh.gateway.view._choice.chosen == routers[1][0]
+    assert sorted(others) == sorted(seat.member.id for seat in mesh.router.planner.registry if seat.member.role)
+
+
+async def test_a_router_that_stops_is_left_within_seconds(mesh, http, routers) -> None:
+    """A frozen process breaks no stream and answers nothing."""
+    view = mesh.gateway.view
+    await until(lambda: view._choice.chosen == routers[1][0], "the second is asked first")
+    texts = [prompt(f"frozen/{number}", 40) for number in range(4)]
+    begun = [asyncio.Event() for _ in texts]
+    running = [asyncio.create_task(stream(http, text, event)) for text, event in zip(texts[:2], begun[:2], strict=True)]
+    await asyncio.gather(*(event.wait() for event in begun[:2]))
+    os.kill(routers[1][1], signal.SIGSTOP)
+    running += [
+        asyncio.create_task(stream(http, text, event)) for text, event in zip(texts[2:], begun[2:], strict=True)
+    ]
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(event.wait() for event in begun[2:]))
+        assert len(mesh.router.planner.ledger) == 2, "the new ones are planned by the last router"
+        os.kill(routers[1][1], signal.SIGKILL)
+        await until(
+            lambda: len(mesh.router.planner.ledger) > 2 or all(map(asyncio.Task.done, running)), "it takes over"
+        )
+        assert [len(ids) for ids in await asyncio.gather(*running)] == [LONG.max_tokens] * 4
+    await until(lambda: mesh.router.planner.ledger.empty, "nothing is left charged")

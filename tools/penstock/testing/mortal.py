@@ -1,0 +1,174 @@
+"""A mesh of real processes under their supervisor, whose services can be killed, stopped and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+
+from penstock.cli.child import ChildSpec
+from penstock.cli.mesh import MeshOptions, plan_mesh
+from penstock.cli.ports import reserved_ports
+from penstock.cli.running import serving
+from penstock.cli.supervisor import ChildChange, ChildState, Patience, Supervisor, supervised
+from penstock.runtime.tasks import first_of
+
+_BACK_S = 60.0
+_PIECE = 1 << 16
+
+
+class CuttableWire:
+    """A TCP proxy to one address. Made by `cuttable_wire`."""
+
+    def __init__(self, target: str) -> None:
+        self.address = ""
+        self._target = target
+        self._open = asyncio.Event()
+        self._open.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        """From now on nothing passes, and nobody is told: connections stand."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        """New connections work again; those that were cut are gone."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+        self._open.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        host, port = self._target.rsplit(":", 1)
+        try:
+            there, back = await asyncio.open_connection(host, int(port))
+        except OSError:
+            writer.transport.abort()
+            return
+        both = {writer, back}
+        self._writers |= both
+        task = asyncio.current_task()
+        assert task is not None, "the server runs each connection in a task"
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        try:
+            await first_of(self._pump(reader, back), self._pump(there, writer))
+        finally:
+            self._writers -= both
+            for one in both:
+                one.transport.abort()
+                with suppress(OSError):
+                    await one.wait_closed()
+
+    async def ended(self) -> None:
+        """Returns when no connection is left."""
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while piece := await reader.read(_PIECE):
+                await self._open.wait()
+                writer.write(piece)
+                await writer.drain()
+
+
+@asynccontextmanager
+async def cuttable_wire(target: str) -> AsyncIterator[CuttableWire]:
+    """A proxy to `target`, for the length of the block."""
+    wire = CuttableWire(target)
+    server = await asyncio.start_server(wire.serve, "127.0.0.1", 0)
+    wire.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield wire
+    finally:
+        server.close()
+        wire.heal()
+        await wire.ended()
+
+
+class MortalMesh:
+    """Made by `mortal_mesh`."""
+
+    def __init__(
+        self, url: str, supervisor: Supervisor, wires: dict[str, CuttableWire], members: Mapping[str, str]
+    ) -> None:
+        self.url = url
+        self.wires = wires
+        """The way to the router of each service that was asked to have one of its own, by name."""
+        self.members = members
+        """The names of the workers that have joined, such as decode-0, by their ids, which change when they start
+        again. Only with the log level info."""
+        self._supervisor = supervisor
+        self._back: dict[str, asyncio.Event] = {}
+        """Set when a service is ready whose process was sent a signal."""
+
+    def heard(self, change: ChildChange) -> None:
+        """A child's state has changed."""
+        if change.state is ChildState.READY and change.name in self._back:
+            self._back[change.name].set()
+
+    def pid(self, name: str) -> int:
+        """Of the process that runs a service, such as decode-0, now."""
+        return self._supervisor.pids()[name]
+
+    def send(self, name: str, number: signal.Signals) -> Callable[[], Awaitable[None]]:
+        """Sends a signal to a service; what is returned waits until a successor of it is ready."""
+        ready = self._back[name] = asyncio.Event()
+        os.kill(self.pid(name), number)
+
+        async def back() -> None:
+            async with asyncio.timeout(_BACK_S):
+                await ready.wait()
+
+        return back
+
+
+@asynccontextmanager
+async def mortal_mesh(
+    options: MeshOptions, *, patience: Patience | None = None, wired: Collection[str] = ()
+) -> AsyncIterator[MortalMesh]:
+    """A mesh that serves, for the length of the block. Who dies comes back after the same short pause each time.
+    `wired` are services, such as decode-0, with a way to the router that can be cut."""
+    patience = patience or Patience(stop_s=5.0, first_backoff_s=0.1, last_backoff_s=0.1, hung_s=options.hung_s)
+    async with AsyncExitStack() as stack:
+        plan = plan_mesh(options, stack.enter_context(reserved_ports()))
+        children, wires = list(plan.children), {}
+        for number, child in enumerate(children):
+            if child.name in wired:
+                at = child.command.index("--router") + 1
+                wires[child.name] = wire = await stack.enter_async_context(cuttable_wire(child.command[at]))
+                children[number] = _replaced(child, at, wire.address)
+        meshes: list[MortalMesh] = []
+
+        def heard(change: ChildChange) -> None:
+            for mesh in meshes:
+                mesh.heard(change)
+
+        names = {
+            child.command[child.command.index("--address") + 1]: child.name
+            for child in children
+            if "--address" in child.command
+        }
+        members: dict[str, str] = {}
+
+        def said(name: str, line: str) -> None:
+            if name.startswith("router") and '"member joined"' in line:
+                joined = json.loads(line)
+                if joined["at"] in names:
+                    members[joined["member"]] = names[joined["at"]]
+
+        supervisor = await stack.enter_async_context(supervised(children, heard, said, patience))
+        await supervisor.ready()
+        await serving(plan.url)
+        meshes.append(MortalMesh(plan.url, supervisor, wires, members))
+        yield meshes[0]
+
+
+def _replaced(child: ChildSpec, at: int, argument: str) -> ChildSpec:
+    return replace(child, command=(*child.command[:at], argument, *child.command[at + 1 :]))
