@@ -1,0 +1,1 @@
+"""The compose file of `deploy/`, really built and run."""
