@@ -6,7 +6,8 @@ A recipe is plain text from end to end: it can be named by a digest and sent to 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +41,17 @@ class Part:
     at: str
     """Its place in the request, for errors."""
 
+    @classmethod
+    def schema(cls, schema: object, at: str) -> Part:
+        """A JSON Schema. Raises InvalidRequest for one that is too long to be looked at, before it is written: that
+        takes one call, in which no other thread runs."""
+        length = 0
+        for more in _lengths(schema):
+            length += more
+            if length > MAX_TEXT:
+                raise _bad(at, f"must have at most {MAX_TEXT} characters", "schema_too_large")
+        return cls("schema", json.dumps(schema), at)
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -55,7 +67,7 @@ class Recipe:
         for _, part in self.parts:
             if len(part.text) > MAX_TEXT:
                 what = f"must have at most {MAX_TEXT} characters, not {len(part.text)}"
-                raise _bad(part, what, "schema_too_large")
+                raise _bad(part.at, what, "schema_too_large")
 
     def digest(self) -> bytes:
         """Names the recipe."""
@@ -87,7 +99,7 @@ def _part(part: Part, control: Collection[str]) -> text.Json | str:
     if part.kind == "tokens":
         return f"start: {text.tokens(_tokens(part))}*\n"
     if not part.text:
-        raise _bad(part, "must not be empty")
+        raise _bad(part.at, "must not be empty")
     if part.kind == "regex":
         check_pattern(part.text, part.at, control)
         return f"start: {text.regex(part.text)}\n"
@@ -99,12 +111,12 @@ def _part(part: Part, control: Collection[str]) -> text.Json | str:
 def _choice(part: Part, control: Collection[str]) -> str:
     choices = _decoded(part, _CHOICES)
     if not choices or len(choices) > MAX_CHOICES:
-        raise _bad(part, f"must have 1 to {MAX_CHOICES} texts, not {len(choices)}")
+        raise _bad(part.at, f"must have 1 to {MAX_CHOICES} texts, not {len(choices)}")
     if sum(map(len, choices)) > MAX_CHOICE_CHARACTERS:
-        raise _bad(part, f"must have at most {MAX_CHOICE_CHARACTERS} characters in all", "schema_too_large")
+        raise _bad(part.at, f"must have at most {MAX_CHOICE_CHARACTERS} characters in all", "schema_too_large")
     for at, choice in enumerate(choices):
         if not choice:
-            raise _bad(part, "a text must not be empty")
+            raise _bad(part.at, "a text must not be empty")
         check_literal(choice, f"{part.at}[{at}]", control)
     return text.one_of(choices)
 
@@ -112,7 +124,7 @@ def _choice(part: Part, control: Collection[str]) -> str:
 def _tokens(part: Part) -> list[int]:
     tokens: list[int] = _decoded(part, _TOKENS)
     if not tokens:
-        raise _bad(part, "must have at least one token")
+        raise _bad(part.at, "must have at least one token")
     return tokens
 
 
@@ -120,10 +132,25 @@ def _decoded(part: Part, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         return decoder.decode(part.text)
     except msgspec.ValidationError:
-        raise _bad(part, "must be a list of strings") from None
+        raise _bad(part.at, "must be a list of strings") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _bad(part, f"is not valid JSON: {error}") from None
+        raise _bad(part.at, f"is not valid JSON: {error}") from None
 
 
-def _bad(part: Part, what: str, code: str = "invalid_schema") -> InvalidRequest:
-    return InvalidRequest(f"{part.at}: {what}", field=part.at, code=code)
+def _lengths(value: object) -> Iterator[int]:
+    """The least that each value inside a JSON value adds to its text."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield len(value)
+        elif isinstance(value, Mapping):
+            yield sum(map(len, value))
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            yield len(value)
+            waiting.extend(value)
+
+
+def _bad(at: str, what: str, code: str = "invalid_schema") -> InvalidRequest:
+    return InvalidRequest(f"{at}: {what}", field=at, code=code)

@@ -11,7 +11,6 @@ from penstock.grammar.recipe import Part
 from penstock.grammar.schema import place
 from penstock.grammar.text import literal
 
-_ANY_VALUE = "true"
 _QUOTE = '<|"|>'
 _SHARED = ("$defs", "definitions")
 _MAX_DEEP = 10
@@ -36,7 +35,7 @@ class Values:
 
     def rule(self, name: str, schema: Mapping[str, Any], at: str, *, any_object: bool = False) -> str:
         """Adds a rule of this name for the arguments of one function, and returns how to refer to it."""
-        part = Part("object", "", at) if any_object else Part("schema", json.dumps(_as_object(schema)), at)
+        part = Part("object", "", at) if any_object else Part.schema(_as_object(schema), at)
         self.parts[name + "v"] = part
         self.lines.append(f"{name}: @{name}v")
         return name
@@ -49,7 +48,7 @@ class PythonValues(Values):
         """See `Values`."""
         members = schema.get("properties")
         if any_object or not isinstance(members, Mapping) or not members:
-            self.parts["any"] = Part("schema", _ANY_VALUE, at)
+            self.parts["any"] = Part.schema(True, at)
             member = "KEYWORD @any"
             self.lines += [f'{name}: ({member} (", " {member})*)?', "KEYWORD: /[a-zA-Z_][a-zA-Z0-9_]*=/"]
             self.lines = list(dict.fromkeys(self.lines))
@@ -58,7 +57,7 @@ class PythonValues(Values):
         written = []
         for number, (key, value) in enumerate(members.items()):
             own = shared | dict(value) if isinstance(value, Mapping) else value
-            self.parts[f"{name}v{number}"] = Part("schema", json.dumps(own), place(place(at, "properties"), key))
+            self.parts[f"{name}v{number}"] = Part.schema(own, place(place(at, "properties"), key))
             written.append((f"{literal(key + '=')} @{name}v{number}", key in _required(schema)))
         self.lines += [f"{name}: {name}m0", *_members(f"{name}m", written, ", ")]
         return name

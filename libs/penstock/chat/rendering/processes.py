@@ -87,8 +87,7 @@ class RenderProcesses:
         variables: Mapping[str, Any] | None = None,
     ) -> Rest | None:
         """See `Renders.resume`; raises like `render`."""
-        shown = [_sliced(message) for message in messages]
-        asked = msgspec.json.encode((shown, tools, waypoint, generate, variables))
+        asked = msgspec.json.encode((_sliced(messages), _sliced(tools), waypoint, generate, variables))
         with self._room:
             process = self._take()
             try:
@@ -194,12 +193,15 @@ def _rest(kind: Kind, content: bytearray) -> Rest | None:
     raise InvalidRequest(content.decode(), field="messages")
 
 
-def _sliced(message: Shown | str) -> Shown | str:
-    """A message whose long texts are JSON already, encoded in slices, between which other threads run."""
-    if isinstance(message, str):
-        return message
-    long = {name: _encoded(value) for name, value in message.items() if isinstance(value, str) and len(value) > _SLICE}
-    return {**message, **long} if long else message
+def _sliced(value: Any) -> Any:
+    """A JSON value whose long texts are JSON already, encoded in slices, between which other threads run."""
+    if isinstance(value, str):
+        return _encoded(value) if len(value) > _SLICE else value
+    if isinstance(value, Mapping):
+        return {name: _sliced(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sliced(inner) for inner in value]
+    return value
 
 
 def _encoded(text: str) -> msgspec.Raw:

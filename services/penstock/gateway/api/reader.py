@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from penstock.errors import InvalidRequest
-from penstock.gateway.api.fields import fields_of, refuse
+from penstock.gateway.api.fields import fields_of, refuse, watched_fields
 from penstock.gateway.api.long_texts import LongTexts
 
 _AT = re.compile(r"(?P<what>.*) - at `(?P<path>[^`]*)`\Z", re.DOTALL)
@@ -29,6 +29,7 @@ class BodyReader(Generic[Body]):
     def __init__(self, body: type[Body]) -> None:
         self._body = body
         self._decoder = msgspec.json.Decoder(body)
+        watched_fields(body)  # now, and not while the first client waits
 
     def read(self, raw: bytes, ignored: list[str] | None = None) -> Body:
         """The body. Raises InvalidRequest naming the field.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from penstock.chat.formats.grammar import CallRules, call_recipe
 from penstock.chat.model import ChatModel
@@ -19,9 +20,10 @@ async def call_grammar(
     calling: Calling,
     thinking: bool,
     content: Part | None,
-    compiled: Callable[[Recipe], Awaitable[str]],
+    compiled: Callable[[Callable[[], Recipe]], Awaitable[str]],
 ) -> str:
-    """The grammar of answers; `thinking`: they begin inside of reasoning; `content`: what one without calls must be.
+    """The grammar of answers; `thinking`: they begin inside of reasoning; `content`: what one without calls must be;
+    `compiled` compiles the recipe that a function writes.
 
     A tool that is not strict, and whose schema cannot be followed, may have any object for its arguments. Raises
     InvalidRequest for a strict one, naming the place in its schema, and what `compiled` raises.
@@ -38,7 +40,7 @@ async def call_grammar(
     loose: set[str] = set()
     while True:
         try:
-            return await compiled(call_recipe(model.family, rules, model.added, loose))
+            return await compiled(partial(call_recipe, model.family, rules, model.added, frozenset(loose)))
         except InvalidRequest as error:
             odd = _concerned(error, lenient - loose)
             if not odd:

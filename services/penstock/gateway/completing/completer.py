@@ -45,6 +45,7 @@ from penstock.gateway.request.ask import Ask, Conversation, Prompt
 from penstock.gateway.request.bounds import share
 from penstock.gateway.request.work import TIERS, ChoiceRequest, KeepWish, SampledToken
 from penstock.grammar.compiling import GrammarCompiler
+from penstock.grammar.recipe import Recipe
 from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import NAMESPACE_BYTES, root_key
 from penstock.rpc.channels import Channels
@@ -133,7 +134,7 @@ class Completer:
         prompts = [await self._prepare(prompt, caller, naming, size) for prompt in ask.prompts]
         try:
             async with asyncio.timeout(self._left(caller)):
-                grammars = [await self._grammar(ask, prompt, caller) for prompt in prompts]
+                grammars = [await self._grammar(ask, prompt, caller, size) for prompt in prompts]
         except TimeoutError:
             raise DeadlineExceeded("the request took too long", code="timeout") from None
         took = time.perf_counter() - begin
@@ -200,13 +201,16 @@ class Completer:
             self.sessions.put(caller.tenant, key, use.branch, replaces=use.replaces())
         return replace(prepared, session_key=key)
 
-    async def _grammar(self, ask: Ask, prompt: Prepared, caller: Caller) -> str:
+    async def _grammar(self, ask: Ask, prompt: Prepared, caller: Caller, size: int) -> str:
         """The grammar of the answers to a prompt; empty: any text."""
-        compiled = partial(self._compiler.grammar, tenant=caller.tenant)
+
+        async def compiled(written: Callable[[], Recipe]) -> str:
+            return await self._compiler.grammar(await self._threads.run(written, size), tenant=caller.tenant)
+
         if prompt.calling is not None and prompt.rendered is not None and self._model.family.written is not None:
             return await call_grammar(self._model, prompt.calling, prompt.thinking, ask.constraint, compiled)
         recipe = recipe_of(self._model, ask, prompt)
-        return "" if recipe is None else await compiled(recipe)
+        return "" if recipe is None else await self._compiler.grammar(recipe, tenant=caller.tenant)
 
     def _answered(self, caller: Caller, speaker: Speaker) -> None:
         """Keeps an answer for its session's next turn; one that a stop string cut does not end between two tokens."""

@@ -17,7 +17,7 @@ def system_fingerprint(spec: KvSpec, model: ChatModel, settings: Sequence[str] =
     gateway's that change prompts.
     """
     parts = (
-        _version(),
+        _VERSION,
         spec.model,
         spec.tokenizer,
         spec.layout,
@@ -40,3 +40,6 @@ def _version() -> str:
         return version("penstock")
     except PackageNotFoundError:  # a checkout on the path, not installed
         return ""
+
+
+_VERSION = _version()  # reads files: not while a client waits
