@@ -30,8 +30,9 @@ demo: setup
 up: setup
 	$(BIN)/penstock up
 
+# Tests wait more than they compute: two processes share the files.
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # JSON-Schema-Test-Suite comes with the source of the package jsonschema.
 SUITE = runs/schemas

@@ -40,8 +40,11 @@ class Over(Exception):
 async def run(plan: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[str]]:
     """The pauses and the logged events until the plan is over."""
     pauses: list[float] = []
+    slept, own = asyncio.sleep, asyncio.current_task()
 
     async def sleep(seconds: float) -> None:
+        if asyncio.current_task() is not own:  # services of other tests are on this loop, too
+            return await slept(seconds)
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
