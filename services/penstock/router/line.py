@@ -7,7 +7,7 @@ that small requests do not overtake a big one for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -211,11 +211,9 @@ class WaitingLine:
         line.blocked = frozenset(closed)
         return tries >= _MOST_TRIES
 
-    def _over(self, line: _ModelLine, now: float) -> Iterator[HeldAsk]:
+    def _over(self, line: _ModelLine, now: float) -> list[HeldAsk]:
         most = self._config.max_queue_s
-        return iter(
-            [one.item for one in line.queue.order() if now >= min(one.item.late_at, one.item.entered_at + most)]
-        )
+        return [one.item for one in line.queue.order() if now >= min(one.item.late_at, one.item.entered_at + most)]
 
     def _hopeful(self, held: HeldAsk, closed: set[str], now: float, *, front: bool) -> bool:
         """Whether it may find room now."""
