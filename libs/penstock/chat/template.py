@@ -63,19 +63,31 @@ class Renders(Protocol):
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """One template: checked when it is made, and compiled when it first renders, unless `compile` was called."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` are variables such as `bos_token`. Raises ValueError when the template is malformed."""
         self.source = source
         self.special_tokens = dict(special_tokens or {})
-        environment = sandbox()
         try:
-            self._template = environment.from_string(source)
-            watched = watching(environment.parse(source))
-            self._watched = None if watched is None else environment.from_string(watched)
+            sandbox().compile(source, raw=True)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template cannot be used: {error}") from None
+
+    def compile(self) -> None:
+        """Does now what the first rendering would do."""
+        _ = self._template, self._watched
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return sandbox().from_string(self.source)
+
+    @cached_property
+    def _watched(self) -> jinja2.Template | None:
+        """What `resume` runs; None for a template that cannot be watched."""
+        environment = sandbox()
+        watched = watching(environment.parse(self.source))
+        return None if watched is None else environment.from_string(watched)
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -43,6 +43,7 @@ def main() -> None:
             _, setup = receive(other)
             settings = json.loads(setup)
             template = ChatTemplate(settings["source"], settings["special_tokens"])
+            template.compile()
             gc.freeze()
             while True:
                 _, asked = receive(other)

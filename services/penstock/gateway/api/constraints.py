@@ -3,8 +3,6 @@
 Schemas stay text from the body to the helper that compiles them: nothing here decodes them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, TypeVar

@@ -4,8 +4,6 @@ are wanted.
 Times are written as `"30s"`, `"5m"`, `"1h"`, or as a number of seconds.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

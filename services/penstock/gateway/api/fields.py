@@ -76,7 +76,7 @@ class BodyFields:
 def fields_of(body: type[msgspec.Struct]) -> BodyFields:
     """The fields of a type of body, as declared."""
     hints = typing.get_type_hints(body, include_extras=True)
-    names = [field.name for field in msgspec.structs.fields(body)]
+    names = body.__struct_fields__
     return BodyFields(
         {name: _fate(hints[name]) for name in names}, {name: tuple(_bodies(hints[name])) for name in names}
     )

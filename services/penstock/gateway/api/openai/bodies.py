@@ -1,7 +1,5 @@
 """OpenAI's request bodies: every field of its API, what becomes of it, and how bodies are read."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

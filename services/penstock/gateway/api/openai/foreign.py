@@ -2,8 +2,6 @@
 an answer must be is honoured; the rest is refused by name, unless its value asks for nothing else than what every
 answer here is."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """/tokenize and /detokenize, in vLLM's shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The request bodies of Responses: every field of OpenAI's API, and what becomes of it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec
