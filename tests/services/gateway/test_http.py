@@ -83,7 +83,7 @@ async def test_other_encodings_are_named(http, encoding):
     assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
 
 
-@pytest.mark.parametrize("body", [b"{}", gzip.compress(b"x" * 1000)[:-9], b"", zlib.compress(b"{}")])
+@pytest.mark.parametrize("body", [b"{}", gzip.compress(b"x" * 1000, mtime=0)[:-9], b"", zlib.compress(b"{}")])
 async def test_what_is_no_gzip_is_named(http, body):
     answer = await http.post(CHAT, content=body, headers={"content-encoding": "gzip"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "content-encoding")
