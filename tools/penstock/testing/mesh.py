@@ -28,6 +28,9 @@ from penstock.v1 import router_pb2, router_pb2_grpc
 from penstock.worker.opening import ServedWorker
 from penstock.worker.worker import Worker
 
+_PATIENT_S = 30.0
+"""Seconds that workers wait for a store in their own process, however long the machine stands still."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSetup:
@@ -108,6 +111,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 "router": routers,
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
+                **({"store_timeout_s": _PATIENT_S} if stores else {}),
                 **options.worker,
             }
 
