@@ -61,7 +61,10 @@ def section(title: str) -> str:
     return re.split(r"\n## ", text.split(f"\n## {title}\n", 1)[1])[0]
 
 
-@pytest.mark.parametrize(("verb", "ends"), [("demo", "penstock demo"), ("test", "pytest -n 2 --dist loadfile")])
+_TEST = "pytest -n 2 --dist loadfile || .venv/bin/pytest --last-failed --last-failed-no-failures none"
+
+
+@pytest.mark.parametrize(("verb", "ends"), [("demo", "penstock demo"), ("test", _TEST)], ids=["demo", "test"])
 def test_the_two_commands_prepare_what_they_need(tmp_path: Path, verb: str, ends: str) -> None:
     """On a clone without an environment, make would create one, install into it and then run the command."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -76,13 +76,12 @@ def load_drafts(config: DraftConfig) -> Drafts:
     """
     if config.model == "ngram":
         return Drafts(NgramProposer(), Description("ngram"))
-    import torch
-
     from penstock.engine.config import EngineConfig
+    from penstock.engine.forward.model import set_threads
     from penstock.engine.grammars import tokenizer_of
     from penstock.engine.speculation.draft_model import ModelProposer
 
-    torch.set_num_threads(config.threads)  # this thread loads, and decides how many compute
+    set_threads(config.threads)  # this thread loads, and decides how many compute
     try:
         settings = EngineConfig(model=Path(config.model), dtype=config.dtype)
         proposer = ModelProposer(settings, config.max_sequences)
@@ -91,5 +90,5 @@ def load_drafts(config: DraftConfig) -> Drafts:
     checkpoint = proposer.checkpoint
     description = Description("model", tokenizer_fingerprint(checkpoint), checkpoint.config.vocab_size)
     thread = started_threads(1, "propose")
-    thread.submit(torch.set_num_threads, config.threads)
+    thread.submit(set_threads, config.threads)
     return Drafts(proposer, description, thread, Grammars(partial(tokenizer_of, checkpoint)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from threading import Thread
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import load_drafts
 from penstock.engine.forward import runner
+from penstock.engine.forward.model import set_threads
 from penstock.models import NAMES, embedded
 
 
@@ -29,3 +32,25 @@ async def test_the_kernels_get_the_threads_of_the_settings(monkeypatch: pytest.M
     finally:
         torch.set_num_threads(before)
     assert given == [1, 3]
+
+
+def test_a_thread_keeps_its_number_when_another_sets_its_own() -> None:
+    before, seen = torch.get_num_threads(), []
+
+    def compute() -> None:
+        set_threads(3)
+        _in_a_thread(lambda: set_threads(1))
+        seen.append(torch.get_num_threads())
+
+    try:
+        _in_a_thread(compute)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3]
+
+
+def _in_a_thread(call: Callable[[], None]) -> None:
+    """In a new one, which has never looked at torch's number."""
+    thread = Thread(target=call)
+    thread.start()
+    thread.join()

@@ -59,7 +59,8 @@ Load = Callable[[EngineConfig, Checkpoint], tuple[Computes, KvSpec]]
 
 
 def set_threads(threads: int) -> None:
-    """Sets the number of threads with which torch computes; 0: one for each core."""
+    """Sets the number of threads with which torch computes in this thread; 0: one for each core."""
+    torch.get_num_threads()  # else the first look at the number takes what any other thread has set since
     torch.set_num_threads(threads or available_cores())
 
 

@@ -27,6 +27,7 @@ from tests.services.kvstore.helpers import (
 from penstock.kv.client.client import BlockPut, StoreFault
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.kvstore.service import open_kvstore
+from penstock.kvstore.tiers.disk import blocks as blocks_module
 from penstock.kvstore.tiers.disk import spaces as spaces_module
 from penstock.kvstore.tiers.disk.space import Space
 from penstock.runtime.config import ConfigError
@@ -101,8 +102,9 @@ async def test_killed_at_random_moments_under_load(tmp_path: Path) -> None:
     assert served > 100
 
 
-async def test_many_sessions_with_secrets_page_out_and_back(tmp_path: Path) -> None:
+async def test_many_sessions_with_secrets_page_out_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No session ever sees another's bytes: memory for five of them, a restart in between."""
+    monkeypatch.setattr(blocks_module, "_SILENCE_S", 60.0)  # this machine's disk may stand still for a second
     sessions = [f"secret{number}-" for number in range(40)]
     size = {"blocks": 64, "disk_blocks": 600}
     async with open_kvstore(settings(tmp_path, **size)) as store, client_of(store.address) as client:
@@ -111,7 +113,10 @@ async def test_many_sessions_with_secrets_page_out_and_back(tmp_path: Path) -> N
             await eventually(lambda: disk(store).pending == 0)
         assert disk(store).blocks >= 450
     for seed in range(2):
-        async with open_kvstore(settings(tmp_path, **size)) as store, client_of(store.address) as client:
+        async with (
+            open_kvstore(settings(tmp_path, **size)) as store,
+            client_of(store.address, timeout_s=30.0) as client,
+        ):
             await connected(client)
             order = sessions.copy()
             random.Random(seed).shuffle(order)
