@@ -60,7 +60,7 @@ async def mesh() -> AsyncIterator[Up]:
 
 async def test_streams_outlive_their_only_decode_worker(mesh: Up) -> None:
     """Those that run, and those that come while it is away."""
-    prompts = [{"prompt": PROMPT + name} for name in "abc"]
+    prompts = [{"prompt": PROMPT + name, "max_tokens": 1200} for name in "abc"]  # none ends before all have begun
     expected = [await mesh.tokens(**prompt) for prompt in prompts]
     seen = [asyncio.Event() for _ in prompts]
     running = [asyncio.create_task(mesh.tokens(event, **prompt)) for event, prompt in zip(seen, prompts, strict=True)]

@@ -106,6 +106,7 @@ def policy(task: asyncio.Task[Any]) -> str:
 
 async def inject(name: str, others: set[asyncio.Task[Any]]) -> None:
     """Lets a task of that name, and none of `others`, fail at the point where it waits."""
+    await until(lambda: name in background(others), f"{name} runs")  # another's failure may have begun it again
     chosen = background(others)[name][0]
     while True:
         waits: Any = chosen

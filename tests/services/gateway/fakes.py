@@ -298,11 +298,12 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             many = range(at, min(at + script.batch, len(tokens)))
             event = decode_pb2.GenerateEvent(tokens=[self._token(asked, index, tokens[index]) for index in many])
             event.finish = _finish(asked, tokens, many[-1], script.eos)
+            event.drafted, event.accepted = 8, 3
             if own and (at == start or event.finish):
                 event.cache.CopyFrom(self._cache(asked))
             if event.finish:
                 event.times.CopyFrom(common_pb2.StageTimes(decode=0.5))
-                event.drafted, event.accepted, event.handoff_failed = 8, 3, failed
+                event.handoff_failed = failed
                 if script.retained is not None:
                     event.retained.CopyFrom(script.retained)
             yield event

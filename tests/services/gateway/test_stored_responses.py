@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 
 import openai
 import pytest
@@ -14,6 +12,7 @@ from penstock.errors import Unavailable
 from penstock.gateway.api.responses.in_redis import open_redis_responses
 from penstock.gateway.api.responses.store import MemoryResponses, StoreBounds, StoredResponse
 from penstock.testing.keys import key_file
+from penstock.testing.redis_server import redis_server
 
 BOUNDS = StoreBounds(tenant_count=4, tenant_bytes=2000, count=6, bytes=3000, ttl_s=60)
 
@@ -22,33 +21,10 @@ def kept(id: str, *ancestors: str, size: int = 10) -> StoredResponse:
     return StoredResponse(f"resp_{id}", tuple(f"resp_{name}" for name in ancestors), b"[]", b"x" * size)
 
 
-@asynccontextmanager
-async def redis_server(directory):
-    """A Redis of its own, on a port of its own."""
-    server = shutil.which("redis-server")
-    if server is None:
-        pytest.skip("there is no redis-server")
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
-    process = await asyncio.create_subprocess_exec(server, *options, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(20):
-            while b"Ready to accept" not in await process.stdout.readline():
-                pass
-        yield f"redis://127.0.0.1:{port}/0", process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
 @pytest.fixture(scope="module")
 async def redis_url(tmp_path_factory):
-    async with redis_server(tmp_path_factory.mktemp("redis")) as (url, _):
-        yield url
+    async with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -244,15 +220,14 @@ async def test_a_chain_outlasts_the_gateway(opened, redis_url):
 
 
 async def test_without_its_redis_a_gateway_still_answers(opened, tmp_path):
-    async with redis_server(tmp_path) as (url, process):
-        async with opened(responses_store=url) as setup:
+    async with redis_server(tmp_path) as server:
+        async with opened(responses_store=server.url) as setup:
             first = await ask(setup, input="One")
-            process.terminate()
-            await process.wait()
+            await server.kill()
             assert (await ask(setup, input="Two")).output_text == "The quick brown fox."
             with pytest.raises(openai.InternalServerError) as caught:
                 await ask(setup, input="Three", previous_response_id=first.id)
             assert caught.value.status_code == 503 and caught.value.code == "store_unavailable"
-        async with open_redis_responses(url, BOUNDS) as store:
+        async with open_redis_responses(server.url, BOUNDS) as store:
             with pytest.raises(Unavailable):
                 await store.get("one", "resp_a")

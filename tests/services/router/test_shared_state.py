@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -244,7 +242,7 @@ async def test_routing_goes_on_without_redis_and_catches_up(start: Start, tmp_pa
         a, b = await two(start, server.url, state_lease_s=2)
         await a.plan(session="before")
         await soon(lambda: len(b.router.planner.commons.others) == 1)
-        os.kill(server.pid, signal.SIGKILL)
+        await server.kill()
         await soon(lambda: sample(a, "penstock_state_behind_seconds") > 0)
         took = []
         for number in range(20):

@@ -22,7 +22,17 @@ class RedisServer:
     """As settings take it."""
     plain: str
     """Of the one server itself."""
-    pid: int
+    process: asyncio.subprocess.Process
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.process.pid
+
+    async def kill(self) -> None:
+        """Ends it; when this returns, nobody is connected to it any more."""
+        self.process.kill()
+        await self.process.wait()
 
 
 def free_port(least: int = 0) -> int:
@@ -49,7 +59,7 @@ async def redis_server(directory: Path, kind: RedisKind = "port", *, port: int =
         options += ["--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{port}.conf"]
         url = f"redis+cluster://127.0.0.1:{port}"
     async with AsyncExitStack() as stack:
-        pid = await stack.enter_async_context(_process(directory, options))
+        process = await stack.enter_async_context(_process(directory, options))
         await _answers(plain)
         if kind == "cluster":
             await _command(plain, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
@@ -61,17 +71,19 @@ async def redis_server(directory: Path, kind: RedisKind = "port", *, port: int =
             await stack.enter_async_context(_process(directory, [str(conf), "--sentinel"], name=[]))
             await _until(f"redis://127.0.0.1:{second}", b"status=ok", "INFO", "sentinel")
             url = f"redis+sentinel://127.0.0.1:{second}/main/0"
-        yield RedisServer(url, plain, pid)
+        yield RedisServer(url, plain, process)
 
 
 @asynccontextmanager
-async def _process(directory: Path, options: list[str], name: list[str] | None = None) -> AsyncIterator[int]:
+async def _process(
+    directory: Path, options: list[str], name: list[str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     more = ["--dir", str(directory)] if name is None else name
     process = await asyncio.create_subprocess_exec(
         "redis-server", *options, *more, stdout=asyncio.subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}
     )
     try:
-        yield process.pid
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
