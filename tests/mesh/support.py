@@ -28,6 +28,7 @@ from penstock.rpc.server import serve
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 from penstock.testing.mesh import Mesh
 from penstock.v1 import draft_pb2, draft_pb2_grpc, kvstore_pb2, kvstore_pb2_grpc
+from penstock.worker.rates import TransferCost
 
 BLOCK = 16
 
@@ -172,13 +173,20 @@ async def forget_pages(mesh: Mesh) -> None:
         pool.forget(range(1, pool.total + 1))
 
 
+class GivenCost(TransferCost):
+    """Of a way, whatever moves there."""
+
+    def moved(self, size: int, seconds: float) -> None:
+        """Says nothing."""
+
+
 async def fast_way(mesh: Mesh) -> None:
     """Returns when the stores of a mesh know each other, and the router believes that the way between them is fast:
     a tiny model computes quicker than anything moves."""
     known = [store.elsewhere.neighbours for store in mesh.kvstores]
     await until(lambda: all(one.others for one in known), "the stores know each other")
     for worker in mesh.workers:
-        worker.rates.far.bytes_per_s = 1e12
+        worker.rates.far = GivenCost(overhead_s=1e-9, bytes_per_s=1e12)
     for seat in _seats(mesh):
         seat.measure(Measured(remote_rate=1.0), 0.0)  # what it believed earlier is no sign; reports come in order
     await until(

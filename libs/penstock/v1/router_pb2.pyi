@@ -113,6 +113,8 @@ class Load(_message.Message):
     REMOTE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    FETCH_OVERHEAD_S_FIELD_NUMBER: _builtins.int
+    REMOTE_OVERHEAD_S_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
@@ -123,9 +125,13 @@ class Load(_message.Message):
     decode_step_s: _builtins.float
     """measured; 0 when not yet known"""
     fetch_bytes_per_s: _builtins.float
-    """measured from the store of its host; 0 when not yet known"""
+    """from the store of its host, measured; 0 when not yet known"""
     remote_bytes_per_s: _builtins.float
     """likewise, of blocks that its store got from another host's"""
+    fetch_overhead_s: _builtins.float
+    """of each fetch from the store of its host, measured; 0 when not yet known"""
+    remote_overhead_s: _builtins.float
+    """likewise, of one by way of another host's"""
     @_builtins.property
     def step(self) -> Global___StepCost:
         """fitted to its steps; absent when not yet known"""
@@ -145,10 +151,12 @@ class Load(_message.Message):
         remote_bytes_per_s: _builtins.float = ...,
         step: Global___StepCost | None = ...,
         progress: Global___Progress | None = ...,
+        fetch_overhead_s: _builtins.float = ...,
+        remote_overhead_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "running", b"running", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

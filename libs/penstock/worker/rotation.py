@@ -198,5 +198,7 @@ def load(worker: Worker) -> router_pb2.Load:
         step=router_pb2.StepCost(base_s=base_s, sequence_s=sequence_s, token_s=token_s) if base_s else None,
         fetch_bytes_per_s=worker.rates.near.bytes_per_s,
         remote_bytes_per_s=worker.rates.far.bytes_per_s,
+        fetch_overhead_s=worker.rates.near.overhead_s,
+        remote_overhead_s=worker.rates.far.overhead_s,
         progress=router_pb2.Progress(steps=stats.steps, in_step_s=stats.in_step_s, limit_s=allowed_s),
     )

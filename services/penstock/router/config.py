@@ -48,7 +48,8 @@ class RouterConfig:
     handoff_s: float = 0.01
     """Seconds that a hand-off from prefill to decode takes, without the time to move its bytes."""
     pull_s: float = 0.01
-    """Seconds that pulling blocks from the store of another host takes, without the time to move their bytes."""
+    """Seconds that pulling blocks from the store of another host takes, without the time to move their bytes, as long
+    as no worker has measured it."""
     silent_s: float = 2.0
     """Seconds after which a worker that has reported no load gets no work, and loses what it has; workers report twice
     a second. One that reports a step as overdue is out at once."""

@@ -58,9 +58,9 @@ def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
     uncached = demand.prompt_tokens - sum(known)
     rate, penalty_s = state.prefill_rate, worker.penalty_s
     queue_s, compute_s = state.queued_tokens / rate, uncached / rate
-    fetch_s, pulled_s = fetched * state.fetch_s, pull_s(state, remote)
-    total_s = queue_s + compute_s + fetch_s + pulled_s + penalty_s
-    return PromptCost(known, uncached, queue_s, compute_s, fetch_s, pulled_s, penalty_s, total_s)
+    near_s, pulled_s = fetch_s(state, fetched), pull_s(state, remote)
+    total_s = queue_s + compute_s + near_s + pulled_s + penalty_s
+    return PromptCost(known, uncached, queue_s, compute_s, near_s, pulled_s, penalty_s, total_s)
 
 
 def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
@@ -84,9 +84,14 @@ def worth_pulling(worker: WorkerState, tokens: int) -> bool:
     return tokens > 0 and pull_s(worker, tokens) < tokens / worker.prefill_rate
 
 
+def fetch_s(worker: WorkerState, tokens: int) -> float:
+    """Seconds until the worker has the KV of so many tokens from the store of its host."""
+    return worker.fetch_overhead_s + tokens * worker.fetch_s if tokens else 0.0
+
+
 def pull_s(worker: WorkerState, tokens: int) -> float:
     """Seconds until the worker has the KV of so many tokens from another host's store."""
-    return worker.remote_s + tokens * worker.remote_fetch_s if tokens else 0.0
+    return worker.remote_overhead_s + tokens * worker.remote_fetch_s if tokens else 0.0
 
 
 class HandedCost(NamedTuple):
@@ -107,8 +112,8 @@ def handed_cost(demand: Demand, decode: WorkerFacts) -> HandedCost:
     tokens, state = demand.prompt_tokens, decode.state
     resident = min(decode.resident_tokens, tokens)
     near = max(resident, min(decode.cached_tokens, tokens))
-    apart_s = (near - resident) * state.fetch_s + pull_s(state, tokens - near)
-    return HandedCost((tokens - resident) * state.fetch_s, apart_s)
+    apart_s = fetch_s(state, near - resident) + pull_s(state, tokens - near)
+    return HandedCost(fetch_s(state, tokens - resident), apart_s)
 
 
 def handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float:

@@ -55,10 +55,9 @@ class Holdings:
 class Observer:
     """Joins what members say with what they are charged with."""
 
-    def __init__(self, ledger: Ledger, others: OthersBookings, pull_s: float) -> None:
+    def __init__(self, ledger: Ledger, others: OthersBookings) -> None:
         self._ledger = ledger
         self._others = others
-        self._pull_s = pull_s
 
     def state(self, seat: Seat, now: float) -> WorkerState:
         """All that the policy asks about a worker, whatever the request."""
@@ -77,9 +76,10 @@ class Observer:
             context_tokens=context,
             prefill_rate=rates.prefill_rate / seat.prompts.believed(now),
             step=rates.step.times(seat.answers.believed(now)),
+            fetch_overhead_s=rates.fetch_overhead_s,
             fetch_s=token_bytes / rates.fetch_rate,
+            remote_overhead_s=rates.remote_overhead_s,
             remote_fetch_s=token_bytes / rates.remote_rate,
-            remote_s=self._pull_s,
         )
 
     def worker(self, seat: Seat, state: WorkerState, holdings: Holdings, now: float) -> WorkerFacts:

@@ -28,10 +28,10 @@ Numbers = npt.NDArray[np.intp]
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_QUEUE, _TOKEN, _FETCH, _REMOTE, _STEP, _OWN, _HEARD, _OPEN = range(8)
+_QUEUE, _TOKEN, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN = range(9)
 """Of a worker: seconds until it computes something new; to compute the KV of one token, to fetch it from its own store,
-and from another host's; for a step of one more sequence, and what each token of its context adds; when it was last
-heard of; 1 as long as it may get work."""
+and from another host's; of each fetch from there, apart from its bytes; for a step of one more sequence, and what each
+token of its context adds; when it was last heard of; 1 as long as it may get work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,11 @@ class Placed:
 class Fleet:
     """A view of the registry."""
 
-    def __init__(
-        self, registry: Registry, observe: Callable[[Seat, float], WorkerState], *, silent_s: float, pull_s: float
-    ) -> None:
+    def __init__(self, registry: Registry, observe: Callable[[Seat, float], WorkerState], *, silent_s: float) -> None:
         """`observe` says what is known of a worker at a time."""
         self._registry = registry
         self._observe = observe
         self._silent_s = silent_s
-        self._pull_s = pull_s
         self._seats: list[Seat] = []
         self._states: list[WorkerState | None] = []
         """None: a store."""
@@ -80,7 +77,7 @@ class Fleet:
         self._limits: Floats = np.empty(0)
         self._least_limit = 0.0
         """Of all workers."""
-        self._matrix: Floats = np.zeros((8, 0))
+        self._matrix: Floats = np.zeros((9, 0))
         """What is known of each worker, in its column; the rows are named above."""
         self._believed_at = -np.inf
         self._laid_out_at = -1
@@ -179,14 +176,14 @@ class Fleet:
         `size` tokens."""
         most = demand.prompt_tokens - 1
         at = _span(columns)
-        queue, token, fetch, remote = self._matrix[:4, at]
+        queue, token, fetch, remote, pull = self._matrix[:5, at]
         own = np.minimum(placed.held[at] * size, most)
         stored = placed.hosts[self._host_of[at]] * size
         deepest = min(placed.deepest * size, most)
         near = np.maximum(own, np.where(stored < 0, deepest, np.minimum(stored, most)))
         computed = (demand.prompt_tokens - near) * token
         if deepest:
-            pulled = self._pull_s + (deepest - near) * remote + (demand.prompt_tokens - deepest) * token
+            pulled = pull + (deepest - near) * remote + (demand.prompt_tokens - deepest) * token
             computed = np.where(near < deepest, np.minimum(computed, pulled), computed)
         floors: Floats = queue + computed + (near - own) * fetch
         return floors
@@ -255,6 +252,7 @@ class Fleet:
             1 / state.prefill_rate,
             state.fetch_s,
             state.remote_fetch_s,
+            state.remote_overhead_s,
             state.step.seconds(state.sequences + 1, state.context_tokens),
             state.step.token_s,
             seat.well_at,

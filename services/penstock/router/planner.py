@@ -46,21 +46,20 @@ class Planner:
         """`happened` is told what became of predictions."""
         self._clock = clock
         self._max_live = config.max_live_plans
-        self._pull_s = config.pull_s
         knobs = self._knobs = Knobs(config.local_prefill_tokens, config.handoff_s, config.max_queue_s, config.hold_s)
         self._homes: Recent[tuple[str, str], SessionHome] = Recent(config.max_sessions, config.session_ttl_s)
         self._running: dict[int, tuple[PlanAsk, Watched]] = {}
         """Live plans by number."""
         self._happened = happened
         self._lengths = OutputLengths(config.max_sessions, config.session_ttl_s)
-        self.registry = Registry(config.max_members, config.silent_s)
+        self.registry = Registry(config.max_members, config.silent_s, config.pull_s)
         self.ledger = Ledger(config.max_indexed_blocks)
         self.index = BlockIndex(config.max_indexed_blocks)
         self.commons = Commons(
             homes=self._homes, lengths=self._lengths, registry=self.registry, ledger=self.ledger, clock=clock
         )
-        self._observer = Observer(self.ledger, self.commons.others, config.pull_s)
-        self._fleet = Fleet(self.registry, self._observer.state, silent_s=config.silent_s, pull_s=config.pull_s)
+        self._observer = Observer(self.ledger, self.commons.others)
+        self._fleet = Fleet(self.registry, self._observer.state, silent_s=config.silent_s)
         self.shortlist = Shortlist(
             self._fleet,
             self.ledger,

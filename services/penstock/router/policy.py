@@ -2,7 +2,7 @@
 
 Every cost is in predicted seconds, so that a fast worker with a queue and a slow idle one can be compared::
 
-    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + bytes to fetch / link rates
+    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + fetches + bytes / link rates
     whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
 
 Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the

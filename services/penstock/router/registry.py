@@ -86,10 +86,14 @@ class Measured(NamedTuple):
     """What each sequence adds."""
     token_s: float = 0.0
     """What each token of their context adds."""
+    fetch_overhead_s: float = 0.0
+    """Seconds of each fetch from the store of its host, apart from moving the bytes."""
+    remote_overhead_s: float = 0.0
+    """Likewise of one by way of another host's."""
 
     @property
     def step(self) -> StepCost:
-        """The last three."""
+        """Of one decoding step."""
         return StepCost(self.base_s, self.sequence_s, self.token_s)
 
 
@@ -101,10 +105,11 @@ _DEFAULT = Measured(2_000.0, 1e9, 2e8, 0.02, 0.02 / 32, 0.02 / 100_000)
 class Rates:
     """The measured rates of the workers of one model, as far as they have any: sums that grow and shrink with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pull_s: float) -> None:
+        """`pull_s`: a first guess of `Measured.remote_overhead_s`."""
         self._sums = [0.0] * len(_NOTHING)
         self._counts = [0] * len(_NOTHING)
-        self.means = _DEFAULT
+        self._guess = self.means = _DEFAULT._replace(remote_overhead_s=pull_s)
         """What is assumed of a worker that has measured nothing."""
 
     def change(self, before: Measured, after: Measured) -> None:
@@ -114,7 +119,7 @@ class Rates:
         for at, (old, new) in enumerate(zip(before, after, strict=True)):
             self._counts[at] += (new > 0) - (old > 0)
             self._sums[at] = self._sums[at] + new - old if self._counts[at] else 0.0
-        known = zip(self._sums, self._counts, _DEFAULT, strict=True)
+        known = zip(self._sums, self._counts, self._guess, strict=True)
         self.means = Measured(*(total / count if count else assumed for total, count, assumed in known))
 
 
@@ -226,9 +231,10 @@ class RegistryView:
 class Registry:
     """Owner of the seats."""
 
-    def __init__(self, max_members: int, silent_s: float) -> None:
+    def __init__(self, max_members: int, silent_s: float, pull_s: float) -> None:
         self._max = max_members
         self._silent_s = silent_s
+        self._pull_s = pull_s
         self._seats: dict[str, Seat] = {}
         self._rates: dict[str, Rates] = {}
         """By model, as long as it has workers."""
@@ -255,7 +261,7 @@ class Registry:
         self._check_spec(member)
         if old is not None:
             self.leave(old)
-        rates = self._rates.setdefault(member.model, Rates())
+        rates = self._rates.setdefault(member.model, Rates(self._pull_s))
         seat = Seat(member, joined_at=now, changed=self.changed, rates=rates, heard_at=now)
         seat.report = Report(free_kv_tokens=member.kv_capacity_tokens)
         self._seats[member.id] = seat

@@ -53,11 +53,13 @@ class WorkerState:
     """Tokens per second."""
     step: StepCost
     fetch_s: float
-    """Seconds to fetch the KV of one token."""
+    """Seconds to fetch the KV of one token from the store of its host."""
+    fetch_overhead_s: float = 0.0
+    """Seconds of each such fetch, apart from moving the bytes."""
     remote_fetch_s: float = 0.0
-    """Likewise by way of another host's store."""
-    remote_s: float = 0.0
-    """Seconds that such a fetch costs, apart from moving the bytes."""
+    """As `fetch_s`, by way of another host's store."""
+    remote_overhead_s: float = 0.0
+    """Seconds of each such fetch, apart from moving the bytes."""
 
     @property
     def most_tokens(self) -> int:

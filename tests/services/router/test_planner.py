@@ -126,6 +126,25 @@ def test_a_worker_is_told_whose_store_has_the_rest(desk: Desk) -> None:
     assert list(unknown.decode_sources) == []
 
 
+def test_what_every_pull_costs_is_learned(desk: Desk) -> None:
+    """As long as it is not known, it is what the settings say: 10 ms."""
+    two_hosts(desk, Role.BOTH, Role.BOTH)
+    ask = {"block_keys": [key(number) for number in range(60)], "avoid": frozenset("a")}
+    guessed = desk.plan(**ask)
+    assert guessed.decision.chosen.prompt.pull_s == pytest.approx(0.01, abs=0.001)
+    desk.planner.release(guessed.number)
+    seat = desk.planner.registry.get("b")
+    assert seat is not None
+    seat.measure(Measured(remote_overhead_s=0.3, fetch_overhead_s=0.02), desk.now)
+    learned = desk.plan(**ask)
+    assert list(learned.decode_sources) == ["one:2"]
+    assert learned.decision.chosen.prompt.pull_s == pytest.approx(0.3, abs=0.001)
+    assert learned.decision.chosen.prompt.fetch_s == pytest.approx(0.02, abs=0.001)
+    desk.planner.release(learned.number)
+    seat.measure(Measured(remote_overhead_s=0.7), desk.now)
+    assert list(desk.plan(**ask).decode_sources) == [], "to compute 640 tokens takes 0.64 s"
+
+
 def test_a_worker_is_told_where_others_compute_what_it_lacks(desk: Desk) -> None:
     """As long as they do; not of what its own host computes, nor where computing is quicker than the way."""
     two_hosts(desk, Role.BOTH, Role.BOTH)

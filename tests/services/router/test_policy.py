@@ -96,7 +96,7 @@ def test_a_slow_link_makes_the_cache_worthless() -> None:
 
 
 def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> None:
-    far = worker("a", cached_tokens=200, remote_tokens=1500, remote_fetch_s=1e-5, remote_s=0.01)
+    far = worker("a", cached_tokens=200, remote_tokens=1500, remote_fetch_s=1e-5, remote_overhead_s=0.01)
     made = decision([far])
     assert (made.cached_tokens, made.prompt.remote, made.uncached_tokens) == (1700, 1500, 300)
     assert seconds(Demand(2000, 10), far) == pytest.approx(300 / 5000 + 200e-6 + 0.01 + 1500e-5)
@@ -107,7 +107,7 @@ def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> 
 
 
 def test_nearer_is_better_when_the_queues_are_equal() -> None:
-    far = worker("far", remote_tokens=1900, remote_fetch_s=1e-5, remote_s=0.01)
+    far = worker("far", remote_tokens=1900, remote_fetch_s=1e-5, remote_overhead_s=0.01)
     near = worker("near", cached_tokens=1900)
     short = Demand(2000, 1)
     assert names([far, near], short) == {"near": 200}
