@@ -15,14 +15,23 @@ NOTHING = "n/a"
 class Results:
     """What one run of one bench left behind: its JSON object, with figures by name."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], *more: Results) -> None:
+        """`more` adds its figures."""
         self.data = data
         self._figures = {figure["id"]: figure for figure in data.get("figures", ())}
+        for other in more:
+            self._figures |= other._figures
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """From a file. Raises OSError, ValueError."""
-        return cls(json.loads(path.read_text(encoding="utf-8")))
+        """From a file, and those beside it that hold more figures of the same machine, as `e2e.1b.json` does beside
+        `e2e.json`. Raises OSError, ValueError."""
+        parts = [cls(json.loads(part.read_text("utf-8"))) for part in sorted(path.parent.glob(f"{path.stem}.*.json"))]
+        whole = cls(json.loads(path.read_text("utf-8")), *parts)
+        for part in parts:
+            if part.machine != whole.machine:
+                raise ValueError(f"{path.parent}: a part of {path.name} was measured on {part.machine}")
+        return whole
 
     def value(self, id: str) -> float | None:
         """The median; None where nothing was measured."""
