@@ -25,7 +25,7 @@ class TransferCost:
     """Seconds of any transfer, however small. 0: not known apart from the bytes."""
     bytes_per_s: float = 0.0
     """Of the rest. 0: never measured."""
-    _sums: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    _sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 0.0)
     """Weights, and weighted: bytes, bytes squared, seconds, bytes times seconds."""
 
     def moved(self, size: int, seconds: float) -> None:
@@ -34,9 +34,8 @@ class TransferCost:
             return
         weight = 1 / (size + _EVEN_BYTES) ** 2
         new = (weight, weight * size, weight * size * size, weight * seconds, weight * size * seconds)
-        self._sums = weights, sizes, squares, times, products = tuple(
-            _KEPT * before + more for before, more in zip(self._sums, new, strict=True)
-        )
+        self._sums = tuple(_KEPT * before + more for before, more in zip(self._sums, new, strict=True))
+        weights, sizes, squares, times, products = self._sums
         size_mean, time_mean = sizes / weights, times / weights
         spread = squares / weights - size_mean**2
         if spread > (_LEAST_SPREAD * size_mean) ** 2:
