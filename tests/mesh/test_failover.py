@@ -30,7 +30,8 @@ class Up:
 
     def pid(self, service: str) -> int:
         """Of the process that runs the service now."""
-        [found] = [child for child in self.supervisor.children() if f"penstock.{service}" in child.cmdline()]
+        children = self.supervisor.children(recursive=True)
+        [found] = [child for child in children if f"penstock.{service}" in " ".join(child.cmdline()).split()]
         return found.pid
 
     async def tokens(self, seen: asyncio.Event | None = None, **more: Any) -> list[int]:

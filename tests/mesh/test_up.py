@@ -39,7 +39,9 @@ async def test_a_session_through_the_official_client_and_a_clean_end():
     before = left_behind()
     async with up("--prefill", "1") as (process, children, url):
         services = [child for child in children if child.ppid() == process.pid]
-        assert len(services) == 6
+        assert len(services) == 4, "gateway, router, kvstore, and what forks prefill, decode and draft"
+        workers = [child for child in children for service in services if child.ppid() == service.pid and _is_worker(child)]
+        assert len(workers) == 3
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             messages = [{"role": "user", "content": "What is the weather in Bergen?"}]
             usages = []
@@ -97,6 +99,25 @@ async def test_an_old_session_goes_on_after_a_restart(tmp_path):
     assert cold["cached_tokens"]["nvme"] == 0
     assert warm["cached_tokens"]["nvme"] > 0.5 * cold["computed_tokens"]
     assert cold["retained_s"] == warm["retained_s"] == 600.0
+
+
+async def test_workers_are_forked_from_one_process():
+    """They share memory that none of them has written to since: some of what torch's import made."""
+    async with up("--prefill", "1", "--draft", "none") as (_, children, _):
+        workers = [child for child in children if _is_worker(child)]
+        assert len({worker.ppid() for worker in workers}) == 1
+        assert all(_shared_anonymous(worker.pid) > 16 << 20 for worker in workers)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    return any(f"-m penstock.{name} " in " ".join(process.cmdline()) for name in ("prefill", "decode", "draft"))
+
+
+def _shared_anonymous(pid: int) -> int:
+    """Bytes of anonymous memory that it shares with others."""
+    lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]]
+    sizes = {name.rstrip(":"): int(size) * 1024 for name, size, *_ in lines}
+    return sizes["Anonymous"] - sizes["Private_Dirty"]
 
 
 async def test_nothing_outlives_a_killed_supervisor():

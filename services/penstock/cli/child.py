@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from penstock.cli.forking import NoZygote, Zygote
 from penstock.runtime.lifecycle import SUPERVISOR_FD
 
 _TAIL_LINES = 40
@@ -29,12 +31,39 @@ class ChildSpec:
     stop_stage: int = 0
     """Lower stages are stopped first; within one stage all at once."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    imports: str = ""
+    """What a zygote has imported that forks it; `command` is PYTHON -m MODULE ... then. Empty: nobody forks it."""
+
+    @property
+    def module(self) -> str:
+        """Of one that may be forked."""
+        return self.command[2]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of one that may be forked."""
+        return self.command[3:]
+
+
+class Process(Protocol):
+    """A program that runs, however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def wait(self) -> int:
+        """Its exit code; negative: the signal that ended it."""
+        ...
+
+    def terminate(self) -> None:
+        """Sends SIGTERM. Raises ProcessLookupError when it has ended."""
+        ...
 
 
 class Child:
     """A running process. Made by `running`."""
 
-    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process, tail: deque[str]) -> None:
+    def __init__(self, spec: ChildSpec, process: Process, tail: deque[str]) -> None:
         self.spec = spec
         self.pid = process.pid
         self._process = process
@@ -65,7 +94,10 @@ Values = dict[str, object]
 
 @asynccontextmanager
 async def running(
-    spec: ChildSpec, on_ready: Callable[[Values], None], on_line: Callable[[str, str], None]
+    spec: ChildSpec,
+    on_ready: Callable[[Values], None],
+    on_line: Callable[[str, str], None],
+    zygote: Zygote | None = None,
 ) -> AsyncIterator[Child]:
     """Starts `spec`; after the block the process has ended, if need be by SIGKILL.
 
@@ -74,22 +106,20 @@ async def running(
     """
     ours, theirs = socket.socketpair()
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    lines, its_lines = os.pipe()
     with ours:
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *spec.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={**os.environ, **spec.environment, SUPERVISOR_FD: str(theirs.fileno())},
-            )
+        try:
+            process = await _started(spec, its_lines, theirs.fileno(), zygote)
+        except BaseException:
+            os.close(lines)
+            raise
+        finally:
+            theirs.close()
+            os.close(its_lines)
         child = Child(spec, process, tail)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                assert process.stdout is not None, "it is a pipe"
-                pump = tasks.create_task(_pump(process.stdout, spec.name, tail, on_line))
+            async with _reading(lines) as output, asyncio.TaskGroup() as tasks:
+                pump = tasks.create_task(_pump(output, spec.name, tail, on_line))
                 hearing = tasks.create_task(_hear_ready(ours, on_ready))
                 try:
                     yield child
@@ -101,6 +131,34 @@ async def running(
                     hearing.cancel()
         finally:
             child.kill()
+
+
+async def _started(spec: ChildSpec, lines: int, supervisor: int, zygote: Zygote | None) -> Process:
+    """A process that writes its lines to the first descriptor and is told of the second."""
+    if zygote is not None and spec.imports:
+        with contextlib.suppress(NoZygote):
+            return await zygote.fork(spec.module, spec.arguments, spec.environment, (lines, supervisor))
+    return await asyncio.create_subprocess_exec(
+        *spec.command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=lines,
+        stderr=lines,
+        pass_fds=(supervisor,),
+        start_new_session=True,
+        env={**os.environ, **spec.environment, SUPERVISOR_FD: str(supervisor)},
+    )
+
+
+@asynccontextmanager
+async def _reading(pipe: int) -> AsyncIterator[asyncio.StreamReader]:
+    """Reads a pipe for the length of the block, and closes it."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0))
+    try:
+        yield reader
+    finally:
+        transport.close()
 
 
 async def _hear_ready(ours: socket.socket, on_ready: Callable[[Values], None]) -> None:

@@ -275,6 +275,7 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
         name=service if number is None else f"{service}-{number}",
         command=(sys.executable, "-m", f"penstock.{service}", *arguments),
         stop_stage=stage,
+        imports=f"penstock.{service}.service" if stage in (_WORKERS, _DRAFT) else "",  # the others don't need torch
         environment={
             **Ports.environment,
             f"PENSTOCK_{service.upper()}_LOG_LEVEL": options.log_level,

@@ -1,14 +1,15 @@
 """Keeps a set of processes running: starts all at once, restarts those that die or hang, stops all in order.
 
 Until all are ready for the first time, the end of one is the end of all (`ChildFailed`): a wrong setting should be
-reported, not retried. Afterwards a child that dies comes back after a growing pause, at the same address. One that no
-longer answers gRPC's health check, or answers for too long that it is stuck, is killed and comes back likewise.
+reported, not retried. Afterwards a child that dies comes back at the same address: at once the first time, then after a
+growing pause. One that no longer answers gRPC's health check, or answers for too long that it is stuck, is killed and
+comes back likewise. Those that import torch are forked from a process that has done so already (`zygote.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock.cli.child import Child, ChildSpec, Values, running
+from penstock.cli.forking import Zygote, prepared
 from penstock.cli.liveness import silence, stuck
 from penstock.runtime.tasks import beside, first_of
 
@@ -61,9 +63,10 @@ class Patience:
     stop_s: float = 10.0
     """After SIGTERM, until one stage has ended; then SIGKILL."""
     first_backoff_s: float = 0.2
+    """Before the second restart of a child that keeps dying; the first one is at once."""
     last_backoff_s: float = 10.0
     sound_after_s: float = 30.0
-    """A child that has run this long before it dies is restarted with the first backoff again."""
+    """A child that has run this long before it dies is restarted at once again."""
     hung_s: float = 0.0
     """A child that has been ready and answers no health check for this long is killed; 0: never."""
     stuck_s: float = 0.0
@@ -89,8 +92,11 @@ class Supervisor:
         on_change: Callable[[ChildChange], None],
         on_line: Callable[[str, str], None],
         patience: Patience,
+        *,
+        zygote: Zygote,
     ) -> None:
         self._specs = specs
+        self._zygote = zygote
         self._on_change = on_change
         self._on_line = on_line
         self._patience = patience
@@ -119,7 +125,7 @@ class Supervisor:
 
     async def keep(self, spec: ChildSpec) -> None:
         """Runs one child until the supervisor stops."""
-        backoff = self._patience.first_backoff_s
+        backoff = 0.0
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             began = loop.time()
@@ -130,10 +136,10 @@ class Supervisor:
                 self._fail(ChildFailed(spec.name, code, tail))
                 break
             if loop.time() - began > self._patience.sound_after_s:
-                backoff = self._patience.first_backoff_s
+                backoff = 0.0
             self._on_change(ChildChange(spec.name, ChildState.DOWN, code, tuple(tail), backoff))
             await self._stopping_within(backoff)
-            backoff = min(2 * backoff, self._patience.last_backoff_s)
+            backoff = min(max(self._patience.first_backoff_s, 2 * backoff), self._patience.last_backoff_s)
         self._on_change(ChildChange(spec.name, ChildState.STOPPED))
 
     async def stop(self) -> None:
@@ -161,7 +167,7 @@ class Supervisor:
                 self._started.set()
 
         self._on_change(ChildChange(spec.name, ChildState.STARTING))
-        async with running(spec, ready, self._on_line) as child:
+        async with running(spec, ready, self._on_line, self._zygote) as child:
             self._children[spec.name] = child
             try:
                 if self._stopping.is_set():
@@ -222,8 +228,9 @@ async def supervised(
     patience: Patience | None = None,
 ) -> AsyncIterator[Supervisor]:
     """Runs `specs` for the length of the block; no process is left after it."""
-    supervisor = Supervisor(specs, on_change, on_line, patience or Patience())
     async with AsyncExitStack() as stack:
+        zygote = await stack.enter_async_context(prepared(*_imports(specs)))
+        supervisor = Supervisor(specs, on_change, on_line, patience or Patience(), zygote=zygote)
         keepers = [
             await stack.enter_async_context(
                 beside(partial(supervisor.keep, spec), name=f"keep {spec.name}", on_failure="stop", failed=_not_counted)
@@ -236,6 +243,13 @@ async def supervised(
             await supervisor.stop()
             for keeper in keepers:
                 await keeper.ended()
+
+
+def _imports(specs: Sequence[ChildSpec]) -> tuple[list[str], Mapping[str, str]]:
+    """What a zygote imports for those that are forked, and what of their environment it has to have then."""
+    forked = [spec for spec in specs if spec.imports]
+    common = frozenset.intersection(*(frozenset(spec.environment.items()) for spec in forked)) if forked else ()
+    return sorted({spec.imports for spec in forked}), dict(common)
 
 
 def _not_counted(_task: str) -> None:

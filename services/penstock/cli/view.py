@@ -53,7 +53,8 @@ class View:
         elif change.state is ChildState.DOWN:
             self._console.print(f"[red]{change.name} ended with {describe_exit(change.exit_code or 0)}[/]")
             self.tail(change.name, change.tail)
-            self._console.print(f"[yellow]{change.name} starts again in {change.back_in_s:g} s[/]")
+            after = f" in {change.back_in_s:g} s" if change.back_in_s else ""
+            self._console.print(f"[yellow]{change.name} starts again{after}[/]")
         elif change.state is ChildState.READY and self._serving:
             self._console.print(f"[green]{change.name} is back[/]")
         elif change.state is ChildState.READY and not self._console.is_terminal:

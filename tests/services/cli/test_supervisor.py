@@ -55,14 +55,14 @@ async def test_a_child_that_dies_comes_back() -> None:
     seen = Onlooker()
     async with supervised([fake("a"), fake("b")], seen.change, seen.line, QUICK) as supervisor:
         await supervisor.ready()
-        for round_ in (2, 3):
+        for round_ in (2, 3, 4):
             before = supervisor.pids()
             os.kill(before["a"], signal.SIGKILL)
             await seen.until(lambda round_=round_: seen.count("a", ChildState.READY) == round_)
             assert supervisor.pids()["a"] != before["a"]
             assert supervisor.pids()["b"] == before["b"]
     downs = [change for change in seen.changes if change.state is ChildState.DOWN]
-    assert [(change.name, change.exit_code, change.back_in_s) for change in downs] == [("a", -9, 0.05), ("a", -9, 0.1)]
+    assert [(change.name, change.exit_code, change.back_in_s) for change in downs] == [("a", -9, 0.0), ("a", -9, 0.05), ("a", -9, 0.1)]
 
 
 async def test_a_child_that_hangs_is_killed() -> None:

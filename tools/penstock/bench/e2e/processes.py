@@ -75,7 +75,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def named(pids: Iterable[int], word: str) -> list[int]:
-    """Those with an argument that is `word`."""
+    """Those with an argument that is `word`, also where a process has written its command line itself."""
     return [pid for pid in pids if word in _command(pid)]
 
 
@@ -97,7 +97,7 @@ def _stat(pid: int) -> list[str]:
 
 def _command(pid: int) -> list[str]:
     with suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
     return []
 
 
