@@ -4,6 +4,7 @@
 #include "head_lanes.h"
 #if defined(__AMX_BF16__)
 #include "head_amx.h"
+#include "heads_amx.h"
 #endif
 
 #include <algorithm>
@@ -58,10 +59,15 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
       mixed_(mixed),
       group_(model.heads / model.kv_heads) {
   const int members = team_size(team);
-  const int64_t room = in_tiles(model) ? HeadTiles::room(model)
-                                       : std::max(HeadLanes<F32Cache>::room(model), HeadColumns<F32Cache>::room(model));
+  int64_t room = std::max(HeadLanes<F32Cache>::room(model), HeadColumns<F32Cache>::room(model));
+#if defined(__AMX_BF16__)
+  if (in_tiles(model)) room = std::max(HeadTiles::room(model), HeadsInTiles::room(model));
+#endif
   room_size_ = (room + kTile * Seen::size(model.head_dim) + 15) / 16 * 16;
   room_ = scratch.floats(room_size_ * members);
+  int chunks = 0;
+  for (int sequence = 0; sequence < step.sequences; ++sequence) chunks += pieces(sequence);
+  many_ = chunks >= 2 * members;
   for (int sequence = 0, sample = 0; sequence < step.sequences; ++sequence) {
     const int before = sample;
     while (sample < step.samples && step.sampled[sample] < step.first[sequence + 1]) ++sample;
@@ -75,7 +81,24 @@ Attention::Attention(Team *team, const Model &model, const Step &step, const flo
 
 // The units of neighbouring heads follow each other, because their keys are neighbours in memory.
 void Attention::add(std::vector<Unit> &units, Unit unit) {
-  for (unit.kv_head = 0; unit.kv_head < model_.kv_heads; ++unit.kv_head) units.push_back(unit);
+  const int together = heads_together(unit);
+  for (unit.kv_head = 0; unit.kv_head < model_.kv_heads; unit.kv_head += unit.heads) {
+    unit.heads = std::min(together, model_.kv_heads - unit.kv_head);
+    units.push_back(unit);
+  }
+}
+
+// How many key heads a unit takes.
+int Attention::heads_together([[maybe_unused]] const Unit &unit) const {
+#if defined(__AMX_BF16__)
+  if (many_ && few_in_tiles(unit)) return HeadsInTiles::together(unit.to - unit.from, model_.kv_heads);
+#endif
+  return 1;
+}
+
+// Whether it has all queries of a sequence, and these are few and computed in tiles.
+bool Attention::few_in_tiles(const Unit &unit) const {
+  return in_tiles(model_) && unit.joint < 0 && unit.from == 0 && unit.to > 0 && unit.to <= kLanes;
 }
 
 void Attention::units_of(int sequence, bool needed) {
@@ -166,6 +189,7 @@ void Attention::run(int layer, const Unit &unit, int member, bool sampled) {
   switch (model_.kv_kind) {
     case FLOAT32: return run_as<F32Cache>(layer, unit, room, sampled);
     case BFLOAT16:
+      if (few_in_tiles(unit)) return run_together(layer, unit, room, sampled);
       if (in_tiles(model_)) return run_as<HeadTiles, HeadTiles>(layer, unit, room, sampled);
       if (in_pairs(model_)) return run_as<PairsCache>(layer, unit, room, sampled);
       return run_as<Bf16Cache>(layer, unit, room, sampled);
@@ -199,6 +223,36 @@ template <class Way, class Own> void Attention::run_as(int layer, const Unit &un
   if (done(own, unit.kv_head, rows(own.sequence))) finish(own, unit.kv_head, head);
 }
 
+void Attention::run_together([[maybe_unused]] int layer, [[maybe_unused]] const Unit &unit,
+                             [[maybe_unused]] float *room, [[maybe_unused]] bool sampled) {
+#if defined(__AMX_BF16__)
+  Room own{room};
+  const int queries = unit.to - unit.from;
+  const int64_t size = queries * Seen::size(model_.head_dim);
+  float *seen = own.take(unit.heads * size);
+  auto head = [&](int number) {
+    return HeadTiles(model_, step_, layer, unit.sequence, unit.kv_head + number, qkv_, own);
+  };
+  for (int number = 0; number < unit.heads && !unit.kept; ++number)
+    head(number).keep(unit.begin * kPiece, unit.end * kPiece);
+  if (sampled && !unit.needed) return;
+  HeadsInTiles(model_, step_, layer, unit.sequence, unit.kv_head, unit.heads, qkv_, own).look(unit.begin, seen);
+  for (int number = 0; number < unit.heads; ++number) {
+    HeadTiles single = head(number);
+    single.choose(0, queries);
+    if (unit.pieced < 0) {
+      single.forget();
+      single.join(seen + number * size);
+      single.finish(mixed_);
+      continue;
+    }
+    const Pieced &whose = pieced_[unit.pieced];
+    std::memcpy(part(whose, unit.kv_head + number, unit.begin, 0), seen + number * size, size * sizeof(float));
+    if (done(whose, unit.kv_head + number, rows(whose.sequence))) finish(whose, unit.kv_head + number, single);
+  }
+#endif
+}
+
 template <class Way, class Own> void Attention::run_joint(int layer, const Unit &unit, float *room, bool sampled) {
   const std::vector<Row> &joint = joints_[unit.joint];
   const int64_t size = Seen::size(model_.head_dim);
@@ -219,7 +273,7 @@ template <class Way, class Own> void Attention::run_joint(int layer, const Unit 
     std::memcpy(to, seen + int64_t(i) * group_ * size, group_ * size * sizeof(float));
     if (!done(whose, unit.kv_head, 1)) continue;
     Own single(model_, step_, layer, whose.sequence, unit.kv_head, qkv_, own);
-    single.ask(0, single.queries());
+    single.choose(0, single.queries());
     finish(whose, unit.kv_head, single);
   }
 }

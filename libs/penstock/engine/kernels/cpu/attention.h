@@ -10,8 +10,8 @@ namespace penstock {
 
 constexpr int kPiece = 512;  // positions in one piece of a context
 
-// The attention of one step, in chunks that threads take. A chunk is one key head of a sequence, some pieces of a long
-// context, or a piece that several sequences share.
+// The attention of one step, in chunks that threads take. A chunk is one key head of a sequence or, in tiles, several,
+// some pieces of a long context, or a piece that several sequences share.
 //
 // A context is cut into pieces by position. Each piece has its own maximum, sum and mix. These are joined in the order
 // of position (FlashDecoding, Dao et al. 2023); where several threads share the pieces of a head, the one that finishes
@@ -40,6 +40,7 @@ class Attention {
     bool kept, needed;
     int pieced = -1;  // the entry of `pieced_` if the head has several units
     int joint = -1;   // the entry of `joints_` if the rows are of several sequences
+    int heads = 1;    // key heads from `kv_head` on
   };
   // A sequence whose pieces are looked at by units of their own.
   struct Pieced {
@@ -57,11 +58,14 @@ class Attention {
   void run(int layer, const Unit &unit, int member, bool sampled);
   template <class Cache> void run_as(int layer, const Unit &unit, float *room, bool sampled);
   template <class Way, class Own> void run_as(int layer, const Unit &unit, float *room, bool sampled);
+  void run_together(int layer, const Unit &unit, float *room, bool sampled);
   template <class Way, class Own> void run_joint(int layer, const Unit &unit, float *room, bool sampled);
   bool done(const Pieced &own, int kv_head, int rows);
   template <class Way> void finish(const Pieced &own, int kv_head, Way &head);
 
   void add(std::vector<Unit> &units, Unit unit);
+  int heads_together(const Unit &unit) const;
+  bool few_in_tiles(const Unit &unit) const;
   void units_of(int sequence, bool needed);
   void units_of_pieces();
   void join(const std::vector<int> &sharers, int piece);
@@ -75,6 +79,7 @@ class Attention {
   const float *qkv_;
   float *mixed_;
   const int group_;
+  bool many_ = false;  // whether there is enough to do for all threads when heads are taken together
   std::vector<Unit> units_, keeps_;
   std::vector<Pieced> pieced_;
   std::vector<std::vector<Row>> joints_;  // by position

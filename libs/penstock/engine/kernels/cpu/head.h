@@ -79,6 +79,9 @@ template <class Own, class Cache> class Head {
   // those of this one as far as they look.
   void gather(const int32_t *rows) { rows_ = rows; }
 
+  // The following calls are for the queries [from, to). Whoever looks has to `ask` instead.
+  void choose(int from, int to) { from_ = from, count_ = to - from; }
+
   // Stores the keys and values of the rows whose positions are in [begin, end).
   void keep(int begin, int end) {
     for (int row = first_; row < last_; ++row) {
@@ -143,9 +146,10 @@ template <class Own, class Cache> class Head {
   int end(int q) const { return step_.position[row(q)] + 1; }
   int begin(int q) const { return layer_.window ? std::max(0, end(q) - layer_.window) : 0; }
 
-  // Prepares query q and scales it.
-  void turn_query_to(int q, float *out) const {
-    const int row = this->row(q), head = kv_head_ * group_ + (from_ + q) % group_;
+  // Prepares query q of this key head, or of another, and scales it.
+  void turn_query_to(int q, float *out) const { turn_query_to(q, out, kv_head_); }
+  void turn_query_to(int q, float *out, int kv_head) const {
+    const int row = this->row(q), head = kv_head * group_ + (from_ + q) % group_;
     const float *x = qkv_ + (int64_t(row) * (model_.heads + 2 * model_.kv_heads) + head) * dim_;
     turn(model_, layer_, step_.position[row], head, x, out);
     for (int i = 0; i < dim_; i += kLanes) (Floats::load(out + i) * model_.scale).store(out + i);
