@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import socket
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sized
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -19,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.grammar.helper import Bounds, Verdict
@@ -32,6 +35,11 @@ _NICE = 10
 _WAITING = 32
 """Recipes of one tenant that wait."""
 _START_S = 60.0
+_TRIES = 3
+"""Helpers that may end for reasons of their own before a client hears of it."""
+_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+"""How a helper ends that somebody else ended, such as a kernel that is short of memory. A grammar that exceeds its
+bounds ends it in other ways."""
 _PATIENCE = 10.0
 """A machine may be so busy that processor time takes this many times as long."""
 _MOST = 1024
@@ -106,71 +114,135 @@ class GrammarCompiler:
 
     async def serve(self) -> None:
         """Has recipes tried by one helper process after the other, each started when it is needed."""
-        helper: Process | None = None
+        helper: _Helper | None = None
         try:
             while True:
                 tenant, job = await self._turns.next()
                 try:
-                    if helper is None or helper.returncode is not None:
-                        helper = await self._start()
-                    job.verdict.set_result(await self._try(helper, job.recipe))
+                    verdict: str | PenstockError | None = None
+                    for _ in range(_TRIES):
+                        if helper is not None and helper.has_ended:
+                            await helper.end()
+                            helper = None
+                        helper = helper or await self._start()
+                        if verdict := await self._try(helper, job.recipe):
+                            job.verdict.set_result(verdict)
+                            break
                 finally:
                     self._turns.done(tenant)
                     if not job.verdict.done():
                         job.verdict.set_result(Unavailable("grammars can't be compiled now; try again", retry_after=1))
         finally:
             if helper is not None:
-                await _end(helper)
+                await helper.end()
 
-    async def _start(self) -> Process:
-        self.started += 1
-        command = (sys.executable, "-m", "penstock.grammar.helper", str(self._tokenizer))
-        helper = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        with suppress(ProcessLookupError):  # one that has ended at once says so when it is asked
-            os.setpriority(os.PRIO_PROCESS, helper.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
-        try:
-            async with asyncio.timeout(_START_S):
-                await _ask(helper, msgspec.json.encode(self._bounds))
-        except BaseException:
-            await _end(helper)
-            raise
-        return helper
+    async def _start(self) -> _Helper:
+        """A helper that is ready. Raises ConnectionError when one after the other ends before it is."""
+        for left in reversed(range(_TRIES)):
+            self.started += 1
+            helper = await _Helper.start(self._tokenizer)
+            try:
+                async with asyncio.timeout(_START_S):
+                    await helper.ask(msgspec.json.encode(self._bounds))
+            except BaseException as error:
+                status = await helper.end()
+                if not isinstance(error, ConnectionError):
+                    raise
+                structlog.get_logger("penstock.grammar").warning("a helper ended at its start", status=status)
+                if not left:
+                    raise
+            else:
+                return helper
+        raise AssertionError("the last try returns or raises")
 
-    async def _try(self, helper: Process, recipe: Recipe) -> str | PenstockError:
+    async def _try(self, helper: _Helper, recipe: Recipe) -> str | PenstockError | None:
+        """What becomes of the recipe; None when the helper has ended for another reason."""
         limit = self._bounds.cpu_s
         try:
             async with asyncio.timeout(limit * _PATIENCE):
-                answer = await _ask(helper, msgspec.json.encode(recipe))
+                answer = await helper.ask(msgspec.json.encode(recipe))
             verdict = msgspec.json.decode(answer, type=Verdict)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await _end(helper)
+        except ConnectionError:
+            status = await helper.end()
+            if status in _FROM_OUTSIDE:
+                structlog.get_logger("penstock.grammar").warning("a helper was ended", status=status)
+                return None
             at = recipe.parts[0][1].at
             what = f"{at}: is too complex: it takes more than {limit:g} s or too much memory to compile"
             return InvalidRequest(what, field=at, code="schema_too_complex")
         except TimeoutError:
-            await _end(helper)
+            await helper.end()
             return Unavailable("the machine is too busy to compile a grammar; try again", retry_after=1)
         except asyncio.CancelledError:
-            await _end(helper)
+            await helper.end()
             raise
         if verdict.grammar:
             return verdict.grammar
         return InvalidRequest(verdict.message, field=verdict.field, code=verdict.code)
 
 
-async def _ask(helper: Process, message: bytes) -> bytes:
-    """Sends a message and returns the answer. IncompleteReadError: the helper has ended."""
-    assert helper.stdin is not None and helper.stdout is not None
-    helper.stdin.write(len(message).to_bytes(4, "big") + message)
-    await helper.stdin.drain()
-    size = int.from_bytes(await helper.stdout.readexactly(4), "big")
-    return await helper.stdout.readexactly(size)
+class _Helper:
+    """A helper process and the stream to it. Made by `start`; its owner calls `end`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, tokenizer: Path) -> _Helper:
+        """Starts one."""
+        process, stream = _started(sys.executable, "-m", "penstock.grammar.helper", str(tokenizer))
+        try:
+            with suppress(ProcessLookupError):  # one that has ended at once says so when it is asked
+                os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+            return cls(process, *await asyncio.open_unix_connection(sock=stream))
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has."""
+        return self._process.poll() is not None
+
+    async def ask(self, message: bytes) -> bytes:
+        """Sends a message and returns the answer. ConnectionError: the helper has ended."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the helper has ended")
+        try:
+            self._writer.write(len(message).to_bytes(4, "big") + message)
+            await self._writer.drain()
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError("the helper has ended") from error
+
+    async def end(self) -> int:
+        """Ends it, and returns how it ended: by itself, if it had."""
+        self._writer.close()
+        self._process.kill()  # does nothing to one that has ended: its status stays what it was
+        return await asyncio.to_thread(self._process.wait)
 
 
-async def _end(helper: Process) -> None:
-    if helper.returncode is None:
-        helper.kill()
-    await helper.wait()
+def _started(*command: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process whose input and output are the other end of the socket.
+
+    Not by the event loop's own means: uvloop forks, and gRPC's fork handlers, which run in the child then, end it now
+    and then where gRPC has threads at work. Here the child runs nothing of ours.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.DEVNULL
+            ), ours
+        except BaseException:
+            ours.close()
+            raise
 
 
 @asynccontextmanager

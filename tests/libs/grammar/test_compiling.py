@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.libs.grammar.walking import MINI, accepts
 
-from penstock.errors import InvalidRequest, Overloaded
+from penstock.errors import InvalidRequest, Overloaded, Unavailable
 from penstock.grammar.compiling import GrammarCompiler, open_compiler
 from penstock.grammar.helper import Trial
 from penstock.grammar.recipe import Part, Recipe, answer
@@ -171,6 +174,68 @@ async def test_more_than_may_wait_are_turned_away() -> None:
         ended = await asyncio.gather(*jobs, return_exceptions=True)
         refused = [error for error in ended if isinstance(error, Overloaded)]
         assert len(refused) == 32 and all(isinstance(text, str) for text in ended if text not in refused)
+
+
+async def test_a_helper_that_somebody_ends_is_replaced_before_a_client_hears_of_it() -> None:
+    async with compiler() as found:
+        for number in range(3):
+            await found.grammar(recipe({"const": number}), "a")
+            for helper in helpers():  # it ends while nothing is asked of it, and its end may not be known yet
+                helper.kill()
+        assert found.started == 3
+        await found.grammar(recipe({"type": "null"}), "a")
+        [helper] = helpers()
+        helper.suspend()  # so that it ends while it is asked
+        asked = asyncio.ensure_future(found.grammar(recipe({"type": "integer"}), "a"))
+        await asyncio.sleep(0)
+        helper.kill()
+        assert accepts(await asked, "-3")
+        assert found.started == 5
+
+
+async def test_a_helper_that_ends_at_its_start_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nmkdir "{tmp_path}/one" && kill -11 $$\nmkdir "{tmp_path}/two" && exit 0\n')
+    with python.open("a") as script:
+        script.write(f'exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    async with compiler() as found:
+        assert accepts(await found.grammar(recipe({"type": "integer"}), "a"), "-3")
+        assert found.started == 3
+
+
+async def test_helpers_that_all_end_at_their_start_are_a_failure_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    failed: list[str] = []
+    async with open_compiler(MINI, failed=failed.append) as found:
+        with pytest.raises(Unavailable, match="can't be compiled now"):
+            await found.grammar(recipe({"type": "integer"}), "a")
+    assert (failed, found.started) == (["grammars"], 3)
+
+
+def test_nothing_of_this_process_runs_in_a_helper_before_it_is_one() -> None:
+    """gRPC's fork handlers can end a child that was forked while its threads worked."""
+    program = """
+import asyncio, os, sys, uvloop
+from pathlib import Path
+from penstock.grammar.compiling import open_compiler
+from penstock.grammar.recipe import Part, answer
+
+os.register_at_fork(after_in_child=os.abort)
+
+async def main():
+    async with open_compiler(Path(sys.argv[1]), failed=print) as found:
+        await found.grammar(answer(Part("schema", "{}", "here")), "a")
+        print(found.started)
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(MINI)], capture_output=True, text=True, check=True)
+    assert ended.stdout == "1\n"
 
 
 async def test_whoever_leaves_takes_nothing_with_him() -> None:

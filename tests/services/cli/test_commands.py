@@ -55,6 +55,18 @@ def test_help_names_every_command() -> None:
         assert f" {command} " in done.stdout
 
 
+def test_grpc_is_imported_when_its_fork_handlers_are_off() -> None:
+    """They run in the children that `up` starts, and can end them."""
+    program = (
+        "import os, sys; from penstock.cli.__main__ import main, make_app; make_app();"
+        "assert 'grpc' not in sys.modules;"
+        "sys.argv = ['penstock', '--version']\n"
+        "try: main()\n"
+        "finally: assert os.environ['GRPC_ENABLE_FORK_SUPPORT'] == '0'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_service_command_is_the_service() -> None:
     done = penstock("router", "--help", COLUMNS="200")
     assert "--max-live-plans" in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -103,7 +102,6 @@ def e2e(
 @app.command
 def kv(options: Options = None) -> None:
     """The KV store beside memcpy, TCP, a grpc stream, the file system and an empty call."""
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else it tells of every process that is started
     import uvloop  # what the services run on
 
     from penstock.bench.kv.measure import measure
