@@ -11,6 +11,7 @@ from tests.services.kvstore.helpers import BLOCK_BYTES, HOST, ROOT, client_of, e
 from penstock.kv.client.client import BlockPut
 from penstock.kv.device.cuda import open_cuda
 from penstock.kv.device.memory import NoDevice
+from penstock.kv.hint import ReturnHint
 from penstock.kv.identity import block_keys, namespace, root_key
 from penstock.kvstore.service import open_kvstore
 from penstock.runtime.config import ConfigError
@@ -48,6 +49,27 @@ async def test_a_full_device_makes_room_and_keeps_what_is_only_there() -> None:
         assert (stats.blocks, stats.demoted, stats.evictions) == (16, 8, 8)
         assert it.host(keys(8, "old")) == 8, "the only copies came down"
         assert await it.read(keys(8, "old")) == (data(8, "old"), ["host"] * 8)
+
+
+async def test_room_for_blocks_is_not_made_of_those_before_them() -> None:
+    """Also where the policy would rather evict these: without its beginning no reader finds a chain."""
+    async with bench(blocks=64, device_blocks=16) as it:
+        await it.promoted(10, "old")
+        await it.promoted(6, "new")
+        first = it.gpu.find_block(keys(1, "new")[0])
+        assert first is not None
+        it.gpu.expect_session(first.session, ReturnHint(ended=True))
+        await it.client.put(puts(16, "new"))
+        await it.read(keys(16, "new"), "session new")
+        await eventually(lambda: it.gpu.has_blocks(keys(16, "new")) == 16)
+
+
+async def test_a_chain_that_is_larger_than_the_device_has_its_beginning_there() -> None:
+    async with bench(blocks=64, device_blocks=16) as it:
+        await it.promoted(6)
+        await it.warm(40)
+        await eventually(lambda: not it.gpu.working)
+        assert it.gpu.has_blocks(keys(40)) == 16
 
 
 async def test_a_device_copy_of_what_the_host_has_is_just_dropped() -> None:

@@ -3,8 +3,8 @@
 A device slot is scarce, and a copy up costs bandwidth that engines use too. So a block that was leased has to show that
 it will be asked for again: it came back after a while before, several sessions use it, or its session is active or
 expected soon. Blocks go up in the order of their prefix, since a child without its parent is useless to readers
-on the device. A block that leaves the device while host memory still has it is just dropped; the only copy of one that
-is worth anything goes down first.
+on the device; so room for them is never made of what comes before them. A block that leaves the device while host
+memory still has it is just dropped; the only copy of one that is worth anything goes down first.
 """
 
 from __future__ import annotations

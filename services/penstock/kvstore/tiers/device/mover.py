@@ -7,7 +7,8 @@ leaves the block where it was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from penstock.kv.device.memory import DeviceFault
@@ -91,9 +92,20 @@ class DeviceMover:
             look=self._sessions.known,
             now=self._now(),
         )
-        with self._blocks.working():
+        with self._blocks.working(), self._kept(form, batch):
             await self._make_room(form, len(batch))
             await self._promote(form, batch)
+
+    @contextmanager
+    def _kept(self, form: DeviceForm, batch: Sequence[Block]) -> Iterator[None]:
+        """What comes before the batch on the device stays there: without it no reader would find the batch."""
+        parents = dict.fromkeys(block.parent for block in batch)
+        held = [block for parent in parents if (block := form.table.hold(parent)) is not None]
+        try:
+            yield
+        finally:
+            for block in held:
+                form.table.drop(block, self._now())
 
     async def _promote(self, form: DeviceForm, batch: Sequence[Block]) -> None:
         table, held, going = self._host.table, list[Block](), list[tuple[Block, Block]]()
