@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from penstock.rpc.health import Health
 from penstock.rpc.interceptors import CallEntrance, InFlight, ServerInterceptor, no_entrance
 from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import ports_are_reserved
@@ -39,14 +39,11 @@ LIVE = "penstock.live"
 """Name in `grpc.health.v1` under which a server says whether it works, or has to be started again. The other names say
 whether it takes requests: a server that drains, or waits for others, takes none and is live."""
 
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
 
 class RpcServer:
     """A bound, running server. Made by `serve`."""
 
-    def __init__(self, server: grpc.aio.Server, health: health_aio.HealthServicer, names: Sequence[str]) -> None:
+    def __init__(self, server: grpc.aio.Server, health: Health, names: Sequence[str]) -> None:
         self._server = server
         self._health = health
         self._names = ("", *names)
@@ -56,14 +53,11 @@ class RpcServer:
     async def set_serving(self, serving: bool) -> None:
         """Sets the answer of `grpc.health.v1`, for the server as a whole and for each of its services."""
         for name in self._names:
-            await self._set(name, serving)
+            self._health.set(name, serving)
 
     async def set_live(self, live: bool) -> None:
         """Sets the answer of `grpc.health.v1` for LIVE, which is true from the start."""
-        await self._set(LIVE, live)
-
-    async def _set(self, name: str, well: bool) -> None:
-        await self._health.set(name, _SERVING if well else _NOT_SERVING)
+        self._health.set(LIVE, live)
 
 
 @asynccontextmanager
@@ -84,6 +78,7 @@ async def serve(
     `max_calls` are answered with RESOURCE_EXHAUSTED at once. One connection may have `max_streams` calls open
     (default: a few more than `max_calls`); further ones wait at the client. Leaving the block answers NOT_SERVING,
     gives running calls `grace` seconds, cancels the rest, and returns when the last handler has cleaned up.
+    Streams that watch its health do not count as running: they hear NOT_SERVING, and end.
     With `credentials` it speaks TLS. `entrance` surrounds each call of the servicers, and is entered before a long
     request of it is parsed. Raises ConfigError when it cannot listen on `address`.
     """
@@ -98,7 +93,7 @@ async def serve(
         ),
         maximum_concurrent_rpcs=max_calls,
     )
-    health = health_aio.HealthServicer()
+    health = Health()
     running = RpcServer(server, health, names)
     running.in_flight = in_flight
     register(server)
@@ -112,6 +107,7 @@ async def serve(
         yield running
     finally:
         await running.set_serving(False)
+        health.end()
         await server.stop(grace)
         await in_flight.idle()
 

@@ -44,6 +44,7 @@ from penstock.kvstore.table.blocks import Reserved, ReserveState
 from penstock.kvstore.tiers.base import Wish
 from penstock.kvstore.tiers.device.messages import NoDeviceFace
 from penstock.rpc.bounds import check_count, check_seconds, check_session
+from penstock.runtime.tasks import first_of
 from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 
 _DISK_PATIENCE_S = 0.5
@@ -82,9 +83,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_spec(spec)
         attachment_id = self._store.attach(request.client, spec, peer=request.peer)
         try:
-            await self._store.tiers.settled(
-                _DISK_PATIENCE_S
-            )  # the first question should find what an earlier life has left
+            # The first question should find what an earlier life has left.
+            await first_of(self._store.tiers.settled(_DISK_PATIENCE_S), self._store.closing.wait())
             yield self._attached(attachment_id, self._device.attach(attachment_id, request))
             await self._store.closing.wait()
         finally:

@@ -56,6 +56,26 @@ async def test_health_follows_serving_and_knows_the_services() -> None:
             await health(client, "unheard.Of")
 
 
+async def test_who_watches_the_health_hears_all_and_holds_nobody_up() -> None:
+    """Nobody waits for an hour: the stream ends before the grace of running calls does."""
+    request = health_pb2.HealthCheckRequest(service=NAME)
+    async with open_channels() as channels:
+        async with served(Toy(), grace=3600) as client:
+            channel = channels.to(f"127.0.0.1:{client.server.port}")
+            watch = health_pb2_grpc.HealthStub(channel).Watch(request)
+            seen = [(await watch.read()).status]
+            await client.server.set_serving(False)
+            seen.append((await watch.read()).status)
+            await client.server.set_serving(True)
+            seen.append((await watch.read()).status)
+            unknown = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="unheard.Of"))
+            assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        seen.append((await watch.read()).status)
+        assert seen == [serving, not_serving, serving, not_serving]
+        assert await watch.read() is grpc.aio.EOF
+
+
 async def test_our_errors_arrive_whole_and_others_tell_nothing() -> None:
     async with served(Toy()) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
