@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -19,6 +21,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.request import SamplingParams
 from penstock.rpc.server import LIVE
 from penstock.testing.mesh import MeshSetup
+from penstock.v1 import router_pb2, router_pb2_grpc
 from penstock.worker import rotation
 
 from .support import ask, process, prompt, until
@@ -125,6 +128,56 @@ async def test_sigterm_drains_a_worker_and_what_does_not_end_in_time_moves(mesh,
         assert stream.result().ids == (await oracle(tokens, LONG)).ids
     moved = replans._value.get() - before
     assert moved == 0 if drain_s > 1 else moved >= len(streams)
+
+
+async def test_a_worker_that_is_told_to_drain_and_exit_ends_when_it_is_empty(mesh, tiny, oracle, http):
+    """A process. It stays as long as something runs there, whatever `drain-s` says; undrained before, it stays."""
+    settings = ("--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny", "--host-id", "test")
+    settings += ("--role", "both", "--kv-pool-tokens", "8192", "--drain-s", "0")
+    [own], registry = mesh.decode, mesh.router.planner.registry
+    tokens = prompt("exit", 40)
+
+    async with process("decode", *settings) as (address, pid):
+        await until(lambda: address in members(mesh), "it has joined", seconds=30)
+        for seat in registry:
+            seat.drain(seat.member.address == own.address)  # all goes to the process
+        stream = asyncio.ensure_future(ask(http, mesh, tokens, LONG))
+        await until(lambda: registry.find(address).report.running == 1, "it runs there")
+        async with grpc.aio.insecure_channel(mesh.router.address) as channel:
+            router = router_pb2_grpc.RouterStub(channel)
+            for command in (router_pb2.MemberCommand(drain=True, exit=True), router_pb2.MemberCommand(drain=False)):
+                request = router_pb2.CommandRequest(member=address, command=command, force=True)
+                assert (await router.Command(request)).member.draining is command.drain
+        assert not stream.done()
+        assert (await stream).ids == (await oracle(tokens, LONG)).ids
+        stream = asyncio.ensure_future(ask(http, mesh, tokens, LONG))
+        await until(lambda: registry.find(address).report.running == 1, "it runs there still")
+        for seat in registry:
+            seat.drain(False)
+        command = (sys.executable, "-m", "penstock.cli", "ctl", "drain", address, "--exit", "--wait")
+        told = await asyncio.create_subprocess_exec(*command, "--router", mesh.router.address)
+        assert (await stream).ids == (await oracle(tokens, LONG)).ids
+        assert await told.wait() == 0
+        assert address not in members(mesh)
+        await until(lambda: not psutil.pid_exists(pid), "it has ended")
+
+
+async def test_a_drained_worker_stays_until_it_is_told_to_end(mesh, tiny):
+    settings = ("--router", mesh.router.address, "--model", str(tiny), "--model-name", "tiny", "--host-id", "test")
+    async with process("decode", *settings) as (address, pid):
+        await until(lambda: address in members(mesh), "it has joined", seconds=30)
+        async with grpc.aio.insecure_channel(mesh.router.address) as channel:
+            router = router_pb2_grpc.RouterStub(channel)
+            drain = router_pb2.MemberCommand(drain=True)
+            told = await router.Command(router_pb2.CommandRequest(member=address, command=drain))
+            assert (told.member.draining, told.member.running) == (True, 0)
+            async with grpc.aio.insecure_channel(address) as own:
+                health = health_pb2_grpc.HealthStub(own)
+                status = (await health.Check(health_pb2.HealthCheckRequest(service=LIVE))).status
+                assert status == health_pb2.HealthCheckResponse.SERVING, "it lives"
+            drain.exit = True
+            await router.Command(router_pb2.CommandRequest(member=address, command=drain))
+        await until(lambda: not psutil.pid_exists(pid), "it has ended")
 
 
 def worker_running(mesh, *more):

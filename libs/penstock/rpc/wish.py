@@ -14,6 +14,8 @@ class WorkWanted(NamedTuple):
     role: router_pb2.Role.ValueType
     draining: bool = False
     """No new work."""
+    ends: bool = False
+    """It ends when nothing runs any more."""
 
 
 class WorkerWish:
@@ -27,9 +29,9 @@ class WorkerWish:
         """It wants work of this kind."""
         self._set(self.now._replace(role=role))
 
-    def drain(self, draining: bool = True) -> None:
-        """It wants nothing new, or something again."""
-        self._set(self.now._replace(draining=draining))
+    def drain(self, draining: bool = True, *, ends: bool = False) -> None:
+        """It wants nothing new, or something again; it `ends` when nothing runs any more."""
+        self._set(self.now._replace(draining=draining, ends=draining and ends))
 
     async def other_than(self, known: WorkWanted) -> WorkWanted:
         """What it wants, as soon as that is not what is `known`."""

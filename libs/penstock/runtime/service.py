@@ -6,15 +6,16 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from cyclopts import App
 
 from penstock.runtime.config import service_app
 from penstock.runtime.lifecycle import Lifecycle, run
 from penstock.runtime.metrics import Metrics, exposed
+from penstock.runtime.tasks import first_of
 from penstock.runtime.telemetry import telemetry
 from penstock.runtime.threads import started_threads
 
@@ -40,6 +41,11 @@ class OpenService(Protocol):
 
 
 _SWITCH_S = 0.0005
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
 
 Config = TypeVar("Config", bound=ServiceConfig)
 Service = TypeVar("Service", bound=OpenService)
@@ -68,9 +74,10 @@ def service_main(
     open_service: Callable[[Config], AbstractAsyncContextManager[Service]],
     *,
     tells: Callable[[Service], Mapping[str, str]] = its_address,
+    done: Callable[[Service], Coroutine[Any, Any, object]] | None = None,
 ) -> App:
     """The command line of the service `name`; `what` is its help text; `tells` makes the message to its supervisor when
-    it is ready."""
+    it is ready; the process also ends when what `done` gives has happened."""
 
     def serve(config: Config) -> None:
         share_the_lock()
@@ -81,7 +88,7 @@ def service_main(
                 gc.freeze()  # else each full collection holds the loop while it walks all that imports made
                 with exposed(service.metrics, config.metrics_address):
                     lifecycle.ready(**tells(service))
-                    await lifecycle.stopped()
+                    await first_of(lifecycle.stopped(), done(service) if done else _never())
 
         with telemetry(name, config.log_level):
             run(main)

@@ -312,19 +312,23 @@ class MemberCommand(_message.Message):
 
     DRAIN_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
     drain: _builtins.bool
     """false: take new work again"""
     role: Global___Role.ValueType
     """prefill, decode or both"""
+    exit: _builtins.bool
+    """with drain: the process ends when nothing runs there any more"""
     def __init__(
         self,
         *,
         drain: _builtins.bool = ...,
         role: Global___Role.ValueType = ...,
+        exit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "kind", b"kind", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "exit", b"exit", "kind", b"kind", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["drain", "role"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -41,6 +42,8 @@ class ServedWorker:
 
     address: str
     worker: Worker
+    done: asyncio.Event
+    """Set when a router has told the worker to end, and nothing runs any more."""
 
     @property
     def metrics(self) -> WorkerMetrics:
@@ -94,8 +97,8 @@ async def open_worker(
                 config.address, lambda server: register(server, worker), services, grace=_LATE_S
             ) as server:
                 address = config.address.at(server.port)
-                async with in_rotation(worker, role, address, server):
-                    yield ServedWorker(address, worker)
+                async with in_rotation(worker, role, address, server) as done:
+                    yield ServedWorker(address, worker, done)
 
 
 @asynccontextmanager

@@ -31,18 +31,18 @@ ROLES = (router_pb2.ROLE_PREFILL, router_pb2.ROLE_DECODE, router_pb2.ROLE_BOTH)
 @asynccontextmanager
 async def in_rotation(
     worker: Worker, role: router_pb2.Role.ValueType, address: str, server: RpcServer
-) -> AsyncIterator[None]:
+) -> AsyncIterator[asyncio.Event]:
     """Serves, and gets work from the router when one is configured, as long as the engine's steps end in time.
 
     A router may tell the worker to take another role, or nothing new: then what runs goes on, and all routers hear of
-    it. When the block ends, they are told to send nothing new; requests that run get `drain_s` seconds; then the worker
-    leaves the routers.
+    it. The event is set when one has told it to end, and nothing runs any more. When the block ends, the routers are
+    told to send nothing new; requests that run get `drain_s` seconds; then the worker leaves the routers.
     """
     place = _Place(worker, hello(worker, role, address), server)
     async with beside(place.keep, name="join", on_failure="stop", failed=worker.metrics.task_failed):
         await place.taken()
         try:
-            yield
+            yield place.done
         finally:
             await place.drain()
 
@@ -59,12 +59,14 @@ class _Place:
         """For each router, set while it has this worker."""
         self._wish = WorkerWish(hello.role)
         self._leaving = self._late = False
+        self.done = asyncio.Event()
+        """Set when the worker was told to end and has nothing to do any more."""
 
     async def keep(self) -> None:
         """Never returns; cancel it to leave the router."""
         await self._serve()
         self._serving.set()
-        jobs = [self._watch_steps(), self._follow_commands()]
+        jobs = [self._watch_steps(), self._follow_commands(), self._end_when_told()]
         if self._worker.config.router:
             jobs.append(self._stay_joined())
         await first_of(*jobs)
@@ -92,7 +94,7 @@ class _Place:
             case "role" if command.role in ROLES:
                 self._wish.take(command.role)
             case "drain" if command.drain or not self._leaving:
-                self._wish.drain(command.drain)
+                self._wish.drain(command.drain, ends=command.exit)
             case kind:
                 _LOG.warning("a command that this worker does not follow", command=kind, leaving=self._leaving)
 
@@ -102,9 +104,20 @@ class _Place:
         known = self._wish.now
         while True:
             known = await self._wish.other_than(known)
-            _LOG.info("wanted work", role=_name(known.role), draining=known.draining)
+            _LOG.info("wanted work", role=_name(known.role), draining=known.draining, ends=known.ends)
             self._worker.publisher.lends = known.role != router_pb2.ROLE_PREFILL
             await self._serve()
+
+    async def _end_when_told(self) -> NoReturn:
+        """Sets `done` when nothing runs any more, unless new work is wanted before."""
+        while True:
+            wanted = self._wish.now
+            if wanted.ends:
+                await first_of(self._server.in_flight.idle(), self._wish.other_than(wanted))
+                if self._wish.now.ends and not self._server.in_flight.count:
+                    self.done.set()
+            if wanted == self._wish.now:
+                await self._wish.other_than(wanted)
 
     async def _serve(self) -> None:
         """Says whether the worker takes new work."""

@@ -57,9 +57,10 @@ def drain(
     router: Routers,
     force: bool = False,
     wait: bool = False,
+    end: Annotated[bool, Parameter(name="--exit", negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
-    """Takes a worker out of rotation: what runs there goes on, nothing new comes.
+    """Takes a worker out of rotation: what runs there goes on, nothing new comes. It stays, idle, until `undrain`.
 
     Parameters
     ----------
@@ -70,11 +71,15 @@ def drain(
     force:
         Also when no other worker decodes its model.
     wait:
-        Returns when nothing runs there any more.
+        Returns when nothing runs there any more; with --exit, when it has left.
+    end:
+        Its process ends when nothing runs there any more, however long that takes. Whatever keeps it running, such as
+        `penstock up`, starts it again.
     as_json:
         Writes one JSON object instead of a table.
     """
-    return _done(_command(router, worker, router_pb2.MemberCommand(drain=True), force=force, wait=wait), as_json)
+    command = router_pb2.MemberCommand(drain=True, exit=end)
+    return _done(_command(router, worker, command, force=force, wait=wait), as_json)
 
 
 @app.command
@@ -141,7 +146,7 @@ async def _command(
         return (await stub.Command(request, timeout=_CALL_S)).member
 
     told = await _of_first(routers, tell)
-    while wait and told.running + told.waiting:
+    while wait and (command.exit or told.running + told.waiting):
         await asyncio.sleep(_LOOK_S)
         there = [member for member in await _workers(routers) if member.member_id == told.member_id]
         if not there:

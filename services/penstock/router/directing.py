@@ -27,6 +27,8 @@ class Instruction:
 
     role: Role | None = None
     drain: bool | None = None
+    end: bool = False
+    """With drain: its process ends when nothing runs there any more."""
 
     def done(self, seat: Seat) -> bool:
         """Whether the worker says that it is so."""
@@ -35,12 +37,12 @@ class Instruction:
     @property
     def message(self) -> router_pb2.JoinResponse:
         """As the worker gets it."""
-        return messages.order(self.role, drain=bool(self.drain))
+        return messages.order(self.role, drain=bool(self.drain), end=self.end)
 
     @property
     def described(self) -> dict[str, str | bool]:
         """For the log."""
-        return {"role": self.role.value} if self.role else {"drain": bool(self.drain)}
+        return {"role": self.role.value} if self.role else {"drain": bool(self.drain), "end": self.end}
 
 
 class Director:
@@ -80,13 +82,14 @@ class Director:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 asked = False
-                while not instruction.done(seat):
+                while not instruction.done(seat) or (instruction.end and not asked):
                     stood, mailbox = self._stood, self._mailbox(seat)
                     if mailbox is None:
                         raise Unavailable(f"member: {seat.member.id} has left the router", field="member")
                     if not asked:
                         asked = True
                         mailbox.put(("command", instruction.role is None), instruction.message)
+                        continue
                     await stood.wait()
         except TimeoutError:
             raise DeadlineExceeded(f"member: {seat.member.id} has not answered within {_ANSWER_S:g} s") from None
@@ -121,7 +124,11 @@ class Director:
 def _instruction(command: router_pb2.MemberCommand) -> Instruction:
     match command.WhichOneof("kind"):
         case "drain":
-            return Instruction(drain=command.drain)
+            if command.exit and not command.drain:
+                raise InvalidRequest("command.exit: must go with drain", field="command.exit")
+            return Instruction(drain=command.drain, end=command.exit)
+        case "role" if command.exit:
+            raise InvalidRequest("command.exit: must go with drain", field="command.exit")
         case "role":
             return Instruction(role=messages.role(command.role, "command.role"))
         case _:

@@ -84,10 +84,10 @@ def assign(registry: Registry, seat: Seat, new: router_pb2.Role.ValueType) -> Ro
     return assigned
 
 
-def order(role: Role | None, *, drain: bool) -> router_pb2.JoinResponse:
-    """What a worker is told: its role, or whether to drain."""
+def order(role: Role | None, *, drain: bool, end: bool = False) -> router_pb2.JoinResponse:
+    """What a worker is told: its role, or whether to drain, and to end then."""
     if role is None:
-        return router_pb2.JoinResponse(command=router_pb2.MemberCommand(drain=drain))
+        return router_pb2.JoinResponse(command=router_pb2.MemberCommand(drain=drain, exit=end))
     return router_pb2.JoinResponse(command=router_pb2.MemberCommand(role=_TO_MESSAGE[role]))
 
 

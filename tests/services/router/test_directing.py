@@ -63,6 +63,22 @@ async def test_a_command_returns_when_the_worker_says_so_and_plans_follow(mesh: 
         assert (await mesh.stub.Command(command("two", drain=False))).member.draining is False
         await served(watch, 1, 1)
         assert (await mesh.stub.Command(command("two", drain=False))).member.draining is False, "and again"
+        with pytest.raises(grpc.aio.AioRpcError, match=r"command\.exit: must go with drain"):
+            await mesh.stub.Command(command("two", drain=False, exit=True))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"command\.exit: must go with drain"):
+            await mesh.stub.Command(command("two", role=router_pb2.ROLE_PREFILL, exit=True))
+
+
+async def test_a_worker_that_drains_already_hears_that_it_is_to_end(mesh: Harness) -> None:
+    call = await mesh.join("one", "decode")
+    await call.write(router_pb2.JoinRequest(draining=True))
+    while not (await mesh.stub.Members(router_pb2.MembersRequest())).members[0].draining:
+        pass
+    await mesh.stub.Command(command("one", drain=True, force=True))  # nothing is to be said
+    await mesh.stub.Command(command("one", drain=True, exit=True, force=True))
+    while (told := (await call.read())).WhichOneof("kind") != "command":
+        pass
+    assert (told.command.drain, told.command.exit) == (True, True)
 
 
 async def test_a_worker_that_does_not_answer_or_leaves(mesh: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
