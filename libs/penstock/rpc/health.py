@@ -38,23 +38,22 @@ class Health(health_pb2_grpc.HealthServicer):
         self._news.set()
         self._news = asyncio.Event()
 
-    def _status(self, name: str) -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
+    def _answer(self, name: str) -> health_pb2.HealthCheckResponse:
         well = self._well.get(name)
-        return _UNKNOWN if well is None else _SERVING if well else _NOT_SERVING
+        return health_pb2.HealthCheckResponse(status=_UNKNOWN if well is None else _SERVING if well else _NOT_SERVING)
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
-        status = self._status(request.service)
-        if status == _UNKNOWN:
+        if request.service not in self._well:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is no service of this server")
-        return health_pb2.HealthCheckResponse(status=status)
+        return self._answer(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         told = None
         while True:
             news, over = self._news, self._over
-            if (status := self._status(request.service)) != told:
-                told = status
-                await context.write(health_pb2.HealthCheckResponse(status=status))
+            if (answer := self._answer(request.service)) != told:
+                told = answer
+                await context.write(answer)
             elif over:
                 return
             else:

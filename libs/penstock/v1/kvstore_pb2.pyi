@@ -1482,6 +1482,7 @@ class StatsResponse(_message.Message):
     LENT_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     arena_bytes: _builtins.int
     used_bytes: _builtins.int
@@ -1517,7 +1518,9 @@ class StatsResponse(_message.Message):
     lent: _builtins.int
     """blocks that clients have in their own pages"""
     @_builtins.property
-    def spec(self) -> _common_pb2.KvSpec: ...
+    def spec(self) -> _common_pb2.KvSpec:
+        """that a client used last; see partitions"""
+
     @_builtins.property
     def nvme(self) -> Global___NvmeStats:
         """absent: there is no disk tier"""
@@ -1526,6 +1529,10 @@ class StatsResponse(_message.Message):
     def pull(self) -> Global___PullStats: ...
     @_builtins.property
     def gpu(self) -> Global___GpuStats: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionStats]:
+        """the longest unused first; the figures above are of all together"""
+
     def __init__(
         self,
         *,
@@ -1556,14 +1563,51 @@ class StatsResponse(_message.Message):
         lent: _builtins.int = ...,
         pull: Global___PullStats | None = ...,
         gpu: Global___GpuStats | None = ...,
+        partitions: _abc.Iterable[Global___PartitionStats] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "nvme", b"nvme", "pull", b"pull", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "attachments", b"attachments", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "lent", b"lent", "misses", b"misses", "nvme", b"nvme", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "attachments", b"attachments", "blocks", b"blocks", "brought", b"brought", "cooling", b"cooling", "detached", b"detached", "evictions", b"evictions", "expired_leases", b"expired_leases", "expired_reservations", b"expired_reservations", "gpu", b"gpu", "hits", b"hits", "host_id", b"host_id", "leases", b"leases", "lent", b"lent", "misses", b"misses", "nvme", b"nvme", "partitions", b"partitions", "pull", b"pull", "puts", b"puts", "quarantined", b"quarantined", "refused_commits", b"refused_commits", "reserved", b"reserved", "resynchronised", b"resynchronised", "retained", b"retained", "sessions", b"sessions", "slots", b"slots", "spec", b"spec", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class PartitionStats(_message.Message):
+    """Host memory for the blocks of one spec."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    slots: _builtins.int
+    blocks: _builtins.int
+    evictions: _builtins.int
+    attachments: _builtins.int
+    @_builtins.property
+    def spec(self) -> _common_pb2.KvSpec:
+        """absent: before its first client"""
+
+    def __init__(
+        self,
+        *,
+        spec: _common_pb2.KvSpec | None = ...,
+        slots: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        evictions: _builtins.int = ...,
+        attachments: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "blocks", b"blocks", "evictions", b"evictions", "slots", b"slots", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionStats: _TypeAlias = PartitionStats  # noqa: Y015
 
 @_typing.final
 class PullStats(_message.Message):

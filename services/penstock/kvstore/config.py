@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.kv.eviction import POLICIES
@@ -26,6 +26,7 @@ from penstock.runtime.config import (
 
 _LEAST_GPU_BYTES = 1 << 16
 _LEAST_WRITES = 1 << 20
+_MOST_PARTITIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class KvStoreConfig:
     """Address to listen on, host:port; port 0 picks a free port."""
     host_bytes: Size = 1 << 30
     """Size of the shared memory, such as 512MiB or 2GiB. It takes memory only as blocks arrive."""
+    partitions: int = 1
+    """How many models' blocks are kept side by side. Each has an equal share of each tier, and what one model stores
+    evicts nothing of another. When all are taken, another model gets that of one whose workers have left."""
     gpu_bytes: Size = 0
     """Device memory for blocks that will be used again, such as 8GiB; 0: none. It is allocated at the start, and so is
     all of `host_bytes`, because copies need pinned memory. Needs penstock[cuda12] or penstock[cuda13]."""
@@ -115,6 +119,7 @@ class KvStoreConfig:
         address_lists(self, "router")
         optional_addresses(self, "advertise", "mooncake_master", "metrics_address")
         check_host_bytes("host_bytes", self.host_bytes)
+        self._check_partitions()
         if self.gpu_bytes and self.gpu_bytes < _LEAST_GPU_BYTES:
             raise ConfigError(
                 "gpu_bytes", format_size(self.gpu_bytes), f"0, or at least {format_size(_LEAST_GPU_BYTES)}"
@@ -146,6 +151,30 @@ class KvStoreConfig:
         if not self.host_id:
             raise ConfigError("host_id", self.host_id, "a name for this host")
         one_of(self, LOG_LEVELS, "log_level")
+
+    def share(self) -> KvStoreConfig:
+        """The settings of one partition. Raises ConfigError when it would be too small."""
+        number = self.partitions
+        return replace(
+            self,
+            partitions=1,
+            host_bytes=self.host_bytes // number,
+            gpu_bytes=self.gpu_bytes // number,
+            nvme_bytes=self.nvme_bytes // number,
+            nvme_flush_s=self.nvme_flush_s / number,
+        )
+
+    def _check_partitions(self) -> None:
+        if not 1 <= self.partitions <= _MOST_PARTITIONS:
+            raise ConfigError("partitions", self.partitions, f"1 to {_MOST_PARTITIONS}")
+        if self.partitions == 1:
+            return
+        if self.mooncake_master:
+            raise ConfigError("partitions", self.partitions, "1 with a Mooncake pool: start a store for each model")
+        try:
+            self.share()
+        except ConfigError as error:
+            raise ConfigError("partitions", self.partitions, f"fewer: of each share, {error}") from None
 
     def _check_nvme(self) -> None:
         for name in ("nvme_write_bytes_per_s", "nvme_write_bytes_per_day"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,10 +15,9 @@ from penstock.kv.identity import MAX_BATCH
 from penstock.kv.pace import Pace
 from penstock.kv.spec import spec_to_message
 from penstock.kvstore.checks import check_checksum
-from penstock.kvstore.elsewhere.tier import Elsewhere
 from penstock.kvstore.events.messages import tier_message
+from penstock.kvstore.partitions import Partition, Partitions
 from penstock.kvstore.sessions import SessionPhase, SessionTable
-from penstock.kvstore.store import Store
 from penstock.kvstore.table.blocks import Block, Lease, TierKind, Wanted, Written
 from penstock.kvstore.tiers.lent import PagesAt
 from penstock.rpc.bounds import bad, check_count, check_length, check_seconds, check_session
@@ -157,23 +157,39 @@ Reports = Mapping[TierKind, Callable[[], Mapping[str, Any]]]
 """The figures of each tier that the store is set up with."""
 
 
-def stats_message(store: Store, elsewhere: Elsewhere, reports: Reports, host_id: str) -> kvstore_pb2.StatsResponse:
+def stats_message(
+    partitions: Partitions, reports: Reports, *, host_id: str, sessions: int
+) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
+    parts = list(partitions)
     message = kvstore_pb2.StatsResponse(
         host_id=host_id,
-        arena_bytes=store.host.arena.size,
-        resynchronised=store.tiers.hub.resynchronised,
-        sessions=len(store.sessions),
-        lent=len(store.host.lent),
-        **asdict(store.stats()),
+        arena_bytes=sum(part.host.arena.size for part in parts),
+        resynchronised=parts[0].store.tiers.hub.resynchronised,
+        sessions=sessions,
+        lent=sum(len(part.host.lent) for part in parts),
+        **asdict(partitions.stats()),
+        partitions=[_partition(part) for part in parts],
     )
     if TierKind.NVME in reports:
         message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**reports[TierKind.NVME]()))
     if TierKind.GPU in reports:
         message.gpu.CopyFrom(kvstore_pb2.GpuStats(**reports[TierKind.GPU]()))
-    others = len(elsewhere.neighbours.others)
-    pull = kvstore_pb2.PullStats(faults=elsewhere.faults, others=others, **reports[TierKind.REMOTE]())
-    message.pull.CopyFrom(pull)
-    if store.spec is not None:
-        message.spec.CopyFrom(spec_to_message(store.spec))
+    faults = sum((part.elsewhere.faults for part in parts), Counter[str]())
+    others = len(parts[0].elsewhere.neighbours.others)
+    message.pull.CopyFrom(kvstore_pb2.PullStats(faults=faults, others=others, **reports[TierKind.REMOTE]()))
+    specs = [part.store.spec for part in parts if part.store.spec is not None]
+    if specs:
+        message.spec.CopyFrom(spec_to_message(specs[-1]))
     return message
+
+
+def _partition(part: Partition) -> kvstore_pb2.PartitionStats:
+    stats = part.store.stats()
+    return kvstore_pb2.PartitionStats(
+        spec=None if part.store.spec is None else spec_to_message(part.store.spec),
+        slots=stats.slots,
+        blocks=stats.blocks,
+        evictions=stats.evictions,
+        attachments=stats.attachments,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import xxhash
@@ -14,8 +15,9 @@ from penstock.kvstore.table.blocks import Written
 class BlockReceiver:
     """Receives the blocks of one Write call one after the other, and commits each that is whole and right."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store_of: Callable[[str], Store]) -> None:
+        """`store_of` finds the store of an attachment."""
+        self._store_of = store_of
         self._attachment = ""
         self._block: Written | None = None
         self._at = 0
@@ -32,27 +34,30 @@ class BlockReceiver:
 
     def add(self, at: int, data: bytes) -> None:
         """Adds the next bytes of the block, or drops them when the attachment no longer owns the reservation."""
-        block, length = self._block, self._store.host.table.block_bytes
+        block = self._block
         if block is None:
             raise InvalidRequest("a chunk before its block", field="block")
+        store = self._store_of(self._attachment)
+        length = store.host.table.block_bytes
         if at != self._at or at + len(data) > length:
             raise InvalidRequest(
                 f"{len(data)} bytes at {at}, expected at {self._at} of {length}; chunks come in order", field="at"
             )
-        found = self._store.host.table.puts.find(self._attachment, block.key, block.epoch, self._store.now())
+        found = store.host.table.puts.find(self._attachment, block.key, block.epoch, store.now())
         if found is None:
             self._lost = True
         else:
-            self._store.host.view(found)[at : at + len(data)] = data
+            store.host.view(found)[at : at + len(data)] = data
             self._sum.update(data)
         self._at += len(data)
         if self._at == length:
             self._commit(block)
 
     def _commit(self, block: Written) -> None:
+        store = self._store_of(self._attachment)
         whole = not self._lost and self._sum.digest() == block.checksum
-        answer = self._store.host.table.puts.commit(
-            self._attachment, [block if whole else replace(block, checksum=b"")], self._store.now()
+        answer = store.host.table.puts.commit(
+            self._attachment, [block if whole else replace(block, checksum=b"")], store.now()
         )
         self._committed.append(whole and answer[0])
         self._block = None

@@ -4,44 +4,52 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import grpc
 
 from penstock.kv.bytes import bulk
 from penstock.kv.device.cuda import open_cuda
+from penstock.kv.events import EventHub
 from penstock.kv.eviction import make_policy
 from penstock.kv.eviction.promised import KeepPromised
 from penstock.kv.eviction.shares import TenantShares
+from penstock.kv.spec import KvSpec
+from penstock.kvstore.claiming import ClaimDesk
 from penstock.kvstore.config import KvStoreConfig
+from penstock.kvstore.elsewhere.awaiting import RemoteWaits
 from penstock.kvstore.elsewhere.neighbours import Neighbours
 from penstock.kvstore.elsewhere.tier import Elsewhere, open_elsewhere
 from penstock.kvstore.events.membership import StoreMembership
 from penstock.kvstore.events.wire.format import Held
 from penstock.kvstore.events.wire.publisher import Publisher, Translator, WireOptions, open_publisher
 from penstock.kvstore.messages import Reports, hear
+from penstock.kvstore.partitions import Partition, Partitions
 from penstock.kvstore.servicer import Servicer
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.store import Store, open_store
 from penstock.kvstore.table.blocks import BlockPolicy, TableStats, TierKind
 from penstock.kvstore.table.promises import Promises
-from penstock.kvstore.tiers.base import Rules
+from penstock.kvstore.tiers.base import Rules, added
 from penstock.kvstore.tiers.device.messages import DeviceFace, NoDeviceFace
 from penstock.kvstore.tiers.device.opening import OpenDevice, open_device_tier
 from penstock.kvstore.tiers.device.readers import DeviceReaders
 from penstock.kvstore.tiers.device.tier import DeviceTier, GpuStats
-from penstock.kvstore.tiers.disk.opening import Disk, open_disk
+from penstock.kvstore.tiers.disk.opening import Disk, open_disk, open_spaces, spaces_figures
+from penstock.kvstore.tiers.disk.spaces import Spaces
 from penstock.kvstore.tiers.host import HostTier, open_host
 from penstock.kvstore.tiers.tiers import Tiers
 from penstock.rpc.channels import Channels, open_channels
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import StoreMetrics
 from penstock.runtime.tasks import Failed, beside
-from penstock.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 _NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name
 _GRACE_S = 2.0
@@ -49,57 +57,64 @@ _MEDIA = {TierKind.GPU: "GPU", TierKind.HOST: "CPU", TierKind.NVME: "DISK"}
 """Names of the tiers in the events for others' routers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OpenTiers:
-    """The open tiers: all of them, and each by its name; a disk or a device only if the settings name one."""
-
-    tiers: Tiers
-    host: HostTier
-    elsewhere: Elsewhere
-    disk: Disk | None = None
-    gpu: DeviceTier | None = None
-    reports: Reports
-    """The figures of those that are there."""
-
-
 class KvStore:
     """A running store. Made by `open_kvstore`."""
 
     def __init__(
         self,
-        store: Store,
-        places: OpenTiers,
+        partitions: Partitions,
+        reports: Reports,
         *,
         address: str,
         events: Publisher | None,
         metrics: StoreMetrics,
     ) -> None:
-        self.store = store
-        self.host = places.host
-        self.disk = places.disk
-        """When there is one."""
-        self.gpu = places.gpu
-        """The tier on a device, when there is one."""
-        self.elsewhere = places.elsewhere
+        self.partitions = partitions
         self.address = address
         self.events = events
         self.metrics = metrics
-        self._reports = places.reports
+        self._first = next(iter(partitions))
+        self._reports = reports
+
+    @property
+    def store(self) -> Store:
+        """That of the first partition."""
+        return self._first.store
+
+    @property
+    def host(self) -> HostTier:
+        """Host memory of the first partition."""
+        return self._first.host
+
+    @property
+    def disk(self) -> Disk | None:
+        """The disk of the first partition, when there is one."""
+        return self._first.disk
+
+    @property
+    def gpu(self) -> DeviceTier | None:
+        """The device tier of the first partition, when there is one."""
+        return self._first.gpu
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """The other stores, as the first partition asks them."""
+        return self._first.elsewhere
 
     def stats(self) -> TableStats:
         """The figures of host memory."""
-        return self.store.stats()
+        return self.partitions.stats()
 
     def figures(self) -> dict[str, float]:
         """Of host memory, the disk, and other stores, for metrics."""
-        disk = self._reports.get(TierKind.NVME, dict)()
+        claims = [part.store.claims for part in self.partitions]
         return {
-            **self.host.figures(),
-            "claims": len(self.store.claims),
-            "claimed_blocks": self.store.claims.blocks,
-            "claim_waits": self.store.claims.waiting,
-            **{f"nvme_{name}": value for name, value in disk.items()},
-            **self.elsewhere.figures(),
+            **self._reports[TierKind.HOST](),
+            "claims": sum(map(len, claims)),
+            "claimed_blocks": sum(one.blocks for one in claims),
+            "claim_waits": sum(one.waiting for one in claims),
+            **{f"nvme_{name}": value for name, value in self._reports.get(TierKind.NVME, dict)().items()},
+            **self._reports[TierKind.REMOTE](),
         }
 
     def device_figures(self) -> Mapping[str, float]:
@@ -114,31 +129,28 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
 
     Raises ConfigError. `open_device` is for tests: another kind of device.
     """
-    metrics, sessions = StoreMetrics(), SessionTable()
+    metrics = StoreMetrics()
     rules = rules_of(config, metrics.task_failed)
-    async with (
-        _open_tiers(config, sessions, rules, open_device) as places,
-        open_channels() as channels,
-        _publishing(config, places.tiers, rules.failed) as events,
-        open_store(config, places.tiers, places.host, sessions=sessions, rules=rules) as store,
-    ):
-        register = partial(_register, store, places, _face(places, rules), config)
-        async with serve(config.address, register, [_NAME], grace=_GRACE_S) as server:
-            address = config.address.at(server.port)
-            neighbours, hub = places.elsewhere.neighbours, places.tiers.hub
-            neighbours.own = config.advertise or address
-            announce = partial(neighbours.announce, hub, places.tiers.keys, rules.failed)
-            async with (
-                beside(announce, name="announcing", on_failure="restart", failed=rules.failed),
-                _membership(config, channels, neighbours, store=store, failed=rules.failed),
-            ):
-                await server.set_serving(True)
-                served = KvStore(store, places, address=address, events=events, metrics=metrics)
-                metrics.watch(served.figures, lambda: places.elsewhere.faults, served.device_figures)
-                try:
-                    yield served
-                finally:
-                    await store.stop()
+    async with open_channels() as channels, _open_partitions(config, channels, rules, open_device) as opened:
+        partitions, reports, commons = opened
+        async with _publishing(config, partitions, commons.hub, rules.failed) as events:
+            register = partial(_register, partitions, commons, config, reports)
+            async with serve(config.address, register, [_NAME], grace=_GRACE_S) as server:
+                address = config.address.at(server.port)
+                neighbours = commons.neighbours
+                neighbours.own = config.advertise or address
+                announce = partial(neighbours.announce, commons.hub, partitions.keys, rules.failed)
+                async with (
+                    beside(announce, name="announcing", on_failure="restart", failed=rules.failed),
+                    _membership(config, channels, commons, now=rules.now, failed=rules.failed),
+                ):
+                    await server.set_serving(True)
+                    served = KvStore(partitions, reports, address=address, events=events, metrics=metrics)
+                    metrics.watch(served.figures, partial(_faults, partitions), served.device_figures)
+                    try:
+                        yield served
+                    finally:
+                        await partitions.stop()
 
 
 def rules_of(config: KvStoreConfig, failed: Failed) -> Rules:
@@ -163,41 +175,112 @@ def rules_of(config: KvStoreConfig, failed: Failed) -> Rules:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Commons:
+    """What the partitions share."""
+
+    config: KvStoreConfig
+    """Of one of them."""
+    rules: Rules
+    sessions: SessionTable
+    hub: EventHub[TierKind]
+    neighbours: Neighbours
+    open_device: OpenDevice
+    spaces: Spaces | None = None
+    last: Sequence[KvSpec] = ()
+    """The specs that the last process used, of which the disk may have blocks."""
+
+
 @asynccontextmanager
-async def _open_tiers(
-    config: KvStoreConfig, sessions: SessionTable, rules: Rules, open_device: OpenDevice
-) -> AsyncIterator[OpenTiers]:
-    """The tiers of `config`. They close in the opposite order: other stores, the device, the disk, host memory."""
-    tiers, disk, gpu = Tiers(), None, None
+async def _open_partitions(
+    config: KvStoreConfig, channels: Channels, rules: Rules, open_device: OpenDevice
+) -> AsyncIterator[tuple[Partitions, Reports, _Commons]]:
+    """The partitions of `config`, the figures of their tiers together, and what they share."""
+    parts: list[Partition] = []
+    hub: EventHub[TierKind] = EventHub(lambda: chain.from_iterable(part.store.tiers.places() for part in parts))
+    async with AsyncExitStack() as stack:
+        spaces = None
+        if config.nvme_dir is not None:
+            spaces = stack.enter_context(open_spaces(config, config.nvme_dir, rules))
+        commons = _Commons(
+            config=config.share(),
+            rules=rules,
+            sessions=SessionTable(),
+            hub=hub,
+            neighbours=Neighbours(config.peers, channels, max_keys=config.home_keys),
+            open_device=open_device,
+            spaces=spaces,
+            last=await spaces.last_specs() if spaces else (),
+        )
+        for number in range(config.partitions):
+            parts.append(await stack.enter_async_context(_open_partition(number, commons)))
+        yield Partitions(parts, config.max_clients), _reports(parts, spaces), commons
+
+
+@asynccontextmanager
+async def _open_partition(number: int, commons: _Commons) -> AsyncIterator[Partition]:
+    """One partition. Its tiers close in the opposite order: other stores, the device, the disk, host memory."""
+    config, rules, sessions = commons.config, commons.rules, commons.sessions
+    tiers, disk, gpu = Tiers(commons.hub), None, None
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(open_host(config, tiers, rules))
-        reports: dict[TierKind, Callable[[], Mapping[str, Any]]] = {TierKind.HOST: host.figures}
-        if config.nvme_dir is not None:
-            opening = open_disk(config, config.nvme_dir, host, sessions=sessions, tiers=tiers, rules=rules)
+        if commons.spaces is not None:
+            opening = open_disk(
+                commons.spaces,
+                host,
+                sessions,
+                number=number,
+                last=commons.last[number] if number < len(commons.last) else None,
+                tiers=tiers,
+                rules=rules,
+                flush_s=config.nvme_flush_s,
+            )
             disk = await stack.enter_async_context(opening)
-            reports[TierKind.NVME] = disk.figures
         if config.gpu_bytes:
             gpu = await stack.enter_async_context(
-                open_device_tier(config, host, sessions, tiers=tiers, rules=rules, open_device=open_device)
+                open_device_tier(config, host, sessions, tiers=tiers, rules=rules, open_device=commons.open_device)
             )
-            reports[TierKind.GPU] = gpu.figures
-        elsewhere = await stack.enter_async_context(open_elsewhere(config, host, tiers=tiers, rules=rules))
-        reports[TierKind.REMOTE] = elsewhere.figures
-        yield OpenTiers(tiers=tiers, host=host, elsewhere=elsewhere, disk=disk, gpu=gpu, reports=reports)
+        elsewhere = await stack.enter_async_context(
+            open_elsewhere(config, host, commons.neighbours, tiers=tiers, rules=rules)
+        )
+        store = await stack.enter_async_context(open_store(config, tiers, host, sessions=sessions, rules=rules))
+        yield Partition(
+            store=store,
+            host=host,
+            elsewhere=elsewhere,
+            device=DeviceFace(DeviceReaders(gpu.blocks, rules.now)) if gpu else NoDeviceFace(),
+            desk=ClaimDesk(store, RemoteWaits(commons.neighbours)),
+            disk=disk,
+            gpu=gpu,
+        )
+
+
+def _reports(parts: Sequence[Partition], spaces: Spaces | None) -> Reports:
+    """The figures of each tier that the store is set up with, of all partitions together."""
+    reports: dict[TierKind, Callable[[], Mapping[str, Any]]] = {
+        TierKind.HOST: lambda: added([part.host.figures() for part in parts]),
+        TierKind.REMOTE: lambda: added([part.elsewhere.figures() for part in parts]),
+    }
+    if spaces is not None:
+        disks = [part.disk for part in parts if part.disk is not None]
+        reports[TierKind.NVME] = partial(spaces_figures, spaces, disks)
+    gpus = [part.gpu for part in parts if part.gpu is not None]
+    if gpus:
+        reports[TierKind.GPU] = lambda: added([gpu.figures() for gpu in gpus])
+    return reports
+
+
+def _faults(partitions: Partitions) -> Counter[str]:
+    return sum((part.elsewhere.faults for part in partitions), Counter[str]())
 
 
 def _no_device() -> Mapping[str, Any]:
     return asdict(GpuStats())
 
 
-def _face(places: OpenTiers, rules: Rules) -> NoDeviceFace:
-    """The device as clients meet it."""
-    return DeviceFace(DeviceReaders(places.gpu.blocks, rules.now)) if places.gpu else NoDeviceFace()
-
-
 @asynccontextmanager
 async def _membership(
-    config: KvStoreConfig, channels: Channels, neighbours: Neighbours, *, store: Store, failed: Failed
+    config: KvStoreConfig, channels: Channels, commons: _Commons, *, now: Callable[[], float], failed: Failed
 ) -> AsyncIterator[None]:
     """The store is a member of the mesh, when there are routers to join."""
     if not config.router:
@@ -205,18 +288,20 @@ async def _membership(
         return
     member = StoreMembership(
         [channels.to(router) for router in config.router],
-        neighbours.own,
-        store.tiers.hub,
+        commons.neighbours.own,
+        commons.hub,
         host_id=config.host_id,
-        others=neighbours.set_joined,
-        heard=partial(_hear, store),
+        others=commons.neighbours.set_joined,
+        heard=lambda hint: hear(commons.sessions, hint, now()),
     )
     async with beside(member.run, name="membership", on_failure="restart", failed=failed):
         yield
 
 
 @asynccontextmanager
-async def _publishing(config: KvStoreConfig, tiers: Tiers, failed: Failed) -> AsyncIterator[Publisher | None]:
+async def _publishing(
+    config: KvStoreConfig, partitions: Partitions, hub: EventHub[TierKind], failed: Failed
+) -> AsyncIterator[Publisher | None]:
     """Block events for others' routers, when an address is configured."""
     if not config.events_address:
         yield None
@@ -228,37 +313,36 @@ async def _publishing(config: KvStoreConfig, tiers: Tiers, failed: Failed) -> As
         style=config.events_style,
     )
     async with open_publisher(options, failed) as publisher:
-        with tiers.hub.subscribe() as subscriber:
-            follow = partial(publisher.follow, subscriber, Translator(partial(_held, tiers), partial(_tokens, tiers)))
+        with hub.subscribe() as subscriber:
+            follow = partial(publisher.follow, subscriber, Translator(partial(_held, partitions)))
             async with beside(follow, name="block events", on_failure="restart", failed=failed) as following:
                 try:
                     yield publisher
                 finally:
-                    tiers.hub.close()
+                    hub.close()
                     await following.ended()  # the last events go out before the sockets close
 
 
-def _held(tiers: Tiers, key: bytes) -> Held | None:
+def _held(partitions: Partitions, key: bytes) -> Held | None:
     """Finds the block of `key`, for the events."""
-    found = tiers.find(key)
+    found = partitions.find(key)
     if found is None:
         return None
-    kind, block = found
-    return Held(key, block.parent, block.first_token, _MEDIA[kind])
-
-
-def _tokens(tiers: Tiers) -> int:
-    """Tokens per block; 0: nothing is known yet."""
-    return next((tier.spec.block_size for tier in tiers.kept if tier.spec is not None), 0)
-
-
-def _hear(store: Store, hint: common_pb2.SessionHint) -> None:
-    hear(store.sessions, hint, store.now())
+    kind, block, tokens = found
+    return Held(key, block.parent, block.first_token, _MEDIA[kind], tokens)
 
 
 def _register(
-    store: Store, places: OpenTiers, device: NoDeviceFace, config: KvStoreConfig, server: grpc.aio.Server
+    partitions: Partitions, commons: _Commons, config: KvStoreConfig, reports: Reports, server: grpc.aio.Server
 ) -> None:
-    servicer = Servicer(store, places.elsewhere, device, config, reports=places.reports)
+    servicer = Servicer(
+        partitions,
+        commons.sessions,
+        commons.hub,
+        commons.neighbours,
+        config=config,
+        reports=reports,
+        now=commons.rules.now,
+    )
     kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
     bulk.serve_read(server, servicer.Read)

@@ -1,10 +1,9 @@
-"""The store behind the service: one KvSpec at a time, the clients that use it, and tiers that it asks in order.
+"""One partition of the store: one KvSpec at a time, the clients that use it, and tiers that it asks in order.
 
-The first client fixes the spec; a client with another one is refused
-with the difference named, for as long as any client is attached. Two specs could share slots of equal size, since
-their keys differ, but then a worker with the wrong weights would look healthy and never hit; a refusal is seen.
-When no client is attached, a new spec empties the store: the readers of the old blocks are gone. Two models on
-one host are two stores.
+The first client fixes the spec. A client with another one is refused with the difference named, for as long as any
+client is attached; `partitions` sends it to another partition, if there is one for it. Two specs could share slots of
+equal size, since their keys differ, but then a worker with the wrong weights would look healthy and never hit; a
+refusal is seen. When no client is attached, a new spec empties the partition: the readers of the old blocks are gone.
 """
 
 from __future__ import annotations

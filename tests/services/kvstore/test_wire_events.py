@@ -283,7 +283,7 @@ async def test_another_model_clears_everything() -> None:
 def test_the_bytes_are_those_that_vllm_sends() -> None:
     """Field order and names, spelled out."""
     parent, key = bytes(24) + bytes([255] * 8), bytes(31) + b"\x07"
-    events = stored([Held(key, parent, 16, "CPU")], 16)
+    events = stored([Held(key, parent, 16, "CPU", 16)])
     assert msgspec.msgpack.decode(payload(1.5, events, "map")) == [
         1.5,
         [
@@ -307,10 +307,10 @@ def test_the_bytes_are_those_that_vllm_sends() -> None:
 
 
 def test_a_move_is_a_removal_and_a_store() -> None:
-    where = {key: Held(key, ROOT, 0, "CPU") for key in keys(2)}
-    translator = Translator(where.get, lambda: 16)
+    where = {key: Held(key, ROOT, 0, "CPU", 16) for key in keys(2)}
+    translator = Translator(where.get)
     translator.events(Change(stored=keys(2), snapshot=True))
-    where[keys(2)[0]] = Held(keys(2)[0], ROOT, 0, "DISK")
+    where[keys(2)[0]] = Held(keys(2)[0], ROOT, 0, "DISK", 16)
     events = translator.events(Change(stored=keys(2)))
     assert [(event["type"], event["block_hashes"], event["medium"]) for event in events] == [
         ("BlockRemoved", hashes(keys(1)), "CPU"),

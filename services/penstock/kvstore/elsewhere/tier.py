@@ -17,7 +17,6 @@ from penstock.kvstore.table.blocks import TierKind
 from penstock.kvstore.tiers.base import Rules, Supplier, Wish
 from penstock.kvstore.tiers.host import HostTier
 from penstock.kvstore.tiers.tiers import Tiers
-from penstock.rpc.channels import open_channels
 
 
 class Elsewhere:
@@ -73,18 +72,16 @@ class Elsewhere:
 
 @asynccontextmanager
 async def open_elsewhere(
-    config: KvStoreConfig, host: HostTier, *, tiers: Tiers, rules: Rules
+    config: KvStoreConfig, host: HostTier, neighbours: Neighbours, *, tiers: Tiers, rules: Rules
 ) -> AsyncIterator[Elsewhere]:
-    """The other stores that `config` and the router name, as one of `tiers`. Raises ConfigError.
+    """The other stores, as one of `tiers`. Raises ConfigError.
 
     Leave it when no block is brought any more, and before host memory.
     """
     async with (
-        open_channels() as channels,
         open_grpc_transport(f"store of {config.host_id}", rules.failed, stall_s=config.stall_s) as transport,
         open_pools(host, config, rules) as pools,
     ):
-        neighbours = Neighbours(config.peers, channels, max_keys=config.home_keys)
         elsewhere = Elsewhere(host, neighbours, transport, pools)
         with tiers.joined(elsewhere):
             yield elsewhere

@@ -76,6 +76,10 @@ class Claims:
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
+    def knows(self, keys: Sequence[bytes]) -> bool:
+        """Whether somebody claims the first of the keys."""
+        return bool(keys) and keys[0] in self._by_key
+
     @property
     def blocks(self) -> int:
         """Blocks that somebody has claimed."""

@@ -118,6 +118,16 @@ class Follower(Protocol):
         """Takes blocks of `spec` from now on, and no others. Not while it is `busy`."""
 
 
+def added(parts: Sequence[Mapping[str, int | float]]) -> Mapping[str, int | float]:
+    """The figures of several tiers of one kind as one's: sums; of what is 0 or 1, whether it is 1 anywhere."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    together = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: max(values) if name in _FLAGS else sum(values) for name, values in together.items()}
+
+
+_FLAGS = frozenset({"reading", "writing", "direct", "off"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """The rules that all tables of a store share."""

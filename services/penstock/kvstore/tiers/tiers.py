@@ -1,4 +1,4 @@
-"""The tiers of one store as one: it finds blocks, and tells subscribers which come and go.
+"""The tiers of one spec as one: it finds blocks, and tells subscribers which come and go.
 
 A tier may join later than the others, and leave before them: the disk is there while the space of the spec in use is
 open. The store serves from those that are there.
@@ -19,9 +19,9 @@ from penstock.kvstore.tiers.base import Follower, KeepingTier, Tier
 class Tiers:
     """Those that are open, the nearest first."""
 
-    def __init__(self) -> None:
-        self.hub: EventHub[TierKind] = EventHub(self._places)
-        """Who listens to changes."""
+    def __init__(self, hub: EventHub[TierKind] | None = None) -> None:
+        self.hub: EventHub[TierKind] = EventHub(self.places) if hub is None else hub
+        """Who listens to changes; of all specs of a store, if it is given."""
         self.kept: list[KeepingTier] = []
         """Those of the tiers that keep blocks of this store."""
         self._open: list[Tier] = []
@@ -117,7 +117,7 @@ class Tiers:
         """All that can be found, each once."""
         return dict.fromkeys(key for tier in self.kept for key in tier.stored_keys())
 
-    def _places(self) -> Iterable[tuple[bytes, TierKind]]:
+    def places(self) -> Iterable[tuple[bytes, TierKind]]:
         """All findable blocks and their tiers; blocks that come or go between two steps are left to the changes."""
         for tier, keys in [(tier, list(tier.stored_keys())) for tier in self.kept]:
             yield from ((key, tier.kind) for key in keys if self.nearest(key) is tier.kind)

@@ -182,7 +182,7 @@ async def opened(
     arena.format(Layout.fit(arena.size, block_spec.block_bytes))
     host = BlockTable(arena.layout.slots, block_spec.block_bytes, Nobody(), cooling_s=cooling_s)
     try:
-        await spaces.last_spec()
+        await spaces.last_specs()
         async with spaces.opened(block_spec) as disk:
             await spaces.save(block_spec)
             yield Bench(spaces, disk, arena, host, clock)

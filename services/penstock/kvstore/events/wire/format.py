@@ -41,6 +41,8 @@ class Held:
     parent: bytes
     first_token: int
     medium: str
+    block_size: int
+    """In tokens."""
 
 
 def number(key: bytes) -> int:
@@ -48,7 +50,7 @@ def number(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
 
 
-def stored(blocks: Iterable[Held], block_size: int) -> list[Event]:
+def stored(blocks: Iterable[Held]) -> list[Event]:
     """One event for each run of blocks that follow each other in one medium."""
     events: list[Event] = []
     last: Held | None = None
@@ -62,7 +64,7 @@ def stored(blocks: Iterable[Held], block_size: int) -> list[Event]:
                     "block_hashes": [number(block.key)],
                     "parent_block_hash": number(block.parent) if block.first_token else None,
                     "token_ids": [],
-                    "block_size": block_size,
+                    "block_size": block.block_size,
                     "lora_id": None,
                     "medium": block.medium,
                     "lora_name": None,

@@ -58,9 +58,8 @@ class Replay:
 class Translator:
     """Translates changes of the store to events; remembers the medium of each block, since a removal names it."""
 
-    def __init__(self, find: Callable[[bytes], Held | None], block_size: Callable[[], int]) -> None:
+    def __init__(self, find: Callable[[bytes], Held | None]) -> None:
         self._find = find
-        self._block_size = block_size
         self._told: dict[bytes, str] = {}
 
     def events(self, change: Change[TierKind]) -> list[Event]:
@@ -81,7 +80,7 @@ class Translator:
                     gone.append((key, before))
                 self._told[key] = block.medium
                 here.append(block)
-        return [*events, *removed(gone), *stored(here, self._block_size())]
+        return [*events, *removed(gone), *stored(here)]
 
 
 class Publisher:

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -138,13 +139,14 @@ class Home:
         await save(path / _MANIFEST, {"spec": asdict(spec), "slab_slots": shape.slab_slots})
         return shape
 
-    def make_room(self, size: int, total: int, keep: Path) -> bool:
-        """Drops other specs' slabs, the longest unused first, until `size` more bytes fit into `total`. Blocking."""
+    def make_room(self, size: int, total: int, keep: Collection[Path]) -> bool:
+        """Drops slabs of specs whose spaces are not to be kept, the longest unused first, until `size` more bytes fit
+        into `total`. Blocking."""
         sizes = {path: _size(path) for path in self._spaces()}
         for path in sorted(sizes, key=lambda path: (path / _MANIFEST).stat().st_mtime if sizes[path] else 0.0):
             if sum(sizes.values()) + size <= total:
                 return True
-            if path != keep:
+            if path not in keep:
                 _remove(path)
                 sizes[path] = 0
         return sum(sizes.values()) + size <= total

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from penstock.kv.spec import KvSpec
 from penstock.kvstore.config import KvStoreConfig
 from penstock.kvstore.sessions import SessionTable
 from penstock.kvstore.table.blocks import TierKind
-from penstock.kvstore.tiers.base import Rules
+from penstock.kvstore.tiers.base import Rules, added
 from penstock.kvstore.tiers.disk.blocks import DiskBlocks
 from penstock.kvstore.tiers.disk.condition import Condition
 from penstock.kvstore.tiers.disk.movement import Learned
@@ -51,9 +51,18 @@ class Disk:
     """A new spec leaves old blocks where they are, and writes under way run to their end."""
 
     def __init__(
-        self, spaces: Spaces, host: HostTier, sessions: SessionTable, *, tiers: Tiers, rules: Rules, flush_s: float
+        self,
+        spaces: Spaces,
+        host: HostTier,
+        sessions: SessionTable,
+        *,
+        number: int,
+        tiers: Tiers,
+        rules: Rules,
+        flush_s: float,
     ) -> None:
-        """At the end it writes for at most `flush_s`."""
+        """The `number` is its own among those that share `spaces`. At the end it writes for at most `flush_s`."""
+        self._number = number
         self._spaces = spaces
         self._host = host
         self._sessions = sessions
@@ -74,7 +83,11 @@ class Disk:
 
     def figures(self) -> Mapping[str, int | float]:
         """Returns the fields of NvmeStats in the proto."""
-        return {**asdict(self.condition.stats()), **self._tiers.figures(TierKind.NVME)}
+        return spaces_figures(self._spaces, [self])
+
+    def space_figures(self) -> Mapping[str, int | float]:
+        """Returns those of them that are of its own space; empty while none is open."""
+        return self._tiers.figures(TierKind.NVME)
 
     def format_for(self, spec: KvSpec) -> None:
         """Opens the space of `spec` in the background, unless it is open. Blocks of other specs stay on the disk."""
@@ -112,13 +125,14 @@ class Disk:
 
     async def _follow(self, wanted: _Wanted) -> None:
         """Opens the space of a spec, and is a tier with it for as long as it is wanted."""
+        moved = partial(self._tiers.moved, TierKind.NVME)
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    blocks = await stack.enter_async_context(self._spaces.opened(wanted.spec))
+                    blocks = await stack.enter_async_context(self._spaces.opened(wanted.spec, moved))
                 except (OSError, ConfigError) as error:
                     self.condition.writing_failed(str(error))
-                    await self._spaces.save(wanted.spec)
+                    await self._spaces.save(wanted.spec, self._number)
                     return
                 if wanted in self._wanted:
                     await self._serve(wanted, blocks)
@@ -137,23 +151,17 @@ class Disk:
             await mover.look()
             async with beside(mover.run, name="disk mover", on_failure="restart", failed=self._rules.failed):
                 while not (self._stopping or self._news.is_set()):
-                    await self._spaces.save(wanted.spec)
+                    await self._spaces.save(wanted.spec, self._number)
                     await self._pause(_SAVE_S)
             if wanted in self._wanted:
                 self._over = True
                 await mover.flush(self._flush_s)
-                await self._spaces.save(wanted.spec)
+                await self._spaces.save(wanted.spec, self._number)
 
 
-@asynccontextmanager
-async def open_disk(
-    config: KvStoreConfig, directory: Path, host: HostTier, *, sessions: SessionTable, tiers: Tiers, rules: Rules
-) -> AsyncIterator[Disk]:
-    """The disk of `config` at work, a tier whenever a space is open. Raises ConfigError.
-
-    At the end it writes the blocks that earned it, for a bounded time. Leave it when no block is brought any more,
-    and before host memory.
-    """
+@contextmanager
+def open_spaces(config: KvStoreConfig, directory: Path, rules: Rules) -> Iterator[Spaces]:
+    """The directory of `config`, of which each partition may open a space. Raises ConfigError."""
     options = NvmeOptions(
         directory=directory,
         total=config.nvme_bytes,
@@ -161,20 +169,43 @@ async def open_disk(
         per_day=config.nvme_write_bytes_per_day,
         direct=config.nvme_direct,
     )
-    moved = partial(tiers.moved, TierKind.NVME)
-    spaces = Spaces(options, rules.now, moved=moved, policy=rules.policy, promises=rules.promises)
+    spaces = Spaces(options, rules.now, shares=config.partitions, policy=rules.policy, promises=rules.promises)
     try:
-        disk = Disk(spaces, host, sessions, tiers=tiers, rules=rules, flush_s=config.nvme_flush_s)
-        last = await spaces.last_spec()
-        with tiers.followed_by(disk):
-            async with beside(disk.run, name="disk", on_failure="restart", failed=rules.failed) as following:
-                try:
-                    if last is not None:
-                        disk.format_for(last)
-                        await tiers.settled()
-                    yield disk
-                finally:
-                    disk.stop()
-                    await following.ended()
+        yield spaces
     finally:
         spaces.close()
+
+
+def spaces_figures(spaces: Spaces, disks: Sequence[Disk]) -> Mapping[str, int | float]:
+    """The fields of NvmeStats in the proto, of several disks together."""
+    return {**asdict(spaces.condition.stats()), **added([disk.space_figures() for disk in disks])}
+
+
+@asynccontextmanager
+async def open_disk(
+    spaces: Spaces,
+    host: HostTier,
+    sessions: SessionTable,
+    *,
+    number: int,
+    last: KvSpec | None,
+    tiers: Tiers,
+    rules: Rules,
+    flush_s: float,
+) -> AsyncIterator[Disk]:
+    """The disk at work for one partition, a tier whenever a space is open; with that of the spec `last` at once.
+
+    At the end it writes the blocks that earned it, for `flush_s` at most. Leave it when no block is brought any more,
+    and before host memory.
+    """
+    disk = Disk(spaces, host, sessions, number=number, tiers=tiers, rules=rules, flush_s=flush_s)
+    with tiers.followed_by(disk):
+        async with beside(disk.run, name="disk", on_failure="restart", failed=rules.failed) as following:
+            try:
+                if last is not None:
+                    disk.format_for(last)
+                    await tiers.settled()
+                yield disk
+            finally:
+                disk.stop()
+                await following.ended()
