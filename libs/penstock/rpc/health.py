@@ -16,7 +16,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class HealthService(health_pb2_grpc.HealthServicer):
     """Answers for names that were `set`. Belongs to one event loop."""
 
     def __init__(self) -> None:

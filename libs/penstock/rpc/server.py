@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from penstock.rpc.health import Health
+from penstock.rpc.health import HealthService
 from penstock.rpc.interceptors import CallEntrance, InFlight, ServerInterceptor, no_entrance
 from penstock.runtime.config import ConfigError
 from penstock.runtime.ports import ports_are_reserved
@@ -43,7 +43,7 @@ whether it takes requests: a server that drains, or waits for others, takes none
 class RpcServer:
     """A bound, running server. Made by `serve`."""
 
-    def __init__(self, server: grpc.aio.Server, health: Health, names: Sequence[str]) -> None:
+    def __init__(self, server: grpc.aio.Server, health: HealthService, names: Sequence[str]) -> None:
         self._server = server
         self._health = health
         self._names = ("", *names)
@@ -93,7 +93,7 @@ async def serve(
         ),
         maximum_concurrent_rpcs=max_calls,
     )
-    health = Health()
+    health = HealthService()
     running = RpcServer(server, health, names)
     running.in_flight = in_flight
     register(server)

@@ -46,8 +46,8 @@ def make_app() -> App:
 
 def main() -> None:
     """The entry point."""
-    # Before gRPC is imported: its fork handlers run in every child that uvloop forks, and may end it before it is a
-    # process of its own.
+    # Before gRPC is imported: its fork handlers run in every child that uvloop forks, as in the benches, and may end it
+    # before it is a process of its own.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         make_app()()

@@ -44,10 +44,10 @@ async def _run(options: MeshOptions, view: View) -> int:
         console.print("[dim]prefill and decode have workers of their own, to show the hand-off[/]")
     async with running_mesh(options, view) as mesh:
         view.ready()
-        console.print(f"[dim]{mesh.url}, model {options.model_name}[/]\n")
+        console.print(f"[dim]{mesh.url}, model {options.names[0]}[/]\n")
         async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none") as client:
             try:
-                exchanges = await _play(client, options.model_name, script, console)
+                exchanges = await _play(client, options.names[0], script, console)
             except OpenAIError as error:
                 view.failed(f"the session broke off: {error}")
                 return 1

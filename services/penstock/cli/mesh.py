@@ -60,17 +60,20 @@ class MeshOptions:
     """The PEM file of its key."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the gateway, such as https://chat.example; * for all."""
-    model: str = NAMES[0]
-    """A Hugging Face model directory, its name on the hub as ORG/NAME, or the name of an embedded model."""
+    models: Annotated[tuple[str, ...], Parameter(name="--model", negative=())] = (NAMES[0],)
+    """A Hugging Face model directory, its name on the hub as ORG/NAME, or the name of an embedded model. Give it once
+    for each model: all are served side by side, by their names, each with workers of its own and an equal share of the
+    memory and the disk for cached KV."""
     tool_format: str = ""
-    """How the model writes tool calls, see docs/design/tool-calls.md. Default: as its chat template shows."""
+    """How the first model writes tool calls, see docs/design/tool-calls.md. Default: as its chat template shows."""
     draft: str = ""
-    """What drafts: a model directory or name, ngram, or none. Default: the draft of an embedded model, else none."""
+    """What drafts: a model directory or name (for the first model), ngram, or none. Default: the draft of an embedded
+    model, else none."""
     prefill: int | None = None
-    """Number of prefill workers. Default: 1 where prefill and decode have cores of their own, two or more each, else as
-    with aggregated."""
+    """Number of prefill workers of each model. Default: 1 where prefill and decode have cores of their own, two or more
+    each, else as with aggregated."""
     decode: int = 1
-    """Number of decode workers."""
+    """Number of decode workers of each model."""
     routers: int = 1
     """Number of routers; requests go on when one of several dies."""
     gateways: int = 1
@@ -100,6 +103,11 @@ class MeshOptions:
     """Least severe lines of the services to show: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigError("model", "", "name at least one model")
+        for number, name in enumerate(self.names):
+            if name in self.names[:number]:
+                raise ConfigError("model", self.models[number], f"clients ask by name, and two would be {name!r}")
         if self.prefill is not None:
             within(self, 0, 256, "prefill")
         within(self, 1, 256, "decode")
@@ -119,21 +127,20 @@ class MeshOptions:
             raise ConfigError("server_key_file", "", right)
 
     @property
-    def model_name(self) -> str:
-        """The model's public name."""
-        return public_name(self.model)
+    def names(self) -> tuple[str, ...]:
+        """The public names of the models."""
+        return tuple(public_name(model) for model in self.models)
 
     @property
     def undecided(self) -> bool:
         """Whether the machine decides if prefill and decode have workers of their own."""
         return not self.aggregated and self.prefill is None
 
-    @property
-    def draft_model(self) -> str:
-        """A model directory or name, `ngram` or `none`."""
-        if self.draft:
+    def draft_of(self, number: int) -> str:
+        """What drafts for one of the models: a model directory or name, `ngram` or `none`."""
+        if self.draft and (number == 0 or self.draft in ("ngram", "none")):
             return self.draft
-        return NAMES[1] if self.model == NAMES[0] else "none"
+        return NAMES[1] if self.models[number] == NAMES[0] else "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,34 +168,58 @@ class MeshPlan:
     """Where `penstock ctl` reaches the mesh."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """A model that the mesh serves."""
+
+    name: str
+    directory: Path
+    weights_bytes: int
+    draft: str
+    """A model directory or name, `ngram` or `none`."""
+    draft_address: HostPort | None
+    """Of its draft service, when there is one."""
+
+
+def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
+    """The models of `options`, checked. Raises ConfigError."""
+    for number, chosen in enumerate(options.models):
+        directory = model_directory("model", chosen)
+        checkpoint = inspect(directory)
+        _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
+        draft = options.draft_of(number)
+        yield _Model(
+            name=options.names[number],
+            directory=directory,
+            weights_bytes=sum(file.stat().st_size for file in checkpoint.weight_files),
+            draft=draft,
+            draft_address=ports.reserve() if draft != "none" else None,
+        )
+
+
 def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPlan:
     """All processes and their addresses; `redis` is the address of one that runs. Raises ConfigError for an unusable
     model and for a port that is taken."""
     options, note = _decided(options)
-    model = model_directory("model", options.model)
-    checkpoint = inspect(model)
-    _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
+    models = list(_models(options, ports))
     http = _address("port", options.host, options.port, ports)
     grpc = _address("grpc_port", options.host, options.grpc_port, ports)
     routers, store = [ports.reserve() for _ in range(options.routers)], ports.reserve()
-    draft = ports.reserve() if options.draft_model != "none" else None
-    weights = sum(file.stat().st_size for file in checkpoint.weight_files)
     doors = [(http, grpc)]
     doors += [(ports.reserve(0, options.host), ports.reserve(0, options.host)) for _ in range(1, options.gateways)]
-    name = ("--model-name", options.model_name)
-    engine = arguments(options.engine, _SAID)
-    worker = ("--router", ",".join(routers), "--kvstore", store, "--model", str(model), *name, *engine)
-    children: list[ChildSpec] = [*_workers(options, ports, worker, draft, weights)]
-    if draft is not None:
-        children.append(_draft(options, draft))
+    worker = ("--router", ",".join(routers), "--kvstore", store, *arguments(options.engine, _SAID))
+    first, *others = models
+    served: tuple[str, ...] = ("--model-dir", str(first.directory), "--model-name", first.name)
+    served += tuple(word for model in others for word in ("--also", f"{model.name}={model.directory}"))
+    children: list[ChildSpec] = [*_workers(options, ports, worker, models), *_drafts(options, models)]
     children += [
         *_routers(options, routers, redis),
         _child(options, "kvstore", _STORE, "--address", store, "--router", ",".join(routers), *_tiers(options)),
-        *_gateways(options, doors, routers, ("--model-dir", str(model), *name), redis=redis),
+        *_gateways(options, doors, routers, served, redis=redis),
     ]
     scheme = "https" if options.tls_cert else "http"
-    url, *others = (f"{scheme}://{_reachable(address)}" for address, _ in doors)
-    return MeshPlan(url, tuple(children), _reachable(grpc), tuple(others), note, router=routers[0])
+    url, *further = (f"{scheme}://{_reachable(address)}" for address, _ in doors)
+    return MeshPlan(url, tuple(children), _reachable(grpc), tuple(further), note, router=routers[0])
 
 
 def _routers(options: MeshOptions, addresses: Sequence[HostPort], redis: str) -> Iterator[ChildSpec]:
@@ -224,7 +255,7 @@ def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
     if not options.undecided:
         return options, ""
     on_cpu = options.engine.device == "cpu"
-    if on_cpu and have_own_cores(1 + options.decode):
+    if on_cpu and have_own_cores(len(options.models) * (1 + options.decode)):
         return replace(options, prefill=1), "prefill and decode are workers of their own; --aggregated makes them one"
     where = f"{available_cores()} cores" if on_cpu else "one device"
     what = f"one worker is prefill and decode: on {where} two would wait for each other"
@@ -232,19 +263,20 @@ def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
 
 
 def _workers(
-    options: MeshOptions, ports: Ports, worker: tuple[str, ...], draft: str | None, weights: int
+    options: MeshOptions, ports: Ports, worker: tuple[str, ...], models: Sequence[_Model]
 ) -> Iterator[ChildSpec]:
-    """`weights`: bytes of the model."""
     prefill = 0 if options.aggregated or options.prefill is None else options.prefill
-    drafts = ("--draft", draft or "none")
-    shared = iter(host_shares(prefill + options.decode, weights))
-    for number in range(prefill):
-        own = _cores(options, next(shared))
-        yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *worker, *drafts, *own, number=number)
-    more = ("--role", "both" if options.aggregated else "decode", *drafts)
-    for number in range(options.decode):
-        own = _cores(options, next(shared))
-        yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *worker, *more, *own, number=number)
+    each, role = prefill + options.decode, ("--role", "both" if options.aggregated else "decode")
+    for place, model in enumerate(models):
+        shares = iter(host_shares(each * len(models), model.weights_bytes)[place * each :])
+        what = (*worker, "--model", str(model.directory), "--model-name", model.name)
+        what += ("--draft", model.draft_address or "none")
+        for number in range(place * prefill, (place + 1) * prefill):
+            own = _cores(options, next(shares))
+            yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *own, number=number)
+        for number in range(place * options.decode, (place + 1) * options.decode):
+            own = _cores(options, next(shares))
+            yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *what, *role, *own, number=number)
 
 
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
@@ -257,6 +289,8 @@ def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
 
 def _tiers(options: MeshOptions) -> Iterator[str]:
     yield from ("--host-bytes", format_size(options.kv_host_bytes))
+    if len(options.models) > 1:
+        yield from ("--partitions", str(len(options.models)))
     if options.kv_nvme_dir is not None:
         yield from ("--nvme-dir", str(options.kv_nvme_dir.absolute()))
         yield from ("--nvme-bytes", format_size(options.kv_nvme_bytes))
@@ -264,10 +298,13 @@ def _tiers(options: MeshOptions) -> Iterator[str]:
         yield from ("--gpu-bytes", format_size(options.kv_gpu_bytes))
 
 
-def _draft(options: MeshOptions, address: str) -> ChildSpec:
-    chosen = options.draft_model
-    model = chosen if chosen == "ngram" else str(model_directory("draft", chosen))
-    return _child(options, "draft", _DRAFT, "--address", address, "--model", model, "--threads", "1")
+def _drafts(options: MeshOptions, models: Sequence[_Model]) -> Iterator[ChildSpec]:
+    for place, model in enumerate(models):
+        if model.draft_address is not None:
+            what = model.draft if model.draft == "ngram" else str(model_directory("draft", model.draft))
+            which = place if len(models) > 1 else None
+            listen = ("--address", model.draft_address)
+            yield _child(options, "draft", _DRAFT, *listen, "--model", what, "--threads", "1", number=which)
 
 
 def _child(options: MeshOptions, service: str, stage: int, *arguments: str, number: int | None = None) -> ChildSpec:
@@ -287,10 +324,11 @@ def _child(options: MeshOptions, service: str, stage: int, *arguments: str, numb
 
 
 def _check_tiers(options: MeshOptions, engine: EngineSettings, shape: ModelConfig) -> None:
-    """A tier holds a few blocks at least. Raises ConfigError."""
+    """A tier holds a few blocks of each model at least. Raises ConfigError."""
     token_bytes = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
     for name in ("kv_host_bytes", "kv_nvme_bytes", "kv_gpu_bytes"):
-        check_blocks(f"--{name.replace('_', '-')}", getattr(options, name), engine.block_size * token_bytes)
+        share = getattr(options, name) // len(options.models)
+        check_blocks(f"--{name.replace('_', '-')}", share, engine.block_size * token_bytes)
 
 
 def _door(options: MeshOptions) -> Iterator[str]:

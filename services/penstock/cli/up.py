@@ -24,8 +24,8 @@ def up(options: MeshOptions) -> int:
 def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> int:
     """Runs `main(view)`; reports the reason when the mesh cannot start."""
     try:
-        for name in ("model", "draft"):
-            if (chosen := getattr(options, name)) not in ("", "none", "ngram"):
+        for name, chosen in (*(("model", model) for model in options.models), ("draft", options.draft)):
+            if chosen not in ("", "none", "ngram"):
                 fetch(name, chosen)  # its progress bars come before the view's own line
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)
@@ -50,7 +50,8 @@ async def _stay(options: MeshOptions, view: View) -> int:
         print(f"ready {mesh.url}", flush=True)
         stop = "; Ctrl-C stops" if sys.stderr.isatty() else ""
         others = f" and {', '.join(mesh.others)}" if mesh.others else ""
-        view.ready(f"gRPC {mesh.grpc}{others}; router {mesh.router}; model {options.model_name}{stop}")
+        models = f"model{'s' * (len(options.names) > 1)} {', '.join(options.names)}"
+        view.ready(f"gRPC {mesh.grpc}{others}; router {mesh.router}; {models}{stop}")
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()  # until a signal cancels this task: its regular end
     return 0

@@ -45,6 +45,8 @@ class GatewayConfig:
     models: Path | None = None
     """A TOML file that names further models, which clients ask for by name: [NAME] with dir and, if it has to be said,
     tool_format."""
+    also: tuple[str, ...] = ()
+    """Further models, NAME=DIRECTORY for each."""
     http_address: Address = HostPort("127.0.0.1:8080")
     """Address of the HTTP API, host:port; port 0 picks a free port."""
     grpc_address: Address = HostPort("127.0.0.1:0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_grpc_is_imported_when_its_fork_handlers_are_off() -> None:
-    """They run in the children that `up` starts, and can end them."""
+    """They run in children that uvloop forks, and can end them."""
     program = (
         "import os, sys; from penstock.cli.__main__ import main, make_app; make_app();"
         "assert 'grpc' not in sys.modules;"
@@ -289,6 +290,48 @@ def test_the_machine_decides_whether_prefill_has_workers_of_its_own(
     assert roles == {"decode" if "prefill-0" in workers else "both"}
 
 
+def test_several_models_have_workers_of_their_own_and_a_share_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(14)))
+    monkeypatch.setattr(cores, "_quota", lambda _: None)
+    other = tmp_path / "other"
+    shutil.copytree(embedded(NAMES[0]), other)
+    options = MeshOptions(port=0, prefill=1, decode=2, models=(str(other), NAMES[0]))
+    assert options.names == ("other", NAMES[0])
+    with reserved_ports() as ports:
+        commands = {child.name: child.command for child in plan_mesh(options, ports).children}
+
+    def said(name: str, setting: str) -> str:
+        return commands[name][commands[name].index(setting) + 1]
+
+    workers = ["prefill-0", "decode-0", "decode-1", "prefill-1", "decode-2", "decode-3"]
+    assert list(commands) == [*workers, "draft-1", "router", "kvstore", "gateway"]
+    assert [said(name, "--model-name") for name in workers] == ["other"] * 3 + [NAMES[0]] * 3
+    assert [said(name, "--model") for name in workers] == [str(other)] * 3 + [str(embedded(NAMES[0]))] * 3
+    assert {said(name, "--draft") for name in workers[:3]} == {"none"}
+    assert {said(name, "--draft") for name in workers[3:]} == {said("draft-1", "--address")}
+    assert [said(name, "--cores") for name in workers] == ["0,1", "2,3", "4,5", "6,7", "8,9", "10,11"]
+    assert len({said(name, "--address") for name in commands if name != "gateway"}) == len(commands) - 1
+    assert said("kvstore", "--partitions") == "2"
+    assert (said("gateway", "--model-name"), said("gateway", "--model-dir")) == ("other", str(other))
+    assert said("gateway", "--also") == f"{NAMES[0]}={embedded(NAMES[0])}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", NAMES[0], "--model", NAMES[0]), "clients ask by name, and two would be 'penstock-mini'"),
+        (("--model", NAMES[0], "--model", "/nowhere"), "is no directory and no embedded model"),
+        (("--model", NAMES[0], "--model", NAMES[1], "--kv-host-bytes", "3MiB"), "16 blocks of this model"),
+    ],
+)
+def test_models_that_can_not_be_served_together(arguments: tuple[str, ...], says: str) -> None:
+    done = penstock("up", "--port", "0", *arguments)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+
+
 def test_the_demo_shows_the_hand_off_on_every_machine() -> None:
     with reserved_ports() as ports:
         plan = plan_mesh(DemoOptions(), ports)
@@ -419,7 +462,13 @@ def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_draft_follows_the_model() -> None:
-    assert MeshOptions().draft_model == "penstock-mini-draft"
-    assert MeshOptions(model="/some/where").draft_model == "none"
-    assert MeshOptions(model="/some/where").model_name == "where"
-    assert MeshOptions(draft="ngram").draft_model == "ngram"
+    assert MeshOptions().draft_of(0) == "penstock-mini-draft"
+    assert MeshOptions(models=("/some/where",)).draft_of(0) == "none"
+    assert MeshOptions(models=("/some/where",)).names == ("where",)
+    assert MeshOptions(draft="ngram").draft_of(0) == "ngram"
+    both = MeshOptions(models=("/some/where", "penstock-mini"))
+    assert [both.draft_of(0), both.draft_of(1)] == ["none", "penstock-mini-draft"]
+    ngram = MeshOptions(models=("/some/where", "penstock-mini"), draft="ngram")
+    assert [ngram.draft_of(0), ngram.draft_of(1)] == ["ngram", "ngram"]
+    own = MeshOptions(models=("/some/where", "penstock-mini"), draft="/a/draft")
+    assert [own.draft_of(0), own.draft_of(1)] == ["/a/draft", "penstock-mini-draft"], "it has the tokens of the first"

@@ -239,3 +239,26 @@ def test_a_wrong_file_of_models_is_refused(model_dir, other_dir, text, message):
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_models(config)
+
+
+def test_further_models_may_be_named_in_the_settings(model_dir, other_dir):
+    config = GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, model_name=TINY, also=(f"{OTHER}={other_dir}",))
+    assert [(source.name, source.dir) for source in read_models(config)] == [(TINY, model_dir), (OTHER, other_dir)]
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        (["other"], "must be NAME=DIRECTORY"),
+        (["other="], "must be NAME=DIRECTORY"),
+        (["={other}"], "a model's name has 1 to 256 bytes"),
+        (["tiny={other}"], "'tiny' is the name of the model in model_dir already"),
+        (["a={other}", "a={other}"], "'a' is the name of the model named before"),
+        (["a={other}/nowhere"], "tokenizer.json"),
+    ],
+)
+def test_wrong_further_models_are_refused(model_dir, other_dir, also, message):
+    named = tuple(one.format(other=other_dir) for one in also)
+    config = GatewayConfig(router="127.0.0.1:1", model_dir=model_dir, model_name="tiny", also=named)
+    with pytest.raises(ConfigError, match=message):
+        read_models(config)

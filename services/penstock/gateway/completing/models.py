@@ -18,6 +18,7 @@ class Models:
     def __init__(self, completers: Sequence[Completer]) -> None:
         self.first = completers[0]
         self._by_name = {completer.name: completer for completer in completers}
+        self._listed = ", ".join(map(repr, self._by_name))
 
     def __iter__(self) -> Iterator[Completer]:
         return iter(self._by_name.values())
@@ -26,7 +27,8 @@ class Models:
         """The model of a request. Raises NotFound for one that is not served here."""
         found = self._by_name.get(name) if name else self.first
         if found is None:
-            raise NotFound(f"the model {(name or '')[:100]!r} does not exist", field="model", code="model_not_found")
+            what = f"the model {(name or '')[:100]!r} does not exist; there is {self._listed}"
+            raise NotFound(what, field="model", code="model_not_found")
         return found
 
     def open(self, ask: Ask, caller: Caller) -> AbstractAsyncContextManager[Completion]:
