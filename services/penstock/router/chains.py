@@ -15,12 +15,14 @@ from penstock.rpc.bounds import check_count
 class Keys(Sequence[bytes]):
     """The first keys of a list that only grows, and which longer ones share: to make one copies nothing."""
 
-    __slots__ = ("_all", "_length")
+    __slots__ = ("_all", "_length", "earlier")
 
-    def __init__(self, keys: list[bytes], length: int | None = None) -> None:
+    def __init__(self, keys: list[bytes], length: int | None = None, earlier: int = 0) -> None:
         """`keys` is kept, and nobody else changes it; None: all of them."""
         self._all = keys
         self._length = len(keys) if length is None else length
+        self.earlier = earlier
+        """So many the prompt before had too, if there was one: whoever has served it may have those."""
 
     def __len__(self) -> int:
         return self._length
@@ -47,13 +49,13 @@ class Keys(Sequence[bytes]):
 
     def first(self, length: int) -> Keys:
         """The first so many."""
-        return Keys(self._all, min(length, self._length))
+        return Keys(self._all, min(length, self._length), self.earlier)
 
     def and_then(self, more: Sequence[bytes]) -> Keys:
         """These and then `more`."""
         longer = self._all if len(self._all) == self._length else self._all[: self._length]
         longer += more
-        return Keys(longer)
+        return Keys(longer, earlier=self._length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+
+class Demand(msgspec.Struct, frozen=True):
     """One request, as far as placing it is concerned."""
 
     prompt_tokens: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from penstock.router.fleet import Fleet, Placed
 from penstock.router.ledger import Ledger
 from penstock.router.others import OthersBookings
@@ -24,11 +26,13 @@ class Holdings:
     block_size: int
     placed: Placed
     fleet: Fleet
+    computing: Sequence[tuple[int, str]] = ()
+    """Members that compute blocks of the prompt for others, behind those that somebody has, and how many those are."""
 
-    def of(self, member_id: str) -> int:
-        """Leading blocks that a member holds itself."""
-        column = self.fleet.column(member_id)
-        return 0 if column is None else int(self.placed.held.item(column))
+    @property
+    def shared_tokens(self) -> int:
+        """Leading tokens that any sequence may have, at most: those that somebody has, or computes."""
+        return (len(self.keys) if self.computing else self.placed.depths[-1]) * self.block_size
 
     def stored(self, host: str) -> int:
         """Leading blocks in the store of that host; -1: none has joined."""
@@ -36,8 +40,7 @@ class Holdings:
 
     def here(self, host: str) -> int:
         """Leading blocks in the store that workers of `host` use; a host without a store uses any."""
-        depth = self.stored(host)
-        return self.placed.deepest if depth < 0 else depth
+        return int(self.placed.near.item(self.fleet.host(host)))
 
     def has_store(self, host: str) -> bool:
         """Whether a store of that host has joined."""
@@ -82,19 +85,27 @@ class Observer:
             remote_fetch_s=token_bytes / rates.remote_rate,
         )
 
-    def worker(self, seat: Seat, state: WorkerState, holdings: Holdings, now: float) -> WorkerFacts:
-        """A worker, and what it has of one prompt."""
-        member, size, keys, placed = seat.member, holdings.block_size, holdings.keys, holdings.placed
-        resident, stored = holdings.of(member.id), holdings.stored(member.host_id)
-        here = placed.deepest if stored < 0 else stored
-        account = self._ledger.of(member.id)
+    def charged(self, seat: Seat, state: WorkerState) -> WorkerState:
+        """Likewise, when nothing but its charges has changed since `state`."""
+        ahead = self.ahead(seat)
+        if ahead == (state.queued_tokens, state.sequences, state.context_tokens):
+            return state
+        queued, sequences, context = ahead
+        return replace(state, queued_tokens=queued, sequences=sequences, context_tokens=context)
+
+    def worker(self, column: int, holdings: Holdings, now: float) -> WorkerFacts:
+        """The worker in that column of the fleet, and what it has of one prompt."""
+        size, keys, placed, fleet = holdings.block_size, holdings.keys, holdings.placed, holdings.fleet
+        seat, host = fleet.seat(column), fleet.host_of(column)
+        member, account = seat.member, self._ledger.of(seat.member.id)
+        resident, here = int(placed.held.item(column)), int(placed.near.item(host))
         return WorkerFacts(
-            state=state,
+            state=fleet.state(column),
             cached_tokens=here * size,
             resident_tokens=resident * size,
             awaited_tokens=account.computing.run(keys, max(here, resident)) * size if account.plans else 0,
             held_tokens=account.held_tokens(keys) if account.decoding else 0,
-            store=member.host_id if stored >= 0 else "",
+            store=member.host_id if placed.hosts.item(host) >= 0 else "",
             remote_tokens=(placed.deepest - here) * size,
             penalty_s=seat.penalty_s(now) if seat.suspect_until > now else 0.0,
         )

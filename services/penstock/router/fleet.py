@@ -6,8 +6,9 @@ Whoever has a floor above what the best of a few takes is no better than that on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,10 @@ from penstock.router.index import BlockIndex
 from penstock.router.registry import Registry, Seat
 from penstock.router.workers import Role, WorkerState
 
-_RATES_S = 1.0
-"""Seconds for which a belief in rates stands."""
+_STANDS_S = 1.0
+"""Seconds after which what is known of a worker that says nothing is observed again: beliefs fade."""
+_MOST_FADED = 16
+"""Workers of one refresh that are observed for that reason alone."""
 _LISTEN_S = 0.25
 """Seconds for which nobody is thought to have gone silent."""
 
@@ -34,6 +37,16 @@ and from another host's; of each fetch from there, apart from its bytes; for a s
 token of its context adds; when it was last heard of; 1 as long as it may get work."""
 
 
+class Observing(Protocol):
+    """Says what is known of workers."""
+
+    def state(self, seat: Seat, now: float) -> WorkerState:
+        """Everything."""
+
+    def charged(self, seat: Seat, state: WorkerState) -> WorkerState:
+        """Likewise, when nothing but its charges has changed since `state`, which is the answer if nothing has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Where the leading blocks of one prompt are."""
@@ -42,6 +55,8 @@ class Placed:
     """Leading blocks that a member holds itself, by column."""
     hosts: Floats
     """Leading blocks in the stores of a host, by number; -1: it has no store."""
+    near: Floats
+    """Leading blocks in the store that workers of a host use, by number: those of a host without a store use any."""
     stores: Sequence[tuple[int, Numbers]]
     """The columns of stores that hold some, by depth in blocks, ascending."""
     depths: Sequence[int]
@@ -56,10 +71,9 @@ class Placed:
 class Fleet:
     """A view of the registry."""
 
-    def __init__(self, registry: Registry, observe: Callable[[Seat, float], WorkerState], *, silent_s: float) -> None:
-        """`observe` says what is known of a worker at a time."""
+    def __init__(self, registry: Registry, observer: Observing, *, silent_s: float) -> None:
         self._registry = registry
-        self._observe = observe
+        self._observer = observer
         self._silent_s = silent_s
         self._seats: list[Seat] = []
         self._states: list[WorkerState | None] = []
@@ -69,6 +83,9 @@ class Fleet:
         self._host_of: Numbers = np.empty(0, np.intp)
         self._stores = np.empty(0, bool)
         self._has_store = np.empty(0, bool)
+        self._no_depths: Floats = np.empty(0)
+        """Those of a prompt of which nothing is stored, as in `Placed.hosts`."""
+        self._all_have_stores = True
         self._of_model: dict[str, tuple[Numbers, Numbers]] = {}
         """Those that decode, and those that only compute prompts."""
         self._available: dict[str, tuple[Numbers, Numbers]] = {}
@@ -79,7 +96,8 @@ class Fleet:
         """Of all workers."""
         self._matrix: Floats = np.zeros((9, 0))
         """What is known of each worker, in its column; the rows are named above."""
-        self._believed_at = -np.inf
+        self._observed: dict[int, float] = {}
+        """When each worker was observed, by column: the one of whom nothing was heard for longest first."""
         self._laid_out_at = -1
         self._of_bit: Numbers = np.empty(0, np.intp)
         """Columns by the number of a member's bit in the index; -1: nobody's."""
@@ -121,22 +139,29 @@ class Fleet:
         """Makes the columns what is known now."""
         if self._laid_out_at != self._registry.version:
             self._lay_out()
-        changed = self._registry.changed
-        if now - self._believed_at > _RATES_S:
-            changed.update(self._columns)
-            self._believed_at = now
+        changed, charged = self._registry.changed, self._registry.charged
         for member in changed:
             column = self._columns.get(member)
             if column is not None and self._seats[column].member.role is not None:
                 self._take(column, now)
+        for member in charged:
+            column = self._columns.get(member)
+            if column is not None and member not in changed:
+                self._charge(column)
         changed.clear()
+        charged.clear()
+        for _ in range(_MOST_FADED):
+            column = next(iter(self._observed), None)
+            if column is None or now - self._observed[column] <= _STANDS_S:
+                break
+            self._take(column, now)
         if now - self._listened_at > _LISTEN_S:
             self._find_available(now)
 
     def place(self, index: BlockIndex, keys: Sequence[bytes]) -> Placed:
         """Where the leading blocks of a prompt are."""
         held = np.zeros(len(self._seats))
-        hosts = np.where(self._has_store, 0.0, -1.0)
+        hosts = self._no_depths.copy()
         deep, depths = [], [0]
         for depth, mask in index.ends(keys):
             depths.append(depth)
@@ -146,7 +171,9 @@ class Fleet:
             if len(stores):
                 hosts[self._host_of[stores]] = depth
                 deep.append((depth, stores))
-        return Placed(held, hosts, deep, depths)
+        deepest = deep[-1][0] if deep else 0
+        near = hosts if self._all_have_stores else np.where(hosts < 0, deepest, hosts)
+        return Placed(held, hosts, near, deep, depths)
 
     def decoders(self, model: str) -> Numbers:
         """The columns of workers of `model` that decode and may get work."""
@@ -173,19 +200,17 @@ class Fleet:
 
     def prompt_floors(self, demand: Demand, columns: Numbers, placed: Placed, size: int) -> Floats:
         """Seconds until these workers, in ascending columns, have the KV of the prompt, at least, whose blocks have
-        `size` tokens."""
-        most = demand.prompt_tokens - 1
+        `size` tokens. What is placed ends before the prompt's last token."""
         at = _span(columns)
         queue, token, fetch, remote, pull = self._matrix[:5, at]
-        own = np.minimum(placed.held[at] * size, most)
-        stored = placed.hosts[self._host_of[at]] * size
-        deepest = min(placed.deepest * size, most)
-        near = np.maximum(own, np.where(stored < 0, deepest, np.minimum(stored, most)))
-        computed = (demand.prompt_tokens - near) * token
+        own = placed.held[at]
+        near = np.maximum(own, placed.near[self._host_of[at]])
+        blocks, deepest = demand.prompt_tokens / size, placed.deepest
+        computed = (blocks - near) * token
         if deepest:
-            pulled = pull + (deepest - near) * remote + (demand.prompt_tokens - deepest) * token
-            computed = np.where(near < deepest, np.minimum(computed, pulled), computed)
-        floors: Floats = queue + computed + (near - own) * fetch
+            pulled = (deepest - near) * remote + (blocks - deepest) * token + pull / size
+            np.minimum(computed, pulled, out=computed)
+        floors: Floats = queue + (computed + (near - own) * fetch) * size
         return floors
 
     def queue_floors(self, columns: Numbers) -> Floats:
@@ -199,38 +224,49 @@ class Fleet:
         """Seconds until the workers in `columns`, ascending, have the KV of a prompt that one of others computes, at
         least. `prompts`: the columns of those others, and the floors of their prompts."""
         at = _span(columns)
-        own = np.minimum(placed.held[at] * size, demand.prompt_tokens)
+        own = placed.held[at]
         fetch, remote = self._matrix[_FETCH, at], self._matrix[_REMOTE, at]
-        hosts = self._host_of[at]
-        stored = placed.hosts[hosts] * size
-        near = np.maximum(own, np.minimum(stored, demand.prompt_tokens))
-        whole = (demand.prompt_tokens - own) * fetch
-        pulled = (near - own) * fetch + (demand.prompt_tokens - near) * remote
-        others, floors = prompts
-        beside, alone = np.full(len(self._hosts), np.inf), np.inf
-        np.minimum.at(beside, self._host_of[others], floors)
-        storeless = ~self._has_store[self._host_of[others]]
-        if storeless.any():
-            alone = floors[storeless].min()  # what they compute lies with any store
-        any_floor = floors.min() if len(floors) else np.inf
-        apart = any_floor + np.where(self._has_store[hosts], np.minimum(pulled, whole), whole)
-        moved: Floats = np.minimum(np.minimum(beside[hosts], alone) + whole, apart)
+        hosts, blocks = self._host_of[at], demand.prompt_tokens / size
+        near = np.maximum(own, placed.hosts[hosts])
+        whole = (blocks - own) * (fetch * size)
+        pulled = ((near - own) * fetch + (blocks - near) * remote) * size
+        beside, least = self._by_host(*prompts)
+        apart = pulled if self._all_have_stores else np.where(self._has_store[hosts], pulled, whole)
+        moved: Floats = np.minimum(beside[hosts] + whole, least + apart)
         return moved
 
     def beside(self, columns: Numbers, floors: Floats, host: int) -> int | None:
         """The one of `columns` on a host that has the lowest floor."""
-        there = np.flatnonzero(self._host_of[columns] == host)
-        return int(columns[there[floors[there].argmin()]]) if len(there) else None
+        first, last = np.searchsorted(self._host_of[columns], (host, host + 1))
+        return int(columns[first + floors[first:last].argmin()]) if first < last else None
 
     def host_of(self, column: int) -> int:
         """The number of a member's host."""
-        return int(self._host_of[column])
+        return self._host_of.item(column)
 
-    def answer_floors(self, demand: Demand, columns: Numbers) -> Floats:
-        """Seconds that the expected answer takes these workers, in ascending columns, at least."""
-        expected, at = demand.expected_output, _span(columns)
-        floors: Floats = expected * (self._matrix[_STEP, at] + expected * self._matrix[_OWN, at])
+    def answer_floors(self, demand: Demand, columns: Numbers, shared_tokens: int) -> Floats:
+        """Seconds that the expected answer takes these workers, in ascending columns, at least, whose sequences have at
+        most `shared_tokens` of the prompt already."""
+        at = _span(columns)
+        own = demand.expected_output + demand.prompt_tokens - min(shared_tokens, demand.prompt_tokens)
+        floors: Floats = demand.expected_output * (self._matrix[_STEP, at] + own * self._matrix[_OWN, at])
         return floors
+
+    def _by_host(self, columns: Numbers, floors: Floats) -> tuple[Floats, float]:
+        """The lowest floor of the workers of each host, which are in ascending columns; those without a store count for
+        every host, since what they compute lies with any. And the lowest of all."""
+        beside = np.full(len(self._hosts), np.inf)
+        if not len(columns):
+            return beside, np.inf
+        hosts = self._host_of[columns]
+        first = np.empty(len(hosts), bool)
+        first[0] = True
+        np.not_equal(hosts[1:], hosts[:-1], out=first[1:])
+        starts = first.nonzero()[0]
+        beside[hosts[starts]] = np.minimum.reduceat(floors, starts)
+        if not self._all_have_stores:
+            np.minimum(beside, beside[~self._has_store].min(), out=beside)
+        return beside, float(floors.min())
 
     def _find_available(self, now: float) -> None:
         heard = (now - self._matrix[_HEARD] <= self._silent_s) & (self._matrix[_OPEN] > 0)
@@ -246,22 +282,31 @@ class Fleet:
         silent, was_silent = (now - at > self._silent_s for at in (seat.well_at, before[_HEARD]))
         if before[_OPEN] != (not seat.draining) or silent != was_silent:
             self._listened_at = -np.inf  # whether it may get work has changed, or may have
-        state = self._states[column] = self._observe(seat, now)
+        state = self._states[column] = self._observer.state(seat, now)
+        self._observed.pop(column, None)
+        self._observed[column] = now
         self._matrix[:, column] = (
             state.queue_s,
             1 / state.prefill_rate,
             state.fetch_s,
             state.remote_fetch_s,
             state.remote_overhead_s,
-            state.step.seconds(state.sequences + 1, state.context_tokens),
-            state.step.token_s,
+            *_one_more(state),
             seat.well_at,
             not seat.draining,
         )
 
+    def _charge(self, column: int) -> None:
+        before = self._states[column]
+        assert before is not None, "only workers are charged, and a new one is observed first"
+        state = self._states[column] = self._observer.charged(self._seats[column], before)
+        rows = self._matrix
+        rows[_QUEUE, column] = state.queue_s
+        rows[_STEP, column], rows[_OWN, column] = _one_more(state)
+
     def _lay_out(self) -> None:
         """Gives everybody a column anew."""
-        before, self._seats = self._seats, sorted(self._registry, key=_kind)
+        before, self._seats = self._seats, sorted(self._registry, key=_place)
         states = dict(zip(before, self._states, strict=True))
         self._states = [states.get(seat) for seat in self._seats]
         there = {seat: column for column, seat in enumerate(before)}
@@ -274,10 +319,12 @@ class Fleet:
         members = [seat.member for seat in self._seats]
         self._registry.changed.update(seat.member.id for seat in self._seats if seat not in there)
         self._columns = {member.id: column for column, member in enumerate(members)}
-        self._hosts = {name: number for number, name in enumerate(dict.fromkeys(one.host_id for one in members))}
+        self._hosts = {name: number for number, name in enumerate(sorted({one.host_id for one in members}))}
         self._host_of = np.array([self._hosts[member.host_id] for member in members], np.intp)
         self._stores = np.array([member.role is None for member in members], bool)
         self._has_store = np.bincount(self._host_of[self._stores], minlength=len(self._hosts)) > 0
+        self._no_depths = np.where(self._has_store, 0.0, -1.0)
+        self._all_have_stores = bool(self._has_store.all())
         self._limits = np.array([min(one.max_model_len, one.kv_capacity_tokens) for one in members], float)
         self._least_limit = self._limits[~self._stores].min(initial=np.inf)
         of_model: dict[str, tuple[list[int], list[int]]] = {}
@@ -288,6 +335,9 @@ class Fleet:
             model: (np.array(decode, np.intp), np.array(prefill, np.intp))
             for model, (decode, prefill) in of_model.items()
         }
+        at = {seat: self._observed.get(column, -np.inf) for column, seat in enumerate(before)}
+        workers = [(at.get(seat, -np.inf), column) for column, seat in enumerate(self._seats) if seat.member.role]
+        self._observed = {column: seconds for seconds, column in sorted(workers)}
         self._available = {}
         self._listened_at = -np.inf
         self._laid_out_at = self._registry.version
@@ -311,9 +361,17 @@ class Fleet:
         return found
 
 
-def _kind(seat: Seat) -> tuple[str, bool]:
-    """Those of one model and of one kind of work sit beside each other."""
-    return seat.member.model, seat.member.role is Role.PREFILL
+def _one_more(state: WorkerState) -> tuple[float, float]:
+    """Seconds of a step of one more sequence, and what each token of its context adds; what is too much for the batch
+    counts as often as in `decode_s`."""
+    crowd = max(1.0, (state.sequences + 1) / state.max_running)
+    times = crowd + max(0.0, state.context_tokens / state.kv_capacity_tokens - 1)
+    return state.step.seconds(state.sequences + 1, state.context_tokens) * times, state.step.token_s * times
+
+
+def _place(seat: Seat) -> tuple[str, bool, str]:
+    """Those of one model and of one kind of work sit beside each other, and among these those of one host."""
+    return seat.member.model, seat.member.role is Role.PREFILL, seat.member.host_id
 
 
 def _span(columns: Numbers) -> slice | Numbers:

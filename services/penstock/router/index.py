@@ -12,7 +12,7 @@ from penstock.router.chains import Keys
 _SWEEP = 512
 """Entries tidied per call after a member has left; keeps every call short."""
 _REFRESHED = 32
-"""Keys of a prefix that one look at it refreshes, drawn at random."""
+"""Keys of a prompt that serving it refreshes, drawn at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class BlockIndex:
     """At most `max_blocks` keys. What it does not know is computed again; what it knows wrongly is not found there
     and computed again: it is a hint, so a key that was not used for long may be forgotten at any time.
 
-    Every call is short: none looks at all keys, whoever leaves, and a look at a prompt does not read all of its keys.
+    Every call is short: none looks at all keys, whoever leaves, and a look at a prompt reads few of its keys.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -94,11 +94,22 @@ class BlockIndex:
         """The depths that `match` finds, ascending, each with the bits of the members that end there."""
         self._lookups += 1
         found = list(self._ends(keys))
-        depth = found[-1][0] if found else 0
-        self._found += depth
-        if 2 * len(self._masks) > self._max:
-            self._refresh(keys, depth)
+        self._found += found[-1][0] if found else 0
         return found
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """A prompt with these keys was served: some of them become the last to be forgotten, the first one last of
+        all."""
+        if 2 * len(self._masks) <= self._max:
+            return
+        masks, alive = self._masks, ~self._dead
+        begin = self._random.randrange(len(keys)) if len(keys) > _REFRESHED else 0
+        for key in (*reversed(keys[begin : begin + _REFRESHED]), *keys[:1]):
+            if not self._dead:
+                if key in masks:
+                    masks.move_to_end(key)
+            elif mask := masks.pop(key, 0) & alive:
+                masks[key] = mask
 
     def holders(self, mask: int) -> Iterator[str]:
         """The members that have these bits."""
@@ -122,13 +133,19 @@ class BlockIndex:
         )
 
     def _ends(self, keys: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-        masks, depth, count = self._masks, 0, len(keys)
+        masks, depth, count, likely = self._masks, 0, len(keys), 0
         if isinstance(keys, Keys):
+            likely = min(keys.earlier, count)
             keys = keys.shared
         alive = masks.get(keys[0], 0) & ~self._dead if count else 0
         while alive:
             low, high = depth, count  # all hold what is before `low`; not all hold key `high`, if there is one
             step = 1
+            if low < likely:
+                if alive & ~masks.get(keys[likely - 1], 0):
+                    high = likely - 1
+                else:
+                    low = likely
             while low < high:  # from the near end in growing steps, then by halves
                 at = min(low + step, high) - 1
                 if alive & ~masks.get(keys[at], 0):
@@ -156,21 +173,6 @@ class BlockIndex:
             self._names[bit] = holder
             self.version += 1
         return bit
-
-    def _refresh(self, keys: Sequence[bytes], depth: int) -> None:
-        """Makes a part of the leading keys the last to be forgotten, the first block of the chain last of all."""
-        masks, alive = self._masks, ~self._dead
-        begin = self._random.randrange(depth) if depth > _REFRESHED else 0
-        chosen = [*reversed(keys[begin : min(begin + _REFRESHED, depth)]), *keys[: min(depth, 1)]]
-        if not self._dead:
-            for key in chosen:
-                if key in masks:
-                    masks.move_to_end(key)
-            return
-        for key in chosen:
-            mask = masks.pop(key, 0) & alive
-            if mask:
-                masks[key] = mask
 
     def _sweep(self) -> None:
         """Looks at some of the oldest entries, which become the newest: after all of them their order is the same."""

@@ -69,7 +69,8 @@ class Ledger:
         self._accounts: dict[str, Account] = {}
         self._none = Account()
         self._live: dict[int, Charge] = {}
-        self._computing: dict[bytes, set[str]] = {}
+        self._computing: dict[bytes, tuple[str, ...]] = {}
+        """Members by block."""
         self._next = 0
         self._keys = 0
 
@@ -110,8 +111,7 @@ class Ledger:
         self._live[number] = charge
         prefill = self._account(charge.prefill, charge)
         before = prefill.prefill_tokens
-        for key in prefill.computing.add(charge.uncached_keys):
-            self._computing.setdefault(key, set()).add(charge.prefill)
+        self._note_computing(prefill.computing.add(charge.uncached_keys), charge.prefill)
         prefill.own_tokens += charge.own_tokens
         charge.prefill_tokens = prefill.prefill_tokens - before
         prefill.pending[number] = charge
@@ -135,22 +135,29 @@ class Ledger:
         self._accounts[charge.decode].context_tokens += context - charge.context_tokens
         charge.context_tokens = context
 
-    def release(self, number: int) -> None:
+    def release(self, number: int) -> Charge:
         """Gives everything back. What it was to compute is left to those that wait for it too."""
         self._close(number)
         charge = self._live.pop(number)
         self._keys -= len(charge.block_keys) + len(charge.uncached_keys)
         for key in self._accounts[charge.prefill].computing.remove(charge.uncached_keys):
-            members = self._computing[key]
-            members.remove(charge.prefill)
-            if not members:
-                del self._computing[key]
+            others = tuple(member for member in self._computing.pop(key) if member != charge.prefill)
+            if others:
+                self._computing[key] = others
         decode = self._accounts[charge.decode]
         del decode.decoding[number]
         decode.sequences -= 1
         decode.context_tokens -= charge.context_tokens - charge.shared_tokens
         for member in (charge.prefill, charge.decode):
             self._leave(member)
+        return charge
+
+    def _note_computing(self, keys: Sequence[bytes], member: str) -> None:
+        """The member computes blocks that it did not compute until now. Mostly nobody else does."""
+        found: dict[bytes, tuple[str, ...]] = dict.fromkeys(keys, (member,))
+        for key in found.keys() & self._computing.keys():
+            found[key] = *self._computing[key], member
+        self._computing.update(found)
 
     def _bound(self, charge: Charge) -> None:
         """Leaves the keys out when there is no room for them."""

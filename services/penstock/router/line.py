@@ -8,8 +8,10 @@ that small requests do not overtake a big one for ever.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
+
+from msgspec.structs import replace
 
 from penstock.errors import Overloaded, PenstockError
 from penstock.router.config import RouterConfig

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
 from math import inf
+
+from msgspec.structs import astuple
 
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_key, keys_of

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from penstock.router.costs import Prefix, PromptCost, Work, decode_s, handed_s
 from penstock.router.demand import Demand, Knobs
 from penstock.router.workers import WorkerFacts
 
 
 class PromptPlace(NamedTuple):
-    """A worker that only computes prompts, and what this one costs there."""
+    """A worker, and what a prompt costs there."""
 
     worker: WorkerFacts
     cost: PromptCost
@@ -56,8 +58,7 @@ def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: flo
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The workers, and what the request will cost there."""
 
     chosen: Option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
@@ -11,7 +12,7 @@ class Overlap:
     """The blocks that plans have computed on one member, or will; by key, with the number of plans that need each."""
 
     def __init__(self) -> None:
-        self._users: dict[bytes, int] = {}
+        self._users: Counter[bytes] = Counter()
         self._computed: set[bytes] = set()
         """Those whose KV exists by now."""
 
@@ -20,15 +21,11 @@ class Overlap:
         """Blocks that are still to be computed."""
         return len(self._users) - len(self._computed)
 
-    def add(self, keys: Iterable[bytes]) -> list[bytes]:
+    def add(self, keys: Sequence[bytes]) -> Sequence[bytes]:
         """A plan needs these blocks; the caller owes one `remove`. Returns those that no other needed."""
-        users, new = self._users, []
-        for key in keys:
-            before = users.get(key, 0)
-            users[key] = before + 1
-            if not before:
-                new.append(key)
-        return new
+        users, before = self._users, len(self._users)
+        users.update(keys)
+        return keys if len(users) == before + len(keys) else [key for key in keys if users[key] == 1]
 
     def compute(self, keys: Iterable[bytes]) -> None:
         """The KV of these blocks, which a plan needs, exists from now on: for others too, as long as any plan does."""

@@ -4,9 +4,10 @@ answer before the next request can be planned."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from random import Random
+
+from msgspec.structs import replace
 
 from penstock.errors import NotFound, Overloaded
 from penstock.router.baselines import Baseline
@@ -59,10 +60,9 @@ class Planner:
             homes=self._homes, lengths=self._lengths, registry=self.registry, ledger=self.ledger, clock=clock
         )
         self._observer = Observer(self.ledger, self.commons.others)
-        self._fleet = Fleet(self.registry, self._observer.state, silent_s=config.silent_s)
+        self._fleet = Fleet(self.registry, self._observer, silent_s=config.silent_s)
         self.shortlist = Shortlist(
             self._fleet,
-            self.ledger,
             Random(config.seed or None),
             knobs,
             None if config.policy == "seconds" else Baseline(config.policy),
@@ -123,7 +123,7 @@ class Planner:
         holdings = self._holdings(ask.block_keys, asked.prompt_tokens, anyone.member.spec.block_size)
 
         def facts(column: int) -> WorkerFacts:
-            return self._observer.worker(self._fleet.seat(column), self._fleet.state(column), holdings, now)
+            return self._observer.worker(column, holdings, now)
 
         answer = self.shortlist.decide(ask.model, asked, holdings, facts)
         if isinstance(answer, Decision):
@@ -170,15 +170,15 @@ class Planner:
         self._touch(number)
         _, watched = self._running.pop(number)
         self._learn("token", self.ledger.members(number)[1], watched.ended(), self._clock())
-        self.ledger.release(number)
+        self.index.used(self.ledger.release(number).block_keys)
 
     def _learn(self, what: Predicted, member: str, ratio: float | None, now: float) -> None:
-        """Something took `ratio` times as long as was predicted; None: that says nothing. The caller touches the
-        member."""
+        """Something took `ratio` times as long as was predicted; None: that says nothing."""
         seat = self.registry.get(member)
         if ratio is not None and seat is not None:
             bias = seat.prompts if what == "first_token" else seat.answers
             bias.learn(ratio, now)
+            seat.changed.add(member)
             self._happened(Happened(what, member, ratio, bias.value))
             self.commons.judged(member)
 
@@ -197,7 +197,7 @@ class Planner:
 
     def _touch(self, number: int) -> None:
         """The charges of this plan's workers change."""
-        self.registry.changed.update(self.ledger.members(number))
+        self.registry.charged.update(self.ledger.members(number))
         self.commons.charged(number)
 
     def _suspect(self, members: frozenset[str], now: float) -> None:
@@ -214,7 +214,11 @@ class Planner:
 
     def _holdings(self, keys: Sequence[bytes], tokens: int, size: int) -> Holdings:
         chain = keys if isinstance(keys, Keys) else Keys(list(keys))
-        return Holdings(chain.first((tokens - 1) // size), size, self._fleet.place(self.index, chain), self._fleet)
+        chain = chain.first((tokens - 1) // size)
+        placed = self._fleet.place(self.index, chain)
+        ends = [depth for depth in placed.depths if depth < len(chain)]
+        computing = [(depth, member) for depth in ends for member in self.ledger.computing(chain[depth])]
+        return Holdings(chain, size, placed, self._fleet, computing)
 
     def _charge(self, ask: PlanAsk, asked: Demand, decision: Decision, holdings: Holdings, now: float) -> Planned:
         computes = decision.computes
@@ -232,7 +236,7 @@ class Planner:
                 made_at=now,
                 block_size=size,
                 block_keys=holdings.keys,
-                uncached_keys=[*holdings.keys[near:soon], *new],
+                uncached_keys=new if near == soon else [*holdings.keys[near:soon], *new],
             )
         )
         chosen = decision.chosen

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+import msgspec
+
 from penstock.router.options import Decision
 from penstock.router.registry import Member
 from penstock.router.running import RunningPlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanAsk:
+class PlanAsk(msgspec.Struct, frozen=True, kw_only=True):
     """One request."""
 
     model: str
@@ -46,8 +47,7 @@ class PlanAsk:
         return self.output_tokens > 0 or bool(self.avoid)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """The answer."""
 
     number: int

@@ -40,7 +40,15 @@ from penstock.router.workers import Role, WorkerFacts
 def decide(demand: Demand, workers: Sequence[WorkerFacts], random: Random, knobs: Knobs) -> Answer:
     """The cheapest way to serve `demand`, or why there is none. `workers` all serve its model."""
     found = eligible(demand, workers)
-    return choose(demand, *found, random, knobs) if isinstance(found, tuple) else found
+    if not isinstance(found, tuple):
+        return found
+    roomy, able = ([place(demand, worker) for worker in some] for some in found)
+    return choose(demand, roomy, able, random, knobs)
+
+
+def place(demand: Demand, worker: WorkerFacts) -> PromptPlace:
+    """What the prompt costs on a worker."""
+    return PromptPlace(worker, prompt_cost(demand, worker))
 
 
 def eligible(
@@ -64,7 +72,7 @@ def eligible(
 
 
 def choose(
-    demand: Demand, roomy: Sequence[WorkerFacts], able: Sequence[WorkerFacts], random: Random, knobs: Knobs
+    demand: Demand, roomy: Sequence[PromptPlace], able: Sequence[PromptPlace], random: Random, knobs: Knobs
 ) -> Decision | QueueFull | Waits | Unmet:
     """Who generates the answer, and whether the prompt is computed there too or elsewhere. `roomy` can hold the request
     and decode, at least one; `able` only compute prompts.
@@ -73,18 +81,18 @@ def choose(
     `roomy` the best of its own store comes into question, the best of those with none, and the best two of all.
     """
     groups: dict[str, list[PromptPlace]] = {}
-    for worker in able:
-        groups.setdefault(worker.store, []).append(PromptPlace(worker, prompt_cost(demand, worker)))
+    for one in able:
+        groups.setdefault(one.worker.store, []).append(one)
     best = {store: _choose_prefill(demand, places, random, knobs) for store, places in groups.items()}
     leading: dict[str, PromptPlace] = {}
     while len(leading) < min(2, len(best)):
-        others = [place for store, place in best.items() if store not in leading]
+        others = [one for store, one in best.items() if store not in leading]
         leads = _choose_prefill(demand, others, random, knobs)
         leading[leads.worker.store] = leads
     options = []
-    for decode in roomy:
-        near = {store: best[store] for store in (decode.store, "") if store in best}
-        options.append(_option(demand, decode, (leading | near).values(), knobs))
+    for here in roomy:
+        near = {store: best[store] for store in (here.worker.store, "") if store in best}
+        options.append(_option(demand, here, (leading | near).values(), knobs))
     good: Sequence[Option] | Unmet = options
     if demand.has_target:
         good = _in_time(demand, options)
@@ -136,15 +144,16 @@ def _usable(demand: Demand, workers: list[WorkerFacts]) -> list[WorkerFacts]:
     return [worker for worker in workers if worker.id not in demand.avoid] or workers
 
 
-def _option(demand: Demand, decode: WorkerFacts, places: Collection[PromptPlace], knobs: Knobs) -> Option:
-    """The best way to an answer of `decode`, whose prompt may be computed at one of `places`."""
-    local = stays(demand, decode, prompt_cost(demand, decode))
+def _option(demand: Demand, here: PromptPlace, places: Collection[PromptPlace], knobs: Knobs) -> Option:
+    """The best way to an answer of a worker, whose prompt may be computed `here` or at one of `places`."""
+    decode = here.worker
+    local = stays(demand, decode, here.cost)
     if not places or decode.role is Role.BOTH:
         return local
     handed = handed_cost(demand, decode)
-    seconds = [(place.cost.total_s + handed.from_store(place.worker.store, decode.store), place) for place in places]
-    _, place = min(seconds, key=itemgetter(0))
-    best = moved(demand, decode, place, local.answer_s, knobs)
+    seconds = [(one.cost.total_s + handed.from_store(one.worker.store, decode.store), one) for one in places]
+    _, computes = min(seconds, key=itemgetter(0))
+    best = moved(demand, decode, computes, local.answer_s, knobs)
     short = local.prompt.uncached_tokens <= knobs.local_prefill_tokens
     return local if short and local.total_s <= best.total_s else best
 
@@ -161,11 +170,18 @@ class _Offer(NamedTuple, Generic[Choice]):
     home: bool
 
 
+def nearly_equal(least_s: float, knobs: Knobs) -> float:
+    """The highest cost that is nearly equal to the least."""
+    return least_s * (1 + knobs.tie) + 1e-6
+
+
 def _choose(offers: Sequence[_Offer[Choice]], random: Random, knobs: Knobs) -> Choice:
+    if len(offers) == 1:
+        return offers[0].choice
     least = min(offer.cost_s for offer in offers)
     for offer in offers:
         if offer.home and offer.cost_s <= least * (1 + knobs.home_margin) + 0.01:
             return offer.choice
-    near = [offer for offer in offers if offer.cost_s <= least * (1 + knobs.tie) + 1e-6]
+    near = [offer for offer in offers if offer.cost_s <= nearly_equal(least, knobs)]
     lightest = min(offer.work for offer in near)
     return random.choice([offer.choice for offer in near if offer.work == lightest])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -242,6 +242,10 @@ class Registry:
         """Changes when somebody joins, leaves or takes another role."""
         self.changed: set[str] = set()
         """Members of whom something has changed; whoever keeps track of them clears it."""
+        self.charged: set[str] = set()
+        """Likewise those of whom nothing has changed but what plans charge them with."""
+        self._stores: dict[str, list[Member]] = {}
+        """By host."""
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -265,6 +269,8 @@ class Registry:
         seat = Seat(member, joined_at=now, changed=self.changed, rates=rates, heard_at=now)
         seat.report = Report(free_kv_tokens=member.kv_capacity_tokens)
         self._seats[member.id] = seat
+        if member.role is None:
+            self._stores.setdefault(member.host_id, []).append(member)
         self.version += 1
         return seat
 
@@ -273,6 +279,11 @@ class Registry:
         if self._seats.get(seat.member.id) is not seat:
             return False
         del self._seats[seat.member.id]
+        if seat.member.role is None:
+            beside = self._stores[seat.member.host_id]
+            beside.remove(seat.member)
+            if not beside:
+                del self._stores[seat.member.host_id]
         seat.left()
         self.version += 1
         if not any(other.member.model == seat.member.model for other in self):
@@ -298,7 +309,11 @@ class Registry:
 
     def stores(self) -> list[Member]:
         """The joined stores."""
-        return [seat.member for seat in self._seats.values() if seat.member.role is None]
+        return [store for beside in self._stores.values() for store in beside]
+
+    def stores_of(self, host_id: str) -> Sequence[Member]:
+        """Those of one host."""
+        return self._stores.get(host_id, ())
 
     def view(self, now: float) -> RegistryView:
         """The registry as gateways see it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -54,8 +55,7 @@ class Recent(Generic[Key, Value]):
             self._entries.popitem(last=False)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionHome:
+class SessionHome(msgspec.Struct, frozen=True):
     """The workers of a session's last request."""
 
     prefill: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from penstock.router.baselines import Baseline
 from penstock.router.demand import Demand, Knobs
 from penstock.router.facts import Holdings
 from penstock.router.fleet import Fleet, Floats, Numbers
-from penstock.router.ledger import Ledger
-from penstock.router.options import Answer, NoWorker, QueueFull, TooLong, Unmet, Waits
-from penstock.router.policy import choose
+from penstock.router.options import Answer, Decision, NoWorker, PromptPlace, QueueFull, TooLong, Unmet, Waits
+from penstock.router.policy import choose, nearly_equal, place
 from penstock.router.workers import WorkerFacts
 
+_FEWEST = 2
+"""Workers of a kind that are looked at first: enough where the others have to take longer."""
 _FEW = 6
+"""Where they need not."""
 _MOST_FOR_TARGET = 96
 """Workers of a kind that are looked at for a request with a target, which nobody may meet."""
 _ENOUGH = 1.02
@@ -26,57 +28,96 @@ _ENOUGH = 1.02
 _NO_FLOORS: Floats = np.empty(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     """Workers of one kind, and the least seconds that each takes."""
 
     columns: Numbers
     """Ascending."""
     floors: Floats
+    home: int | None
+    """The column of the one where the session was last; None: it is none of them."""
 
-    def least(self, count: int, home: int | None) -> tuple[list[int], float]:
-        """The columns of the `count` with the lowest floors and, if it is one of the field, `home`; and the lowest
-        floor of the others."""
-        if len(self.columns) <= count:
-            return self.columns.tolist(), inf
-        order = np.argpartition(self.floors, count)
-        least = self.columns[order[:count]].tolist()
-        if home is not None and home not in least and home in self.columns:
-            least.append(home)
-        return least, float(self.floors[order[count]])
+    def least(self, count: int) -> tuple[list[int], float]:
+        """The columns of `home` and of the `count` with the lowest floors; and the lowest floor of the others."""
+        columns, other_s = self.columns, inf
+        if len(columns) > count:
+            order = np.argpartition(self.floors, count)
+            columns, other_s = columns[order[:count]], self.floors.item(order.item(count))
+        least = columns.tolist()
+        if self.home is not None and self.home not in least:
+            least.append(self.home)
+        return least, other_s
+
+    def below(self, most_s: float) -> _Field:
+        """Those whose floors are at most that."""
+        low = self.floors <= most_s
+        return self._replace(columns=self.columns[low], floors=self.floors[low])
 
     def without(self, columns: list[int]) -> _Field:
-        """The others; `columns` are some of the field."""
-        left = np.ones(len(self.columns), bool)
-        left[np.searchsorted(self.columns, columns)] = False
-        return _Field(self.columns[left], self.floors[left])
+        """The others."""
+        left = ~np.isin(self.columns, columns)
+        return self._replace(columns=self.columns[left], floors=self.floors[left])
 
 
-class _Looked(dict[int, WorkerFacts]):
-    """What is known of those that were looked at, by column: each is looked at once."""
+class _Looked(dict[int, PromptPlace]):
+    """Those that were looked at, by column: each is looked at once."""
 
-    def __init__(self, facts: Callable[[int], WorkerFacts]) -> None:
-        self._facts = facts
+    def __init__(self, look: Callable[[int], PromptPlace]) -> None:
+        self._look = look
 
-    def __missing__(self, column: int) -> WorkerFacts:
-        found = self[column] = self._facts(column)
+    def __missing__(self, column: int) -> PromptPlace:
+        found = self[column] = self._look(column)
         return found
+
+
+class _Race(NamedTuple):
+    """One request, and who comes into question for it."""
+
+    demand: Demand
+    holdings: Holdings
+    looked: _Looked
+    decoders: _Field
+    """Their floors are those of the whole answer."""
+    prefillers: _Field
+    """Those of the prompt."""
+    answer_s: float
+    """The floor of the answer without the prompt, at whoever has the lowest."""
+
+
+class _Look(NamedTuple):
+    """What a look at some of them has found."""
+
+    answer: Decision | QueueFull | Waits | Unmet
+    decoders: list[int]
+    prefillers: list[int]
+    other_s: float
+    """The lowest floor of decoders that were not looked at."""
+    other_prompt_s: float
+    """Likewise of prefillers."""
+
+    @property
+    def decision(self) -> Decision | None:
+        """Where the request would go."""
+        answer = self.answer.decision if isinstance(self.answer, Waits) else self.answer
+        return answer if isinstance(answer, Decision) else None
+
+    @property
+    def least_s(self) -> float:
+        """Seconds with the best that was found."""
+        return min(option.total_s for option in self.decision.options) if self.decision else inf
 
 
 class Shortlist:
     """Decides among the workers that could be best for a request, which are few however many there are."""
 
-    def __init__(
-        self, fleet: Fleet, ledger: Ledger, random: Random, knobs: Knobs, baseline: Baseline | None = None
-    ) -> None:
+    def __init__(self, fleet: Fleet, random: Random, knobs: Knobs, baseline: Baseline | None = None) -> None:
         """A `baseline` decides instead, and looks at all."""
         self._baseline = baseline
         self._fleet = fleet
-        self._ledger = ledger
         self._random = random
         self._knobs = knobs
         self.few = _FEW
-        """Workers of a kind that are looked at first."""
+        """Workers of a kind that are looked at where some are nearly as good as others."""
         self.looked_at = 0
         """Workers, for the last request."""
 
@@ -95,42 +136,82 @@ class Shortlist:
         if not len(roomy):
             return TooLong(fleet.most_room(decoders))
         able = fleet.roomy(self._without(fleet.prefillers(model), demand, all_of_them=False), demand.prompt_tokens)
+        race = self._enter(demand, holdings, roomy, able, facts)
+        if self.few > _FEWEST and not demand.has_target:
+            found = self._look(race, _FEWEST)
+            if isinstance(found.answer, Decision):
+                bound_s = nearly_equal(found.least_s, self._knobs)
+                prompt_s = bound_s - self._knobs.handoff_s - race.answer_s
+                if found.other_s > bound_s and found.other_prompt_s > prompt_s:
+                    return found.answer
+                best_s = race.prefillers.floors.min(initial=inf)
+                prefillers = race.prefillers.below(max(prompt_s, best_s))
+                race = race._replace(decoders=race.decoders.below(bound_s), prefillers=prefillers)
+        few = self.few
+        while True:
+            found = self._look(race, few)
+            if isinstance(found.answer, QueueFull) or self._enough(race, found):
+                return found.answer
+            if demand.has_target and few >= _MOST_FOR_TARGET:
+                return found.answer
+            few *= 4
+
+    def _enter(
+        self,
+        demand: Demand,
+        holdings: Holdings,
+        roomy: Numbers,
+        able: Numbers,
+        facts: Callable[[int], WorkerFacts],
+    ) -> _Race:
+        """Those that could decode and those that could compute the prompt, and their floors."""
+        fleet = self._fleet
+        home_prefill, home_decode = fleet.column(demand.home_prefill), fleet.column(demand.home_decode)
         waiting = self._computing(holdings)
-        prompts = _Field(able, self._prompt_floors(demand, able, waiting, holdings) if len(able) else _NO_FLOORS)
+        prompt_s = self._prompt_floors(demand, able, waiting, holdings) if len(able) else _NO_FLOORS
+        prefillers = _Field(able, prompt_s, home_prefill if _has(able, home_prefill) else None)
         local_s = self._prompt_floors(demand, roomy, waiting, holdings)
         if demand.first_token_s < inf:
-            soon = np.minimum(local_s, prompts.floors.min(initial=inf)) <= demand.first_token_s
+            soon = np.minimum(local_s, prompt_s.min(initial=inf)) <= demand.first_token_s
             if soon.any():
                 roomy, local_s = roomy[soon], local_s[soon]
-        answer_s = fleet.answer_floors(demand, roomy)
+        answer_s, least_s = fleet.answer_floors(demand, roomy, holdings.shared_tokens), 0.0
         if len(able):
-            local_s = np.minimum(local_s, self._moved_s(demand, roomy, prompts, holdings))
-        answers = _Field(roomy, local_s + answer_s)
-        few, looked = self.few, _Looked(facts)
-        while True:
-            seen, other_s = answers.least(few, fleet.column(demand.home_decode))
-            computing, _ = prompts.least(few, fleet.column(demand.home_prefill))
-            hosts = dict.fromkeys(map(fleet.host_of, seen)) if len(able) else ()
-            beside = [fleet.beside(able, prompts.floors, host) for host in hosts]
-            computing = list(dict.fromkeys([*computing, *(column for column in beside if column is not None)]))
-            self.looked_at = len(seen) + len(computing)
-            workers = [looked[column] for column in seen], [looked[column] for column in computing]
-            answer = choose(demand, *workers, self._random, self._knobs)
-            if isinstance(answer, QueueFull) or len(seen) + len(computing) == len(roomy) + len(able):
-                return answer
-            if len(computing) < len(able):
-                rest, near = prompts.without(computing), np.array(sorted(seen))
-                moved_s = self._moved_s(demand, near, rest, holdings) + fleet.answer_floors(demand, near)
-                other_s = min(other_s, float(moved_s.min()))
-            decision = answer.decision if isinstance(answer, Waits) else answer
-            if demand.has_target:
-                seconds = inf if isinstance(decision, Unmet) else decision.chosen.total_s
-            else:
-                assert not isinstance(decision, Unmet), "it has no target"
-                seconds = min(option.total_s for option in decision.options)
-            if seconds <= _ENOUGH * other_s or (demand.has_target and few >= _MOST_FOR_TARGET):
-                return answer
-            few *= 4
+            least_s = float(answer_s.min())
+            local_s = np.minimum(local_s, self._moved_s(demand, roomy, prefillers, holdings))
+        decoders = _Field(roomy, local_s + answer_s, home_decode if _has(roomy, home_decode) else None)
+        looked = _Looked(lambda column: place(demand, facts(column)))
+        return _Race(demand, holdings, looked, decoders, prefillers, least_s)
+
+    def _look(self, race: _Race, few: int) -> _Look:
+        """Decides among a few of each kind: those with the lowest floors, where the session was, and prefillers beside
+        the decoders among them."""
+        seen, other_s = race.decoders.least(few)
+        computing, other_prompt_s = race.prefillers.least(few)
+        if other_prompt_s < inf:
+            computing = list(dict.fromkeys([*computing, *self._beside(race.prefillers, seen)]))
+        self.looked_at = len(seen) + len(computing)
+        roomy, able = [race.looked[column] for column in seen], [race.looked[column] for column in computing]
+        answer = choose(race.demand, roomy, able, self._random, self._knobs)
+        return _Look(answer, seen, computing, other_s, other_prompt_s)
+
+    def _beside(self, prefillers: _Field, decoders: list[int]) -> list[int]:
+        """The best one on the host of each decoder, where there is one."""
+        hosts = dict.fromkeys(map(self._fleet.host_of, decoders))
+        found = (self._fleet.beside(prefillers.columns, prefillers.floors, host) for host in hosts)
+        return [column for column in found if column is not None]
+
+    def _enough(self, race: _Race, found: _Look) -> bool:
+        """Whether nobody else would have been better by much."""
+        other_s, most_s = found.other_s, found.least_s
+        if race.demand.has_target and found.decision is not None:
+            most_s = found.decision.chosen.total_s
+        if most_s <= _ENOUGH * other_s and found.other_prompt_s < inf:
+            rest, near = race.prefillers.without(found.prefillers), np.array(sorted(found.decoders))
+            moved_s = self._moved_s(race.demand, near, rest, race.holdings)
+            answer_s = self._fleet.answer_floors(race.demand, near, race.holdings.shared_tokens)
+            other_s = min(other_s, float((moved_s + answer_s).min()))
+        return most_s <= _ENOUGH * other_s
 
     def _moved_s(self, demand: Demand, columns: Numbers, prompts: _Field, holdings: Holdings) -> Floats:
         """Seconds until these have the KV of a prompt that one of `prompts`, which are some, computes, at least."""
@@ -146,12 +227,8 @@ class Shortlist:
         return floors
 
     def _computing(self, holdings: Holdings) -> list[int]:
-        """Columns of workers that compute blocks of the prompt for others, behind those that somebody has."""
-        found: set[str] = set()
-        for depth in holdings.placed.depths:
-            if depth < len(holdings.keys):
-                found.update(self._ledger.computing(holdings.keys[depth]))
-        columns = (self._fleet.column(member) for member in found)
+        """Columns of workers that compute blocks of the prompt for others."""
+        columns = {self._fleet.column(member) for _, member in holdings.computing}
         return [column for column in columns if column is not None]
 
     def _without(self, columns: Numbers, demand: Demand, *, all_of_them: bool = True) -> Numbers:
@@ -161,3 +238,11 @@ class Shortlist:
         failed = [column for column in map(self._fleet.column, demand.avoid) if column is not None]
         left = columns[~np.isin(columns, failed)]
         return left if len(left) or not all_of_them else columns
+
+
+def _has(columns: Numbers, column: int | None) -> bool:
+    """Whether it is one of them, which ascend."""
+    if column is None:
+        return False
+    at = int(columns.searchsorted(column))
+    return at < len(columns) and columns.item(at) == column

@@ -24,30 +24,30 @@ class KvSources:
     def computing(self, decision: Decision, host: str, holdings: Holdings) -> list[str]:
         """For whoever computes the prompt, on `host`: stores that hold more of it, and those that are going to."""
         more = self._deeper(host, holdings) if decision.prompt.remote else []
-        return list(dict.fromkeys([*more, *self._soon(decision, host, holdings)]))[:_MOST]
+        soon = self._soon(decision, host, holdings) if holdings.computing else []
+        return list(dict.fromkeys([*more, *soon]))[:_MOST]
 
     def decoding(self, prefill: Member, decode: Member, holdings: Holdings) -> list[str]:
         """Where the decode worker's store gets the prompt's KV: what the prefill worker computes lies with its own."""
         if prefill.host_id == decode.host_id or not holdings.has_store(decode.host_id):
             return []
-        beside = [store.address for store in self._registry.stores() if store.host_id == prefill.host_id]
+        beside = [store.address for store in self._registry.stores_of(prefill.host_id)]
         return list(dict.fromkeys([*beside, *self._deeper(decode.host_id, holdings)]))[:_MOST]
 
     def _soon(self, decision: Decision, host: str, holdings: Holdings) -> list[str]:
         """Stores of other hosts that are going to have more of the prompt than there is on this one, because workers
         there compute it for others, as far as it is quicker to fetch than to compute."""
-        computes, size, placed = decision.computes, holdings.block_size, holdings.placed
+        computes, size = decision.computes, holdings.block_size
         if not holdings.has_store(host):
             return []
-        here, worth = decision.prompt.tokens // size, set()
-        for depth in placed.depths:
-            for member in self._ledger.computing(holdings.keys[depth]) if depth < len(holdings.keys) else ():
-                there = self._host(member)
-                if there != host and holdings.has_store(there) and holdings.here(there) == depth:
-                    more = depth + self._ledger.of(member).computing.run(holdings.keys, depth) - here
-                    if worth_pulling(computes.state, more * size):
-                        worth.add(there)
-        return [store.address for store in self._registry.stores() if store.host_id in worth] if worth else []
+        here, worth = decision.prompt.tokens // size, dict[str, None]()
+        for depth, member in holdings.computing:
+            there = self._host(member)
+            if there != host and holdings.has_store(there) and holdings.here(there) == depth:
+                more = depth + self._ledger.of(member).computing.run(holdings.keys, depth) - here
+                if worth_pulling(computes.state, more * size):
+                    worth[there] = None
+        return [store.address for there in worth for store in self._registry.stores_of(there)]
 
     def _deeper(self, host: str, holdings: Holdings) -> list[str]:
         """Stores that hold more than the one of `host`, which has one."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 
 class Role(Enum):
@@ -15,8 +16,7 @@ class Role(Enum):
     """Decodes, and prefills whatever it decodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True):
     """Seconds of one decoding step, linear in what it computes."""
 
     base_s: float
@@ -35,8 +35,7 @@ class StepCost:
         return self.base_s + sequences * self.sequence_s + context_tokens * self.token_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision knows of one worker, whatever the request; this request's charges not included."""
 
     id: str
@@ -77,8 +76,7 @@ class WorkerState:
         return self.sequences >= self.max_running + max(1, self.max_running // 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
+class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, and what it has of the prompt of one request, in leading tokens."""
 
     state: WorkerState

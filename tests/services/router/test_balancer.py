@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.router.balancer import BalanceKnobs, Flip, Leaning, balance, decode_load, prefill_load
 from penstock.router.workers import Role, StepCost, WorkerState

@@ -99,6 +99,7 @@ def test_memory_is_bounded_and_used_prefixes_stay() -> None:
     for chain in range(1, 60):
         index.stored("a", keys(4, chain))
         assert index.match(keys(20)) == {"a": 20}
+        index.used(keys(20))
         assert len(index) <= 100
     stats = index.stats()
     assert (stats.blocks, stats.holders) == (100, 1)
@@ -119,13 +120,13 @@ def test_a_store_that_left_is_tidied_away() -> None:
 
 
 def test_a_bit_is_not_used_again_while_blocks_have_it() -> None:
-    """Looks at a prompt change the order in which entries are tidied."""
+    """The use of a prompt changes the order in which entries are tidied."""
     index = BlockIndex(6000)
     index.stored("a", keys(5000))
     index.stored("b", keys(5000))
     index.drop("a")
     for _ in range(20):
-        index.match(keys(5000))
+        index.used(keys(5000))
         index.stored("b", [])
     index.stored("c", keys(1, 7))
     assert index.match(keys(5000)) == {"b": 5000}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.router.costs import decode_s, prompt_cost
 from penstock.router.demand import Demand, Knobs

@@ -113,9 +113,8 @@ def test_who_was_left_out_was_no_better(seed: int, monkeypatch: pytest.MonkeyPat
     def beside_all(model: str, demand: Demand, holdings: Holdings, facts: object) -> object:
         answer = few(model, demand, holdings, facts)
         looked_at = planner.shortlist.looked_at
-        state = planner._fleet.state
         everybody = [
-            planner._observer.worker(seat, state(column), holdings, world.now)
+            planner._observer.worker(column, holdings, world.now)
             for column, seat in enumerate(planner._fleet._seats)
             if seat.member.role is not None
         ]
