@@ -27,6 +27,7 @@ _LISTEN_S = 0.25
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
 
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
@@ -82,6 +83,7 @@ class Fleet:
         self._hosts: dict[str, int] = {}
         self._host_of: Numbers = np.empty(0, np.intp)
         self._stores = np.empty(0, bool)
+        self._both = np.empty(0, bool)
         self._has_store = np.empty(0, bool)
         self._no_depths: Floats = np.empty(0)
         """Those of a prompt of which nothing is stored, as in `Placed.hosts`."""
@@ -193,6 +195,10 @@ class Fleet:
     def roomy(self, columns: Numbers, tokens: int) -> Numbers:
         """Those of them that can hold so many tokens."""
         return columns if tokens <= self._least_limit else columns[self._limits[columns] >= tokens]
+
+    def both(self, columns: Numbers) -> Flags:
+        """Which of them compute the prompts that they decode, always."""
+        return self._both[columns]
 
     def most_room(self, columns: Numbers) -> int:
         """Tokens that the roomiest of them can hold."""
@@ -321,6 +327,7 @@ class Fleet:
         self._columns = {member.id: column for column, member in enumerate(members)}
         self._hosts = {name: number for number, name in enumerate(sorted({one.host_id for one in members}))}
         self._host_of = np.array([self._hosts[member.host_id] for member in members], np.intp)
+        self._both = np.array([member.role is Role.BOTH for member in members], bool)
         self._stores = np.array([member.role is None for member in members], bool)
         self._has_store = np.bincount(self._host_of[self._stores], minlength=len(self._hosts)) > 0
         self._no_depths = np.where(self._has_store, 0.0, -1.0)

@@ -170,15 +170,23 @@ class Shortlist:
         waiting = self._computing(holdings)
         prompt_s = self._prompt_floors(demand, able, waiting, holdings) if len(able) else _NO_FLOORS
         prefillers = _Field(able, prompt_s, home_prefill if _has(able, home_prefill) else None)
-        local_s = self._prompt_floors(demand, roomy, waiting, holdings)
+        both = fleet.both(roomy)
+        short = demand.prompt_tokens - holdings.shared_tokens <= self._knobs.local_prefill_tokens
+        if short or not len(able):
+            local_s = self._prompt_floors(demand, roomy, waiting, holdings)
+        else:
+            local_s = np.full(len(roomy), inf)
+            if both.any():
+                local_s[both] = self._prompt_floors(demand, roomy[both], waiting, holdings)
         if demand.first_token_s < inf:
             soon = np.minimum(local_s, prompt_s.min(initial=inf)) <= demand.first_token_s
             if soon.any():
-                roomy, local_s = roomy[soon], local_s[soon]
+                roomy, local_s, both = roomy[soon], local_s[soon], both[soon]
         answer_s, least_s = fleet.answer_floors(demand, roomy, holdings.shared_tokens), 0.0
         if len(able):
             least_s = float(answer_s.min())
-            local_s = np.minimum(local_s, self._moved_s(demand, roomy, prefillers, holdings))
+            moved_s = self._moved_s(demand, roomy, prefillers, holdings)
+            local_s = np.where(both, local_s, np.minimum(local_s, moved_s))
         decoders = _Field(roomy, local_s + answer_s, home_decode if _has(roomy, home_decode) else None)
         looked = _Looked(lambda column: place(demand, facts(column)))
         return _Race(demand, holdings, looked, decoders, prefillers, least_s)
