@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import overload
+from typing import NamedTuple, overload
 
 from penstock.kv.identity import MAX_KEYS
 from penstock.rpc.bounds import check_count
@@ -58,11 +57,13 @@ class Keys(Sequence[bytes]):
         return Keys(longer, earlier=self._length)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
+class _Chain(NamedTuple):
     keys: Keys
     before: bytes
     """The last key of the chain that this one continues; it may be forgotten."""
+
+
+_NOTHING = _Chain(Keys([]), b"")
 
 
 class Chains:
@@ -87,20 +88,20 @@ class Chains:
 
         None when no such chain is known. Raises InvalidRequest for a chain that is too long.
         """
-        earlier = _Chain(Keys([]), b"")
+        earlier = _NOTHING
         if after:
-            found = self._chains.get((tenant, after))
-            if found is None:
+            if (tenant, after) not in self._chains:
                 return None
             self._chains.move_to_end((tenant, after))
-            earlier = found
+            earlier = self._chains[tenant, after]
         if not keys:
             return earlier.keys
         check_count("ask.block_keys", range(len(earlier.keys) + len(keys)), MAX_KEYS)
-        whole = earlier.keys.and_then(keys)
-        self._drop(tenant, earlier.before)
-        self._drop(tenant, whole[-1])
-        self._chains[tenant, whole[-1]] = _Chain(whole, after)
+        whole = earlier.keys.and_then(keys) if after else Keys(list(keys))
+        if earlier.before:
+            self._drop(tenant, earlier.before)
+        self._drop(tenant, keys[-1])
+        self._chains[tenant, keys[-1]] = _Chain(whole, after)
         self._count(tenant, len(whole))
         while self._by_tenant[tenant] > self._most // 2:
             self._drop(*next(name for name in self._chains if name[0] == tenant))

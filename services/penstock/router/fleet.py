@@ -103,8 +103,8 @@ class Fleet:
         self._laid_out_at = -1
         self._of_bit: Numbers = np.empty(0, np.intp)
         """Columns by the number of a member's bit in the index; -1: nobody's."""
-        self._of_mask: dict[int, Numbers] = {}
-        """The columns of members by the bits of all of them."""
+        self._of_mask: dict[int, tuple[Numbers, Numbers, Numbers]] = {}
+        """As `_with_bits` finds them."""
         self._of_bit_at = (-1, -1)
         """The versions of index and registry for which both hold."""
 
@@ -167,11 +167,10 @@ class Fleet:
         deep, depths = [], [0]
         for depth, mask in index.ends(keys):
             depths.append(depth)
-            columns = self._with_bits(index, mask)
+            columns, stores, theirs = self._with_bits(index, mask)
             held[columns] = depth
-            stores = columns[self._stores[columns]]
             if len(stores):
-                hosts[self._host_of[stores]] = depth
+                hosts[theirs] = depth
                 deep.append((depth, stores))
         deepest = deep[-1][0] if deep else 0
         near = hosts if self._all_have_stores else np.where(hosts < 0, deepest, hosts)
@@ -349,8 +348,8 @@ class Fleet:
         self._listened_at = -np.inf
         self._laid_out_at = self._registry.version
 
-    def _with_bits(self, index: BlockIndex, mask: int) -> Numbers:
-        """The columns of the members with these bits in the index."""
+    def _with_bits(self, index: BlockIndex, mask: int) -> tuple[Numbers, Numbers, Numbers]:
+        """The columns of the members with these bits in the index, those of the stores among them, and their hosts."""
         if self._of_bit_at != (index.version, self._laid_out_at):
             bits = dict(index.bits())
             self._of_bit = np.full(max(bits, default=-1) + 1, -1, np.intp)
@@ -364,7 +363,9 @@ class Fleet:
         columns = self._of_bit[np.unpackbits(octets, bitorder="little").nonzero()[0]]
         if len(self._of_mask) >= _MOST_MASKS:
             self._of_mask.clear()
-        found = self._of_mask[mask] = columns[columns >= 0]
+        columns = columns[columns >= 0]
+        stores = columns[self._stores[columns]]
+        found = self._of_mask[mask] = columns, stores, self._host_of[stores]
         return found
 
 

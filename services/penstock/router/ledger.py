@@ -180,7 +180,9 @@ class Ledger:
         return True
 
     def _account(self, member: str, charge: Charge) -> Account:
-        account = self._accounts.setdefault(member, Account(charge.block_size))
+        account = self._accounts.get(member)
+        if account is None:
+            account = self._accounts[member] = Account(charge.block_size)
         account.plans += 1
         return account
 

@@ -84,7 +84,7 @@ def choose(
     for one in able:
         groups.setdefault(one.worker.store, []).append(one)
     best = {store: _choose_prefill(demand, places, random, knobs) for store, places in groups.items()}
-    leading: dict[str, PromptPlace] = {}
+    leading = best if len(best) <= 2 else {}
     while len(leading) < min(2, len(best)):
         others = [one for store, one in best.items() if store not in leading]
         leads = _choose_prefill(demand, others, random, knobs)
@@ -135,6 +135,8 @@ def _in_time(demand: Demand, options: Sequence[Option]) -> Sequence[Option] | Un
 
 
 def _choose_prefill(demand: Demand, places: Sequence[PromptPlace], random: Random, knobs: Knobs) -> PromptPlace:
+    if len(places) == 1:
+        return places[0]
     offers = [_Offer(one, one.cost.total_s, one.cost.work, one.worker.id == demand.home_prefill) for one in places]
     return _choose(offers, random, knobs)
 
@@ -176,12 +178,11 @@ def nearly_equal(least_s: float, knobs: Knobs) -> float:
 
 
 def _choose(offers: Sequence[_Offer[Choice]], random: Random, knobs: Knobs) -> Choice:
-    if len(offers) == 1:
-        return offers[0].choice
     least = min(offer.cost_s for offer in offers)
     for offer in offers:
         if offer.home and offer.cost_s <= least * (1 + knobs.home_margin) + 0.01:
             return offer.choice
     near = [offer for offer in offers if offer.cost_s <= nearly_equal(least, knobs)]
     lightest = min(offer.work for offer in near)
-    return random.choice([offer.choice for offer in near if offer.work == lightest])
+    equal = [offer.choice for offer in near if offer.work == lightest]
+    return equal[0] if len(equal) == 1 else random.choice(equal)

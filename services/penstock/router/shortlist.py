@@ -170,23 +170,16 @@ class Shortlist:
         waiting = self._computing(holdings)
         prompt_s = self._prompt_floors(demand, able, waiting, holdings) if len(able) else _NO_FLOORS
         prefillers = _Field(able, prompt_s, home_prefill if _has(able, home_prefill) else None)
-        both = fleet.both(roomy)
-        short = demand.prompt_tokens - holdings.shared_tokens <= self._knobs.local_prefill_tokens
-        if short or not len(able):
-            local_s = self._prompt_floors(demand, roomy, waiting, holdings)
-        else:
-            local_s = np.full(len(roomy), inf)
-            if both.any():
-                local_s[both] = self._prompt_floors(demand, roomy[both], waiting, holdings)
+        local_s = self._local_s(demand, roomy, waiting, holdings, alone=not len(able))
         if demand.first_token_s < inf:
             soon = np.minimum(local_s, prompt_s.min(initial=inf)) <= demand.first_token_s
             if soon.any():
-                roomy, local_s, both = roomy[soon], local_s[soon], both[soon]
+                roomy, local_s = roomy[soon], local_s[soon]
         answer_s, least_s = fleet.answer_floors(demand, roomy, holdings.shared_tokens), 0.0
         if len(able):
             least_s = float(answer_s.min())
             moved_s = self._moved_s(demand, roomy, prefillers, holdings)
-            local_s = np.where(both, local_s, np.minimum(local_s, moved_s))
+            local_s = np.where(fleet.both(roomy), local_s, np.minimum(local_s, moved_s))
         decoders = _Field(roomy, local_s + answer_s, home_decode if _has(roomy, home_decode) else None)
         looked = _Looked(lambda column: place(demand, facts(column)))
         return _Race(demand, holdings, looked, decoders, prefillers, least_s)
@@ -220,6 +213,19 @@ class Shortlist:
             answer_s = self._fleet.answer_floors(race.demand, near, race.holdings.shared_tokens)
             other_s = min(other_s, float((moved_s + answer_s).min()))
         return most_s <= _ENOUGH * other_s
+
+    def _local_s(
+        self, demand: Demand, columns: Numbers, waiting: list[int], holdings: Holdings, *, alone: bool
+    ) -> Floats:
+        """Seconds until these decoders have the KV of the prompt when they compute it themselves, at least. Where they
+        are not `alone`, those that only decode compute short ends of prompts and nothing else."""
+        short = demand.prompt_tokens - holdings.shared_tokens <= self._knobs.local_prefill_tokens
+        if alone or short:
+            return self._prompt_floors(demand, columns, waiting, holdings)
+        local_s, both = np.full(len(columns), inf), self._fleet.both(columns)
+        if both.any():
+            local_s[both] = self._prompt_floors(demand, columns[both], waiting, holdings)
+        return local_s
 
     def _moved_s(self, demand: Demand, columns: Numbers, prompts: _Field, holdings: Holdings) -> Floats:
         """Seconds until these have the KV of a prompt that one of `prompts`, which are some, computes, at least."""
