@@ -116,8 +116,8 @@ class Shortlist:
         self._fleet = fleet
         self._random = random
         self._knobs = knobs
-        self.few = _FEW
-        """Workers of a kind that are looked at where some are nearly as good as others."""
+        self.fewest, self.few = _FEWEST, _FEW
+        """Workers of a kind that are looked at first, and where some are nearly as good as others."""
         self.looked_at = 0
         """Workers, for the last request."""
 
@@ -137,8 +137,8 @@ class Shortlist:
             return TooLong(fleet.most_room(decoders))
         able = fleet.roomy(self._without(fleet.prefillers(model), demand, all_of_them=False), demand.prompt_tokens)
         race = self._enter(demand, holdings, roomy, able, facts)
-        if self.few > _FEWEST and not demand.has_target:
-            found = self._look(race, _FEWEST)
+        if self.fewest < self.few and not demand.has_target:
+            found = self._look(race, self.fewest)
             if isinstance(found.answer, Decision):
                 bound_s = nearly_equal(found.least_s, self._knobs)
                 prompt_s = bound_s - self._knobs.handoff_s - race.answer_s

@@ -8,8 +8,8 @@ from penstock.bench.measured.results import Line, Results, figures
 
 _LINES = (
     Line("warm_decision_us_100k", "a known session's turn of 100,000 tokens, 100 workers, us", 0),
-    Line("decisions_per_s_1000_workers", "decisions/s of one core, 1,000 workers, prompts of 10,000 tokens", 0),
-    Line("look_at_all_vs_few_1000", "the same, had all workers been looked at, : as it is", 1),
+    Line("decisions_per_s_1000_workers", "requests/s of one core, 1,000 workers, prompts of 10,000 tokens", 0),
+    Line("look_at_all_vs_few_1000", "a decision there, had all workers been looked at, : as it is", 1),
     *(
         Line(f"decision_us_{kind}_{workers}_{tokens}", f"{kind} session, {workers} workers, {tokens} tokens, us", 0)
         for kind in ("warm", "cold")
@@ -47,8 +47,10 @@ def section(now: Results, earlier: Results | None = None) -> str:
     other = "" if earlier is None else f" The earlier run was on another machine: {earlier.machine}."
     return f"""## What a decision of the router costs, and how good it is
 
-`penstock bench router`: from an ask to its plan, without sockets. The index holds a million blocks, all workers have
-the system prompt in their pages, and a turn adds 720 tokens. A new session brings the keys of its whole prompt.
+`penstock bench router`: from an ask to its plan, without messages and sockets; requests/s count what follows too, until
+the plan's charge is given back. The index holds a million blocks, all workers have the system prompt in their pages and
+four live plans each, and report their load and rates as often as real ones, and a turn adds 720 tokens. A new session
+brings the keys of its whole prompt.
 
 {figures(_LINES, now, earlier)}
 {_policies(now)}{_real(now)}
