@@ -57,6 +57,11 @@ class Keys(Sequence[bytes]):
         return Keys(longer, earlier=self._length)
 
 
+def plain(keys: Sequence[bytes]) -> Sequence[bytes]:
+    """The same keys, perhaps followed by more, which are quicker to read one by one."""
+    return keys.shared if isinstance(keys, Keys) else keys
+
+
 class _Chain(NamedTuple):
     keys: Keys
     before: bytes

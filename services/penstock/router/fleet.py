@@ -283,9 +283,9 @@ class Fleet:
 
     def _take(self, column: int, now: float) -> None:
         seat = self._seats[column]
-        before = self._matrix[:, column]
-        silent, was_silent = (now - at > self._silent_s for at in (seat.well_at, before[_HEARD]))
-        if before[_OPEN] != (not seat.draining) or silent != was_silent:
+        was_open, heard_at = self._matrix.item(_OPEN, column), self._matrix.item(_HEARD, column)
+        silent, was_silent = now - seat.well_at > self._silent_s, now - heard_at > self._silent_s
+        if was_open != (not seat.draining) or silent != was_silent:
             self._listened_at = -np.inf  # whether it may get work has changed, or may have
         state = self._states[column] = self._observer.state(seat, now)
         self._observed.pop(column, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from penstock.router.chains import Keys
+from penstock.router.chains import Keys, plain
 
 _SWEEP = 512
 """Entries tidied per call after a member has left; keeps every call short."""
@@ -136,7 +136,7 @@ class BlockIndex:
         masks, depth, count, likely = self._masks, 0, len(keys), 0
         if isinstance(keys, Keys):
             likely = min(keys.earlier, count)
-            keys = keys.shared
+        keys = plain(keys)
         alive = masks.get(keys[0], 0) & ~self._dead if count else 0
         while alive:
             low, high = depth, count  # all hold what is before `low`; not all hold key `high`, if there is one

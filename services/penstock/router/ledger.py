@@ -141,9 +141,9 @@ class Ledger:
         charge = self._live.pop(number)
         self._keys -= len(charge.block_keys) + len(charge.uncached_keys)
         for key in self._accounts[charge.prefill].computing.remove(charge.uncached_keys):
-            others = tuple(member for member in self._computing.pop(key) if member != charge.prefill)
-            if others:
-                self._computing[key] = others
+            members = self._computing.pop(key)
+            if len(members) > 1:
+                self._computing[key] = tuple(member for member in members if member != charge.prefill)
         decode = self._accounts[charge.decode]
         del decode.decoding[number]
         decode.sequences -= 1

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from penstock.router.chains import plain
+
 
 class Overlap:
     """The blocks that plans have computed on one member, or will; by key, with the number of plans that need each."""
@@ -54,9 +56,9 @@ class Overlap:
 def common(keys: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
     """How many leading `keys` one of the others has too. A key names all before it, so most of the others cost one
     comparison."""
-    best = 0
+    best, mine = 0, plain(keys)
     for other in others:
-        most = min(len(keys), len(other))
-        if best < most and keys[best] == other[best]:
-            best = bisect_left(range(most), True, best + 1, key=lambda at: keys[at] != other[at])
+        theirs, most = plain(other), min(len(keys), len(other))
+        if best < most and mine[best] == theirs[best]:
+            best = bisect_left(range(most), True, best + 1, key=lambda at: mine[at] != theirs[at])
     return best
