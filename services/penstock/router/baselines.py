@@ -157,4 +157,4 @@ class Baseline:
             option = moved(demand, decode, place, option.answer_s, knobs)
         if option.prompt.queue_s > knobs.max_queue_s:
             return QueueFull(option.prompt.queue_s)
-        return Decision(chosen=option, options=[option])
+        return Decision(chosen=option, options=[option], choices=len(roomy))

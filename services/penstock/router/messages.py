@@ -265,7 +265,7 @@ def _reasons(planned: Planned) -> router_pb2.PlanReasons:
         awaited_tokens=decision.prompt.awaited,
         uncached_tokens=decision.uncached_tokens,
         expected_output=planned.expected_output,
-        choices=len(decision.options),
+        choices=decision.choices,
         other_s=decision.other_s,
         home=planned.home,
         held_s=planned.held_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -64,6 +65,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     chosen: Option
     options: Sequence[Option]
     """All that were looked at, the chosen one among them."""
+    choices: int
+    """Workers that could have decoded it, looked at or not."""
+    beyond_s: float = inf
+    """Seconds of the whole answer that it would take, at least, with those that were not looked at."""
 
     @property
     def prefill(self) -> WorkerFacts | None:
@@ -92,8 +97,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def other_s(self) -> float | None:
-        """Seconds of the whole answer with the cheapest of the others; None: no other was looked at."""
-        return min((option.total_s for option in self.options if option is not self.chosen), default=None)
+        """Seconds of the whole answer with the cheapest of the others, at least; None: there is no other."""
+        looked_at = (option.total_s for option in self.options if option is not self.chosen)
+        least = min(self.beyond_s, *looked_at, inf)
+        return None if least == inf else least
 
     @property
     def sources(self) -> dict[str, int]:

@@ -78,17 +78,18 @@ def choose(
     and decode, at least one; `able` only compute prompts.
 
     What the hand-off of a pair costs depends on whether both have the same store, or one has none: so for each of
-    `roomy` the best of its own store comes into question, the best of those with none, and the best two of all.
+    `roomy` the best of its own store comes into question, the best of those with none, and the best two of the others.
     """
     groups: dict[str, list[PromptPlace]] = {}
     for one in able:
         groups.setdefault(one.worker.store, []).append(one)
     best = {store: _choose_prefill(demand, places, random, knobs) for store, places in groups.items()}
-    leading = best if len(best) <= 2 else {}
-    while len(leading) < min(2, len(best)):
-        others = [one for store, one in best.items() if store not in leading]
+    leading: dict[str, PromptPlace] = {}
+    others = [one for store, one in best.items() if store]
+    while others and len(leading) < 2:
         leads = _choose_prefill(demand, others, random, knobs)
         leading[leads.worker.store] = leads
+        others.remove(leads)
     options = []
     for here in roomy:
         near = {store: best[store] for store in (here.worker.store, "") if store in best}
@@ -105,11 +106,11 @@ def choose(
         as_good = [offer for offer in roomy_now if offer.cost_s <= chosen.total_s * (1 + knobs.tie)]
         if not as_good:
             cost = chosen.prompt.uncached_tokens + demand.expected_output
-            return Waits(at, Decision(chosen=chosen, options=options), cost)
+            return Waits(at, Decision(chosen=chosen, options=options, choices=len(options)), cost)
         chosen = _choose(as_good, random, knobs)
     if not demand.waits and chosen.prompt.queue_s > knobs.max_queue_s:
         return QueueFull(chosen.prompt.queue_s)
-    return Decision(chosen=chosen, options=options)
+    return Decision(chosen=chosen, options=options, choices=len(options))
 
 
 def no_room(demand: Demand, option: Option, knobs: Knobs) -> str | None:

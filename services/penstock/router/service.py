@@ -169,6 +169,7 @@ class Router:
                 registry, now = self.planner.registry, self._clock()
                 silent = registry.silent(seat, now)
                 messages.hear(seat, request.load, now)
+                self.planner.refresh()  # now, not when the next request waits for its plan
                 self.plans.stir()
                 if registry.silent(seat, now) is not silent:
                     what = "a worker gets on again" if silent else "a worker does not get on"

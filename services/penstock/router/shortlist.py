@@ -8,6 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.router.baselines import Baseline
 from penstock.router.demand import Demand, Knobs
@@ -17,7 +18,7 @@ from penstock.router.options import Answer, Decision, NoWorker, PromptPlace, Que
 from penstock.router.policy import choose, nearly_equal, place
 from penstock.router.workers import WorkerFacts
 
-_FEWEST = 2
+_FEWEST = 1
 """Workers of a kind that are looked at first: enough where the others have to take longer."""
 _FEW = 6
 """Where they need not."""
@@ -143,18 +144,24 @@ class Shortlist:
                 bound_s = nearly_equal(found.least_s, self._knobs)
                 prompt_s = bound_s - self._knobs.handoff_s - race.answer_s
                 if found.other_s > bound_s and found.other_prompt_s > prompt_s:
-                    return found.answer
+                    moved_s = found.other_prompt_s + self._knobs.handoff_s + race.answer_s
+                    return replace(found.answer, choices=len(roomy), beyond_s=min(found.other_s, moved_s))
                 best_s = race.prefillers.floors.min(initial=inf)
                 prefillers = race.prefillers.below(max(prompt_s, best_s))
                 race = race._replace(decoders=race.decoders.below(bound_s), prefillers=prefillers)
         few = self.few
         while True:
             found = self._look(race, few)
-            if isinstance(found.answer, QueueFull) or self._enough(race, found):
-                return found.answer
-            if demand.has_target and few >= _MOST_FOR_TARGET:
-                return found.answer
+            if (
+                isinstance(found.answer, QueueFull)
+                or self._enough(race, found)
+                or (demand.has_target and few >= _MOST_FOR_TARGET)
+            ):
+                break
             few *= 4
+        if isinstance(found.answer, Decision):
+            return replace(found.answer, choices=len(roomy), beyond_s=found.other_s)
+        return found.answer
 
     def _enter(
         self,

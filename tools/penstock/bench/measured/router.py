@@ -48,9 +48,9 @@ def section(now: Results, earlier: Results | None = None) -> str:
     return f"""## What a decision of the router costs, and how good it is
 
 `penstock bench router`: from an ask to its plan, without messages and sockets; requests/s count what follows too, until
-the plan's charge is given back. The index holds a million blocks, all workers have the system prompt in their pages and
-four live plans each, and report their load and rates as often as real ones, and a turn adds 720 tokens. A new session
-brings the keys of its whole prompt.
+the plan's charge is given back, and the workers' reports. The index holds a million blocks, all workers have the system
+prompt in their pages and four live plans each, and report their load and rates as often as real ones, and a turn adds
+720 tokens. A new session brings the keys of its whole prompt.
 
 {figures(_LINES, now, earlier)}
 {_policies(now)}{_real(now)}

@@ -105,6 +105,7 @@ class Crowd:
         while self._due >= 1:
             self._due -= 1
             self._report(self._seats[0])
+            self.planner.refresh()
             self._seats.rotate(-1)
 
     def _report(self, seat: Seat) -> None:

@@ -73,7 +73,7 @@ class _Sessions:
     """Sessions of one length, and the seconds that their requests cost the router."""
 
     _whole = False
-    """What follows on the plan counts too, until its charge is given back."""
+    """What follows on the plan counts too."""
 
     def __init__(self, crowd: Crowd, tokens: int) -> None:
         self._crowd = crowd
@@ -84,18 +84,18 @@ class _Sessions:
         return self._crowd.session(f"{self._tokens}/{next(self._numbers)}", self._tokens)
 
     def _timed(self, ask: PlanAsk) -> float:
-        """From the ask to its plan; what the router hears of it afterwards is no part, but for the `_whole` of it."""
+        """From the ask to its plan or, as `_whole`, to the plan's end and to the reports that come meanwhile; what the
+        index hears afterwards is no part."""
         crowd = self._crowd
         started = time.perf_counter()
         number = crowd.plan(ask)
         planned = time.perf_counter()
         members = crowd.planner.ledger.members(number)
-        began = time.perf_counter()
         crowd.end(number)
+        crowd.tick()
         ended = time.perf_counter()
         crowd.store(ask, members)
-        crowd.tick()
-        return planned - started + (ended - began if self._whole else 0.0)
+        return (ended if self._whole else planned) - started
 
 
 class _Cold(_Sessions):
