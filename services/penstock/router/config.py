@@ -56,7 +56,7 @@ class RouterConfig:
     session_ttl_s: float = 1800.0
     """Seconds for which the router remembers the workers of a session."""
     max_sessions: int = 100_000
-    """Most sessions that are remembered."""
+    """Most sessions that are remembered, here and in a shared state."""
     state: str = field(default="memory", repr=False)
     """Where several routers share what they know, and where it outlasts them: memory, which is nowhere, or the address
     of a Redis: redis://HOST:PORT/DATABASE, rediss://, unix:///PATH, redis+cluster://HOST:PORT or

@@ -17,7 +17,16 @@ from tests.services.router.helpers import Harness
 from penstock.router.config import RouterConfig
 from penstock.router.shared import scripts
 from penstock.router.shared.in_redis import record_key
-from penstock.router.shared.records import AnswerFact, BookingFact, Fact, FreedFact, HomeFact, pack, pack_record
+from penstock.router.shared.records import (
+    AnswerFact,
+    BookingFact,
+    Fact,
+    FreedFact,
+    HomeFact,
+    LengthsFact,
+    pack,
+    pack_record,
+)
 from penstock.runtime.config import ConfigError
 from penstock.testing.redis_server import RedisKind, RedisServer, free_port, redis_server
 from penstock.v1 import router_pb2
@@ -295,6 +304,38 @@ async def test_what_is_not_ours_is_refused_named_and_written_anew(
     assert sorted(await redis.hkeys(bookings)) == [b"1", b"2"]
     value = await redis.get(record_key(home))
     assert value.startswith(b"PS1:"), "the older format is overwritten"
+
+
+async def test_records_of_each_kind_are_bounded(start: Start, server: RedisServer, redis: Redis) -> None:
+    """Those longest unwritten are deleted, whoever wrote them; others of the same server are left alone."""
+    await redis.set("home:of:somebody:else", "stays")
+    await redis.lpush(scripts.recent_key("home"), "no sorted set")
+    a, b = await two(start, server.url, max_sessions=5)
+
+    async def until(fact: Callable[[], Awaitable[object]]) -> None:
+        async with asyncio.timeout(10):
+            while not await fact():
+                await asyncio.sleep(0.005)
+
+    async def bounded(kind: str) -> bool:
+        """Five are there, and listed."""
+        names = await redis.zrange(scripts.recent_key(kind), 0, -1)
+        keys = {f"{scripts.ROOT}:{kind}:{{{name.decode()}}}".encode() for name in names}
+        return len(keys) == 5 and keys == set(await redis.keys(f"{scripts.ROOT}:{kind}:*"))
+
+    for number in range(12):
+        router = (a, b)[number % 2]
+        call, _ = await router.plan(session=f"s{number}", tenant=f"t{number}")
+        await answer(router, call, 7)
+        records = HomeFact("m", f"s{number}", "v", "v"), LengthsFact(("m", f"t{number}", f"s{number}"), [])
+        await until(lambda: redis.exists(record_key(records[0])))  # noqa: B023
+        await until(lambda: redis.exists(record_key(records[1])))  # noqa: B023
+    await until(lambda: bounded("home"))
+    await until(lambda: bounded("lengths"))
+    assert await redis.exists(*(record_key(HomeFact("m", f"s{number}", "v", "v")) for number in range(7, 12))) == 5
+    assert 0 < await redis.pttl(scripts.recent_key("home")) <= 1_800_000
+    assert await redis.get("home:of:somebody:else") == b"stays"
+    assert sample(a, "penstock_state_failures_total") == sample(b, "penstock_state_failures_total") == 0
 
 
 async def test_two_of_one_name_do_not_stop_each_other(start: Start, server: RedisServer) -> None:

@@ -30,7 +30,7 @@ from penstock.router.shared.records import (
     pack_record,
     unpack_record,
 )
-from penstock.router.shared.scripts import OWNERS, PUT, ROOT, TAKE, WRITE, owner_keys
+from penstock.router.shared.scripts import NOTE, OWNERS, PUT, ROOT, TAKE, WRITE, owner_keys, recent_key
 from penstock.runtime.metrics import RouterMetrics
 from penstock.runtime.redis_client import asked
 
@@ -56,6 +56,8 @@ _KEPT_MS = 3_600_000
 _FAR_MS = 3_600_000
 """A record that was made so much later than now was not made then."""
 _PAGE = 500
+_MOST_OVER = 1000
+"""Records of a kind that are too many which one round trip deletes."""
 _KINDS = ("home", "lengths", "member")
 
 
@@ -70,7 +72,7 @@ class RedisTerms:
     record_s: float
     """For which sessions, lengths and beliefs are kept."""
     most_records: int
-    """That are read of each kind."""
+    """That are kept, and read, of each kind."""
 
 
 class LeaseLost(OSError):
@@ -104,6 +106,8 @@ class RedisState:
         self._written_at = self._listed_at = self._loaded_at = -1e9
         self._others: dict[str, OwnerReader] = {}
         self._load_needed = True
+        self._over: list[str] = []
+        """Keys of records that are too many, which the next round trip deletes."""
         self.in_step_at = clock()
         """When a round trip last succeeded."""
         self._behind = False
@@ -206,6 +210,10 @@ class RedisState:
         wrote = self._write(pipe, changes, now)
         for record, at in changes.records:
             self._put(pipe, record, at)
+        noted = self._note(pipe, [record for record, _ in changes.records])
+        over, self._over = self._over, []
+        for key in over:
+            pipe.delete(key)
         listed = now - self._listed_at > _LIST_S
         if listed:
             wall = int(time.time() * 1000)
@@ -219,6 +227,11 @@ class RedisState:
         if wrote:
             self._wrote(next(answers), now)
         for _ in changes.records:
+            _check(next(answers))
+        for kind in noted:
+            _check(names := next(answers))
+            self._over += (_record_key(kind, name.decode(errors="replace")) for name in names)
+        for _ in over:
             _check(next(answers))
         if listed:
             await self._list([next(answers) for _ in range(3)], now)
@@ -258,6 +271,18 @@ class RedisState:
         value = pack_record(record, max(0, stamp))
         kept_ms = int(self._terms.record_s * 1000)
         pipe.eval(PUT, 1, record_key(record), value, kept_ms, f"{int(wall * 1000) + _FAR_MS:013d}")
+
+    def _note(self, pipe: Any, records: Sequence[Record]) -> list[str]:
+        """Has the written records counted, and learns which are too many. Returns their kinds."""
+        names: dict[str, list[str]] = {}
+        for record in records:
+            kind, name = _named(record)
+            names.setdefault(kind, []).append(name)
+        terms, wall = self._terms, int(time.time() * 1000)
+        limits = int(terms.record_s * 1000), terms.most_records, _MOST_OVER
+        for kind, written in names.items():
+            pipe.eval(NOTE, 1, recent_key(kind), wall, *limits, *written)
+        return list(names)
 
     async def _list(self, answers: Sequence[object], now: float) -> None:
         """Who there is; follows those that are new."""
@@ -324,7 +349,16 @@ def _eval(client: Redis, script: str, keys: Sequence[str], arguments: Sequence[A
 
 
 def record_key(record: Record) -> str:
-    """The key of a record: a digest, since names may have any characters."""
+    """The key of a record."""
+    return _record_key(*_named(record))
+
+
+def _record_key(kind: str, name: str) -> str:
+    return f"{ROOT}:{kind}:{{{name}}}"
+
+
+def _named(record: Record) -> tuple[str, str]:
+    """Kind and name of a record: a digest, since the names in it may have any characters."""
     names: tuple[str, ...]
     match record:
         case HomeFact():
@@ -334,7 +368,7 @@ def record_key(record: Record) -> str:
         case _:
             kind, names = "lengths", record.names
     text = "".join(f"{len(name)}:{name}" for name in names)
-    return f"{ROOT}:{kind}:{{{hashlib.sha256(text.encode()).hexdigest()[:40]}}}"
+    return kind, hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def _check(answer: object) -> None:

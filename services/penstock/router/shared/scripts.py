@@ -75,6 +75,28 @@ return 1
 time from which no stamp can be."""
 
 
+NOTE = """
+local found = redis.call('TYPE', KEYS[1]).ok
+if found ~= 'none' and found ~= 'zset' then redis.call('DEL', KEYS[1]) end
+for at = 5, #ARGV do redis.call('ZADD', KEYS[1], ARGV[1], ARGV[at]) end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1] - ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local over = math.min(redis.call('ZCARD', KEYS[1]) - ARGV[3], tonumber(ARGV[4]))
+if over <= 0 then return {} end
+local gone = redis.call('ZRANGE', KEYS[1], 0, over - 1)
+redis.call('ZREMRANGEBYRANK', KEYS[1], 0, over - 1)
+return gone
+"""
+"""Notes which records of one kind were written: KEYS the list of that kind; ARGV the time in milliseconds, those that a
+record is kept, most records, most that are named at once, then the names. Returns the names of the records that are too
+many, those longest unwritten first, which the list has no more: the caller deletes them. They lie in other slots."""
+
+
+def recent_key(kind: str) -> str:
+    """The list of the records of one kind: a sorted set of their names by the time when each was last written."""
+    return f"{ROOT}:recent:{kind}"
+
+
 def owner_keys(owner: str) -> tuple[str, str, str, str]:
     """Epoch, lease, bookings and log of an owner."""
     root = f"{ROOT}:{{{owner}}}"
