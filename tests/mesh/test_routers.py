@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from itertools import cycle
 
@@ -16,12 +16,17 @@ import pytest
 
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import Mesh, MeshSetup
+from penstock.v1 import router_pb2
+from penstock.worker import rotation
+from penstock.worker.worker import Worker
 
 from .support import BLOCK, body_of, process, prompt, until, up
 
-TURNS, SESSIONS, GROWTH = 6, 4, 3 * BLOCK
+TURNS, SESSIONS, GROWTH = 6, 8, 3 * BLOCK
 MISSED = 0.1
 """Of what is known: a worker with less to do may have a turn sooner than its session's own."""
+BUSIEST = 1.35
+"""Requests of the busiest worker : the mean, at most; 2 is one that gets all."""
 ANSWER = SamplingParams(max_tokens=BLOCK, temperature=0.0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True)
 
@@ -36,17 +41,32 @@ async def routers() -> AsyncIterator[list[tuple[str, int]]]:
 @pytest.fixture(scope="module")
 async def mesh(tiny, meshes, routers) -> AsyncIterator[Mesh]:
     addresses = tuple(address for address, _ in routers)
-    async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2, routers=addresses)) as mesh:
-        view = mesh.gateway.view
-        await until(lambda: len(view._choice.views) == 3, "the gateway hears all routers")
-        view._choice.chosen = addresses[0]
-        yield mesh
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotation, "load", as_large(rotation.load))
+        async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2, routers=addresses)) as mesh:
+            view = mesh.gateway.view
+            await until(lambda: len(view._choice.views) == 3, "the gateway hears all routers")
+            view._choice.chosen = addresses[0]
+            yield mesh
 
 
 @pytest.fixture
 async def http(mesh: Mesh) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(base_url=mesh.url, timeout=60) as client:
         yield client
+
+
+def as_large(load: Callable[[Worker], router_pb2.Load]) -> Callable[[Worker], router_pb2.Load]:
+    """Workers say that they take as long as those of a large model, all the same: those of a tiny one take less than
+    what decides nothing."""
+
+    def told(worker: Worker) -> router_pb2.Load:
+        message = load(worker)
+        message.prefill_tokens_per_s = 2000.0
+        message.step.CopyFrom(router_pb2.StepCost(base_s=0.02, sequence_s=0.01, token_s=1e-6))
+        return message
+
+    return told
 
 
 class Trace:
@@ -114,6 +134,26 @@ async def test_kill_9_in_a_mesh_that_shares_a_redis() -> None:
     assert not psutil.wait_procs(started, timeout=10)[1]
 
 
+def served(mesh: Mesh) -> list[float]:
+    """Tokens of the prompts that each worker has served, wherever their KV came from."""
+    name = "penstock_worker_prompt_tokens_total"
+    samples = (
+        [one for metric in worker.metrics.registry.collect() for one in metric.samples] for worker in mesh.workers
+    )
+    return [sum(one.value for one in found if one.name == name) for found in samples]
+
+
+def requests(earlier: list[float], later: list[float], count: int) -> list[float]:
+    """How many of so many requests with prompts of one length each worker has served meanwhile."""
+    tokens = [after - before for before, after in zip(earlier, later, strict=True)]
+    return [count * own / sum(tokens) for own in tokens]
+
+
+def busiest(loads: list[float]) -> float:
+    """What the busiest worker has : the mean."""
+    return max(loads) * len(loads) / sum(loads)
+
+
 async def stream(http: httpx2.AsyncClient, text: list[int], begun: asyncio.Event) -> list[int]:
     """The tokens of a long answer; sets `begun` at the first."""
     ids: list[int] = []
@@ -128,22 +168,31 @@ async def stream(http: httpx2.AsyncClient, text: list[int], begun: asyncio.Event
 
 
 async def test_kill_9_of_a_router_in_the_middle_of_a_trace(mesh, http, routers, oracle) -> None:
-    """Streams go on and are charged at another router; what was cached is found by it; both workers get work."""
+    """Streams go on and are charged at another router; what was cached is found by it; both workers get as much work as
+    before."""
     others = [seat.member.id for seat in mesh.router.planner.registry if seat.member.role]
     trace = Trace(http)
+    begins = served(mesh)
     for number in range(TURNS // 2):
         await trace.turn(number)
+    middle = served(mesh)
+    assert busiest(requests(begins, middle, TURNS // 2 * SESSIONS)) <= BUSIEST
     texts = [prompt(f"long/{number}", 40) for number in range(4)]
     begun = [asyncio.Event() for _ in texts]
     running = [asyncio.create_task(stream(http, text, event)) for text, event in zip(texts, begun, strict=True)]
     await asyncio.gather(*(event.wait() for event in begun))
     assert mesh.router.planner.ledger.empty, "so far another router plans"
     os.kill(routers[0][1], signal.SIGKILL)
+    dies = served(mesh)
     async with asyncio.timeout(60):
         for number in range(TURNS // 2, TURNS):
             await trace.turn(number)
         for task, text in zip(running, texts, strict=True):
             assert await task == (await oracle(text, LONG)).ids
+    streams = requests(middle, dies, len(texts))  # they run beside every turn
+    turns = requests(dies, served(mesh), (TURNS - TURNS // 2) * SESSIONS)
+    loads = [(TURNS - TURNS // 2) * one + other for one, other in zip(streams, turns, strict=True)]
+    assert busiest(loads) <= BUSIEST, (streams, turns)
     assert trace.missed <= MISSED * trace.known
     assert mesh.gateway.view._choice.chosen == routers[1][0]
     assert sorted(others) == sorted(seat.member.id for seat in mesh.router.planner.registry if seat.member.role)
