@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.services.router.helpers import keys
 
+from penstock.router.chains import Keys
 from penstock.router.index import BlockIndex
 
 
@@ -130,3 +131,23 @@ def test_a_bit_is_not_used_again_while_blocks_have_it() -> None:
         index.stored("b", [])
     index.stored("c", keys(1, 7))
     assert index.match(keys(5000)) == {"b": 5000}
+
+
+@given(
+    held=st.lists(st.integers(0, 300), min_size=1, max_size=5), count=st.integers(1, 300), earlier=st.integers(0, 400)
+)
+def test_where_the_last_prompt_ended_is_no_more_than_a_hint(held: list[int], count: int, earlier: int) -> None:
+    index = BlockIndex(1000)
+    for number, depth in enumerate(held):
+        index.stored(f"s{number}", keys(depth))
+    assert index.match(Keys(keys(300), count, earlier)) == index.match(keys(count))
+
+
+def test_a_look_at_a_turn_reads_few_keys_of_what_was_there_before() -> None:
+    """But for those of the common beginning, and of what is new."""
+    index = BlockIndex(100_000)
+    index.stored("a", keys(6000))
+    index.stored("b", keys(60))
+    all_keys = Counting(keys(6045))
+    assert index.match(Keys(all_keys, earlier=6000)) == {"a": 6000, "b": 60}  # type: ignore[arg-type]
+    assert all_keys.read < 20

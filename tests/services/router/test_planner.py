@@ -497,3 +497,40 @@ def test_pages_are_worth_nothing_behind_a_long_queue(desk: Desk) -> None:
     assert set(desk.spread(block_keys=keys)) == {"b"}
     seat.hear(Report(running=3, queued_tokens=3000, free_kv_tokens=200_000), desk.now)
     assert set(desk.spread(block_keys=keys)) == {"a"}
+
+
+def test_a_session_is_decided_with_a_look_at_its_worker(desk: Desk) -> None:
+    """And the plan says what the others would have taken at least."""
+    for number in range(50):
+        desk.join(f"w{number:02}")
+    prompt = [key(number) for number in range(500)]
+    first = desk.plan(8000, session="s", block_keys=prompt)
+    desk.planner.release(first.number)
+    desk.planner.index.stored(first.decode.id, prompt)
+    second = desk.plan(8100, session="s", block_keys=prompt)
+    decision = second.decision
+    assert second.decode is first.decode
+    assert (desk.planner.shortlist.looked_at, decision.choices) == (1, 50)
+    assert decision.other_s is not None and decision.other_s > decision.chosen.total_s
+    desk.planner.release(second.number)
+    cold = desk.plan(8000)
+    assert 1 < desk.planner.shortlist.looked_at < 10, "many are as good as each other"
+    assert cold.decision.other_s == pytest.approx(cold.decision.chosen.total_s)
+
+
+def test_beliefs_fade_of_all_workers_a_few_at_a_time(desk: Desk) -> None:
+    """As many decisions later as it takes, each has looked at few."""
+    for number in range(50):
+        desk.join(f"w{number:02}").measure(Measured(1000 if number else 9000), desk.now)
+    desk.planner.refresh()
+    known = [desk.planner.state(f"w{number:02}") for number in range(50)]
+    desk.now += 60
+    changed = []
+    for _ in range(4):
+        desk.planner.refresh()
+        now = [desk.planner.state(f"w{number:02}") for number in range(50)]
+        changed.append(sum(before is not after for before, after in zip(known, now, strict=True)))
+        known = now
+    assert changed == [16, 16, 16, 2]
+    first = known[0]
+    assert first is not None and 1000 < first.prefill_rate < 9000

@@ -122,6 +122,15 @@ def test_a_hand_off_to_another_host_counts_its_bytes_at_that_links_rate() -> Non
     assert names([prefill, *(but(one, remote_fetch_s=1e-6) for one in decoders)]).keys() == {"here", "there"}
 
 
+def test_a_quick_way_to_another_hosts_store_finds_its_worker() -> None:
+    """Quicker than to the own store: the best of another host is better than one beside it, and than one with none."""
+    decode = but(DECODE, store="one", fetch_s=1e-3, remote_fetch_s=1e-6)
+    alone, beside = but(PREFILL, id="alone"), but(PREFILL, id="beside", store="one", queued_tokens=100)
+    far = but(PREFILL, id="far", store="two", queued_tokens=200)
+    made = decision([alone, beside, far, decode])
+    assert made.prefill is not None and made.prefill.id == "far"
+
+
 def test_the_last_token_is_always_computed() -> None:
     made = decision([worker("a", cached_tokens=4096)], Demand(2000, 10))
     assert (made.cached_tokens, made.uncached_tokens) == (1999, 1)
