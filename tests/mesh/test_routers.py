@@ -27,6 +27,7 @@ MISSED = 0.1
 """Of what is known: a worker with less to do may have a turn sooner than its session's own."""
 BUSIEST = 1.35
 """Requests of the busiest worker : the mean, at most; 2 is one that gets all."""
+RATE = 2000.0
 ANSWER = SamplingParams(max_tokens=BLOCK, temperature=0.0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True)
 
@@ -46,6 +47,8 @@ async def mesh(tiny, meshes, routers) -> AsyncIterator[Mesh]:
         async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2, routers=addresses)) as mesh:
             view = mesh.gateway.view
             await until(lambda: len(view._choice.views) == 3, "the gateway hears all routers")
+            workers = [seat for seat in mesh.router.planner.registry if seat.member.role]
+            await until(lambda: all(seat.measured.prefill_rate == RATE for seat in workers), "all have reported")
             view._choice.chosen = addresses[0]
             yield mesh
 
@@ -62,7 +65,7 @@ def as_large(load: Callable[[Worker], router_pb2.Load]) -> Callable[[Worker], ro
 
     def told(worker: Worker) -> router_pb2.Load:
         message = load(worker)
-        message.prefill_tokens_per_s = 2000.0
+        message.prefill_tokens_per_s = RATE
         message.step.CopyFrom(router_pb2.StepCost(base_s=0.02, sequence_s=0.01, token_s=1e-6))
         return message
 

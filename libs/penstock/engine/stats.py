@@ -104,7 +104,8 @@ class Counters:
     @property
     def in_step_s(self) -> float:
         """How long the step in progress has been computed; 0 between steps."""
-        return 0.0 if self.step_began is None else time.monotonic() - self.step_began
+        began = self.step_began  # once: the thread of steps goes on meanwhile
+        return 0.0 if began is None else time.monotonic() - began
 
     def begin(self, expected_s: float = 0.0) -> None:
         """A step begins now; 0: nobody knows how long it takes. Callable from any thread."""
