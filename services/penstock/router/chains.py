@@ -14,11 +14,13 @@ from penstock.rpc.bounds import check_count
 class Keys(Sequence[bytes]):
     """The first keys of a list that only grows, and which longer ones share: to make one copies nothing."""
 
-    __slots__ = ("_all", "_length", "earlier")
+    __slots__ = ("_length", "earlier", "shared")
 
     def __init__(self, keys: list[bytes], length: int | None = None, earlier: int = 0) -> None:
         """`keys` is kept, and nobody else changes it; None: all of them."""
-        self._all = keys
+        self.shared = keys
+        """The list that these are the first keys of, longer perhaps: to be read, not changed, and no further than the
+        length of these."""
         self._length = len(keys) if length is None else length
         self.earlier = earlier
         """So many the prompt before had too, if there was one: whoever has served it may have those."""
@@ -32,27 +34,21 @@ class Keys(Sequence[bytes]):
     def __getitem__(self, at: slice) -> list[bytes]: ...
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
         if isinstance(at, slice):
-            return self._all[slice(*at.indices(self._length))]
+            return self.shared[slice(*at.indices(self._length))]
         if -self._length <= at < self._length:
-            return self._all[at if at >= 0 else at + self._length]
+            return self.shared[at if at >= 0 else at + self._length]
         raise IndexError(at)
 
     def __iter__(self) -> Iterator[bytes]:
-        return islice(self._all, self._length)
-
-    @property
-    def shared(self) -> list[bytes]:
-        """The list that these are the first keys of, longer perhaps: to be read, not changed, and no further than the
-        length of these."""
-        return self._all
+        return islice(self.shared, self._length)
 
     def first(self, length: int) -> Keys:
         """The first so many."""
-        return Keys(self._all, min(length, self._length), self.earlier)
+        return Keys(self.shared, min(length, self._length), self.earlier)
 
     def and_then(self, more: Sequence[bytes]) -> Keys:
         """These and then `more`."""
-        longer = self._all if len(self._all) == self._length else self._all[: self._length]
+        longer = self.shared if len(self.shared) == self._length else self.shared[: self._length]
         longer += more
         return Keys(longer, earlier=self._length)
 

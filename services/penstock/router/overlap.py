@@ -56,9 +56,10 @@ class Overlap:
 def common(keys: Sequence[bytes], others: Iterable[Sequence[bytes]]) -> int:
     """How many leading `keys` one of the others has too. A key names all before it, so most of the others cost one
     comparison."""
-    best, mine = 0, plain(keys)
+    best, mine, length = 0, plain(keys), len(keys)
     for other in others:
-        theirs, most = plain(other), min(len(keys), len(other))
-        if best < most and mine[best] == theirs[best]:
+        theirs = plain(other)
+        if best < length and best < len(other) and mine[best] == theirs[best]:
+            most = min(length, len(other))
             best = bisect_left(range(most), True, best + 1, key=lambda at: mine[at] != theirs[at])
     return best
