@@ -91,10 +91,11 @@ class Chains:
         """
         earlier = _NOTHING
         if after:
-            if (tenant, after) not in self._chains:
+            found = self._chains.get((tenant, after))
+            if found is None:
                 return None
             self._chains.move_to_end((tenant, after))
-            earlier = self._chains[tenant, after]
+            earlier = found
         if not keys:
             return earlier.keys
         check_count("ask.block_keys", range(len(earlier.keys) + len(keys)), MAX_KEYS)

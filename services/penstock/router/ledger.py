@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.router.overlap import Overlap, common
 
+_UNKNOWN = -1
+
 
 @dataclass(slots=True, kw_only=True)
 class Charge:
@@ -26,8 +28,8 @@ class Charge:
     """Those of them that have to be computed, for this plan or for an earlier one."""
     own_tokens: int
     """Uncached tokens outside of these blocks."""
-    shared_tokens: int = field(default=0, init=False)
-    """Those of its context that sequences on the decode member had already."""
+    shared_tokens: int = _UNKNOWN
+    """Those of its context that sequences on the decode member had already, if whoever makes the charge knows that."""
     prefill_tokens: int = field(default=0, init=False)
     """Its uncached tokens without those that were to be computed for an earlier plan; 0 once prefill is done."""
 
@@ -117,7 +119,8 @@ class Ledger:
         prefill.pending[number] = charge
         decode = self._account(charge.decode, charge)
         decode.sequences += 1
-        charge.shared_tokens = decode.held_tokens(charge.block_keys)
+        if charge.shared_tokens == _UNKNOWN:
+            charge.shared_tokens = decode.held_tokens(charge.block_keys)
         decode.context_tokens += charge.context_tokens - charge.shared_tokens
         decode.decoding[number] = charge
         return number
@@ -165,6 +168,7 @@ class Ledger:
         if self._keys + keys > self._most_keys:
             charge.own_tokens += len(charge.uncached_keys) * charge.block_size
             charge.block_keys = charge.uncached_keys = ()
+            charge.shared_tokens = 0
         else:
             self._keys += keys
 

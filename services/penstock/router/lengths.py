@@ -73,13 +73,17 @@ class OutputLengths:
     def expect(self, names: tuple[str, str, str], limit: int, now: float, *, generated: int = 0) -> int:
         """Tokens of the next answer, at most `limit`, when it has `generated` already. `names`: model, tenant and
         session; the session's answers say it, else the tenant's, else the model's."""
-        left = max(_UNKNOWN - generated, generated / 2)
-        for key in _keys(names):
-            lengths = self.known.get(key, now)
-            if lengths is not None:
-                found = lengths.left(generated, limit)
-                left = generated / 2 if found is None else found
-                break
+        model, tenant, session = names
+        lengths = (
+            (self.known.get(names, now) if session else None)
+            or self.known.get((model, tenant), now)
+            or self.known.get((model,), now)
+        )
+        if lengths is None:
+            left = max(_UNKNOWN - generated, generated / 2)
+        else:
+            found = lengths.left(generated, limit)
+            left = generated / 2 if found is None else found
         return max(1, min(limit, round(generated + left)))
 
     def learn(self, names: tuple[str, str, str], tokens: int, now: float, *, ended: bool = True) -> None:

@@ -236,6 +236,7 @@ class Planner:
                 made_at=now,
                 block_size=size,
                 block_keys=holdings.keys,
+                shared_tokens=decision.decode.held_tokens,
                 uncached_keys=new if near == soon else [*holdings.keys[near:soon], *new],
             )
         )

@@ -179,6 +179,8 @@ def nearly_equal(least_s: float, knobs: Knobs) -> float:
 
 
 def _choose(offers: Sequence[_Offer[Choice]], random: Random, knobs: Knobs) -> Choice:
+    if len(offers) == 1:
+        return offers[0].choice
     least = min(offer.cost_s for offer in offers)
     for offer in offers:
         if offer.home and offer.cost_s <= least * (1 + knobs.home_margin) + 0.01:

@@ -26,7 +26,6 @@ _MOST_FOR_TARGET = 96
 """Workers of a kind that are looked at for a request with a target, which nobody may meet."""
 _ENOUGH = 1.02
 """What those that are not looked at might be better by."""
-_NO_FLOORS: Floats = np.empty(0)
 
 
 class _Field(NamedTuple):
@@ -58,6 +57,9 @@ class _Field(NamedTuple):
         """The others."""
         left = ~np.isin(self.columns, columns)
         return self._replace(columns=self.columns[left], floors=self.floors[left])
+
+
+_NOBODY = _Field(np.empty(0, np.intp), np.empty(0), None)
 
 
 class _Looked(dict[int, PromptPlace]):
@@ -105,7 +107,8 @@ class _Look(NamedTuple):
     @property
     def least_s(self) -> float:
         """Seconds with the best that was found."""
-        return min(option.total_s for option in self.decision.options) if self.decision else inf
+        decision = self.decision
+        return inf if decision is None else min(option.total_s for option in decision.options)
 
 
 class Shortlist:
@@ -175,11 +178,13 @@ class Shortlist:
         fleet = self._fleet
         home_prefill, home_decode = fleet.column(demand.home_prefill), fleet.column(demand.home_decode)
         waiting = self._computing(holdings)
-        prompt_s = self._prompt_floors(demand, able, waiting, holdings) if len(able) else _NO_FLOORS
-        prefillers = _Field(able, prompt_s, home_prefill if _has(able, home_prefill) else None)
+        prefillers = _NOBODY
+        if len(able):
+            floors = self._prompt_floors(demand, able, waiting, holdings)
+            prefillers = _Field(able, floors, home_prefill if _has(able, home_prefill) else None)
         local_s = self._local_s(demand, roomy, waiting, holdings, alone=not len(able))
         if demand.first_token_s < inf:
-            soon = np.minimum(local_s, prompt_s.min(initial=inf)) <= demand.first_token_s
+            soon = np.minimum(local_s, prefillers.floors.min(initial=inf)) <= demand.first_token_s
             if soon.any():
                 roomy, local_s = roomy[soon], local_s[soon]
         answer_s, least_s = fleet.answer_floors(demand, roomy, holdings.shared_tokens), 0.0
@@ -226,8 +231,7 @@ class Shortlist:
     ) -> Floats:
         """Seconds until these decoders have the KV of the prompt when they compute it themselves, at least. Where they
         are not `alone`, those that only decode compute short ends of prompts and nothing else."""
-        short = demand.prompt_tokens - holdings.shared_tokens <= self._knobs.local_prefill_tokens
-        if alone or short:
+        if alone or demand.prompt_tokens - holdings.shared_tokens <= self._knobs.local_prefill_tokens:
             return self._prompt_floors(demand, columns, waiting, holdings)
         local_s, both = np.full(len(columns), inf), self._fleet.both(columns)
         if both.any():
