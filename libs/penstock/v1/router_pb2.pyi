@@ -838,7 +838,7 @@ class PlanReasons(_message.Message):
     choices: _builtins.int
     """decode workers that could take the request"""
     other_s: _builtins.float
-    """the whole answer, predicted for the cheapest of the others"""
+    """the whole answer with the cheapest of the others, predicted, at least"""
     home: _builtins.bool
     """the session was at that decode worker before"""
     resident_tokens: _builtins.int
