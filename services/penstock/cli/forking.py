@@ -113,7 +113,8 @@ class _Line:
             socket.send_fds(self._control, [order], list(fds))
         except OSError as error:
             raise NoZygote(f"the zygote has ended: {error}") from error
-        born = self._born = self._loop.create_future()
+        born: asyncio.Future[Forked] = self._loop.create_future()
+        self._born = born
         try:
             return await born
         except asyncio.CancelledError:

@@ -29,6 +29,10 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+
+
 async def until_gone(pid: int) -> None:
     async with asyncio.timeout(30):
         while alive(pid):
@@ -41,7 +45,7 @@ async def test_a_forked_child_lives_like_any_other(tmp_path: Path) -> None:
     async with supervised([forked("a", "chatty", diary), fake("b")], seen.change, seen.line) as supervisor:
         values = await supervisor.ready()
         pids = supervisor.pids()
-        title = Path(f"/proc/{pids['a']}/cmdline").read_bytes().decode()
+        title = command_line(pids["a"])
         zygote = parent(pids["a"])
         assert zygote != os.getpid() == parent(pids["b"])
         assert os.getsid(pids["a"]) == pids["a"]
@@ -125,12 +129,12 @@ async def test_a_fork_that_nobody_waits_for_leaves_no_process(tmp_path: Path) ->
         with pytest.raises(asyncio.CancelledError):
             await job
         third = await fork(zygote, 2)
-        titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (first, third)}
+        titles = {pid: command_line(pid) for pid in (first, third)}
         await end_of_file(readers[1])
         for pid in (first, third):
             os.killpg(pid, signal.SIGKILL)
             await until_gone(pid)
-    assert b" n0 " in titles[first] and b" n2 " in titles[third]
+    assert " n0 " in titles[first] and " n2 " in titles[third]
     for reader in readers:
         os.close(reader)
 
