@@ -45,6 +45,8 @@ class Fetcher:
     blocks: int = 0
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
+    fetched_bytes: int = 0
+    """Of blocks that were not in pages."""
     _told: int = 0
     """Blocks from pages of whose use the store has heard."""
 
@@ -122,6 +124,7 @@ class Fetcher:
             tiers, size = tiers[:written], sum(view.nbytes for view in blocks[:written])
         self.blocks += written
         self.tiers += tiers
+        self.fetched_bytes += size
         self.metrics.fetched.inc(written)
         self.rates.fetched(tiers, size, time.monotonic() - begin)
         return leased.more and written == len(blocks)

@@ -73,6 +73,9 @@ class Worker:
         self.metrics = metrics
         self._keys = RecentKeys(engine.spec.block_size)
         self.rates = FetchRates()
+        self.handoffs = FetchRates()
+        """Of prompts that others have computed: from the first token there until all of their KV is in pages here. Most
+        of it comes before, so that is not what a fetch of as much takes."""
         self.resident = ResidentBlocks(engine.pool)
         self.changed = asyncio.Event()
         """Set when the load has changed."""

@@ -95,8 +95,7 @@ def pull_s(worker: WorkerState, tokens: int) -> float:
 
 
 class HandedCost(NamedTuple):
-    """Seconds to fetch a prompt's KV that another worker has computed or fetched, as far as a decode worker lacks
-    it."""
+    """Seconds from a prompt's first token until a decode worker has its KV, which another worker has computed."""
 
     beside_s: float
     """When both have the same store, or one has none."""
@@ -109,15 +108,16 @@ class HandedCost(NamedTuple):
 
 def handed_cost(demand: Demand, decode: WorkerFacts) -> HandedCost:
     """Whoever computes the prompt."""
-    tokens, state = demand.prompt_tokens, decode.state
+    tokens, way, far = demand.prompt_tokens, decode.state.handoff, decode.state.far_handoff
     resident = min(decode.resident_tokens, tokens)
     near = max(resident, min(decode.cached_tokens, tokens))
-    apart_s = fetch_s(state, near - resident) + pull_s(state, tokens - near)
-    return HandedCost(fetch_s(state, tokens - resident), apart_s)
+    apart_s = far.seconds(tokens - near) + (near - resident) * way.token_s
+    beside_s = way.seconds(tokens - resident)
+    return HandedCost(beside_s, apart_s if near < tokens else beside_s)
 
 
 def handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float:
-    """Seconds to fetch the prompt's KV that `prefill` has computed or fetched, as far as `decode` lacks it."""
+    """Seconds until `decode` has the KV of the prompt that `prefill` has computed."""
     return handed_cost(demand, decode).from_store(prefill.store, decode.store)
 
 
@@ -125,6 +125,11 @@ def context_tokens(demand: Demand, worker: WorkerFacts) -> int:
     """Tokens whose KV `worker` holds with the whole request, promised ones too."""
     own = demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
     return worker.state.context_tokens + own
+
+
+def delay_s(worker: WorkerFacts, prompt: PromptCost) -> float:
+    """Seconds that the sequences on `worker` lose, all together, when it computes the prompt beside them."""
+    return prompt.compute_s * worker.state.delayed
 
 
 def step_s(demand: Demand, worker: WorkerFacts) -> float:

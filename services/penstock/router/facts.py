@@ -9,7 +9,7 @@ from penstock.router.fleet import Fleet, Placed
 from penstock.router.ledger import Ledger
 from penstock.router.others import OthersBookings
 from penstock.router.registry import Member, Seat
-from penstock.router.workers import WorkerFacts, WorkerState
+from penstock.router.workers import HandoffCost, WorkerFacts, WorkerState
 
 _UNSEEN_S = 0.1
 """A load report may not yet hold what was planned less than this before it came."""
@@ -80,6 +80,10 @@ class Observer:
             fetch_s=token_bytes / rates.fetch_rate,
             remote_overhead_s=rates.remote_overhead_s,
             remote_fetch_s=token_bytes / rates.remote_rate,
+            handoff=HandoffCost(rates.handoff_overhead_s, token_bytes / (rates.handoff_rate or rates.fetch_rate)),
+            far_handoff=HandoffCost(
+                rates.far_handoff_overhead_s, token_bytes / (rates.far_handoff_rate or rates.remote_rate)
+            ),
         )
 
     def worker(self, seat: Seat, state: WorkerState, holdings: Holdings, now: float) -> WorkerFacts:

@@ -28,10 +28,14 @@ Numbers = npt.NDArray[np.intp]
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_QUEUE, _TOKEN, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN = range(9)
+_ROWS = 14
+_QUEUE, _TOKEN, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN, _DELAY = range(_ROWS - 4)
 """Of a worker: seconds until it computes something new; to compute the KV of one token, to fetch it from its own store,
 and from another host's; of each fetch from there, apart from its bytes; for a step of one more sequence, and what each
-token of its context adds; when it was last heard of; 1 as long as it may get work."""
+token of its context adds; when it was last heard of; 1 as long as it may get work; what its sequences lose by each
+token of a prompt that it computes beside them."""
+_HANDOFF = slice(_ROWS - 4, _ROWS)
+"""Seconds of each hand-off to it, and for each token of it: by way of its own store; and of another host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Fleet:
         self._limits: Floats = np.empty(0)
         self._least_limit = 0.0
         """Of all workers."""
-        self._matrix: Floats = np.zeros((9, 0))
+        self._matrix: Floats = np.zeros((_ROWS, 0))
         """What is known of each worker, in its column; the rows are named above."""
         self._believed_at = -np.inf
         self._laid_out_at = -1
@@ -200,12 +204,12 @@ class Fleet:
         least. `prompts`: the columns of those others, and the floors of their prompts."""
         at = _span(columns)
         own = np.minimum(placed.held[at] * size, demand.prompt_tokens)
-        fetch, remote = self._matrix[_FETCH, at], self._matrix[_REMOTE, at]
+        each_s, token_s, far_each_s, far_token_s = self._matrix[_HANDOFF, at]
         hosts = self._host_of[at]
         stored = placed.hosts[hosts] * size
         near = np.maximum(own, np.minimum(stored, demand.prompt_tokens))
-        whole = (demand.prompt_tokens - own) * fetch
-        pulled = (near - own) * fetch + (demand.prompt_tokens - near) * remote
+        whole = each_s + (demand.prompt_tokens - own) * token_s
+        pulled = far_each_s + (near - own) * token_s + (demand.prompt_tokens - near) * far_token_s
         others, floors = prompts
         beside, alone = np.full(len(self._hosts), np.inf), np.inf
         np.minimum.at(beside, self._host_of[others], floors)
@@ -216,6 +220,14 @@ class Fleet:
         apart = any_floor + np.where(self._has_store[hosts], np.minimum(pulled, whole), whole)
         moved: Floats = np.minimum(np.minimum(beside[hosts], alone) + whole, apart)
         return moved
+
+    def delay_floors(self, demand: Demand, columns: Numbers, placed: Placed, size: int) -> Floats:
+        """Seconds that the sequences of these workers, in ascending columns, lose at least by a prompt that is computed
+        beside them."""
+        at, most = _span(columns), demand.prompt_tokens - 1
+        known = np.minimum(np.maximum(placed.held[at], placed.deepest) * size, most)
+        delays: Floats = (demand.prompt_tokens - known) * self._matrix[_DELAY, at]
+        return delays
 
     def beside(self, columns: Numbers, floors: Floats, host: int) -> int | None:
         """The one of `columns` on a host that has the lowest floor."""
@@ -257,6 +269,9 @@ class Fleet:
             state.step.token_s,
             seat.well_at,
             not seat.draining,
+            state.delayed / state.prefill_rate if state.role is Role.DECODE else 0.0,
+            *state.handoff,
+            *state.far_handoff,
         )
 
     def _lay_out(self) -> None:

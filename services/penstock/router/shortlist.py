@@ -104,6 +104,7 @@ class Shortlist:
                 roomy, local_s = roomy[soon], local_s[soon]
         answer_s = fleet.answer_floors(demand, roomy)
         if len(able):
+            local_s += fleet.delay_floors(demand, roomy, holdings.placed, holdings.block_size)
             local_s = np.minimum(local_s, self._moved_s(demand, roomy, prompts, holdings))
         answers = _Field(roomy, local_s + answer_s)
         few, looked = self.few, _Looked(facts)
@@ -124,10 +125,10 @@ class Shortlist:
                 other_s = min(other_s, float(moved_s.min()))
             decision = answer.decision if isinstance(answer, Waits) else answer
             if demand.has_target:
-                seconds = inf if isinstance(decision, Unmet) else decision.chosen.total_s
+                seconds = inf if isinstance(decision, Unmet) else decision.chosen.cost_s
             else:
                 assert not isinstance(decision, Unmet), "it has no target"
-                seconds = min(option.total_s for option in decision.options)
+                seconds = min(option.cost_s for option in decision.options)
             if seconds <= _ENOUGH * other_s or (demand.has_target and few >= _MOST_FOR_TARGET):
                 return answer
             few *= 4
@@ -135,8 +136,7 @@ class Shortlist:
     def _moved_s(self, demand: Demand, columns: Numbers, prompts: _Field, holdings: Holdings) -> Floats:
         """Seconds until these have the KV of a prompt that one of `prompts`, which are some, computes, at least."""
         pair = prompts.columns, prompts.floors
-        floors = self._fleet.moved_floors(demand, columns, pair, holdings.placed, holdings.block_size)
-        return floors + self._knobs.handoff_s
+        return self._fleet.moved_floors(demand, columns, pair, holdings.placed, holdings.block_size)
 
     def _prompt_floors(self, demand: Demand, columns: Numbers, waiting: list[int], holdings: Holdings) -> Floats:
         floors = self._fleet.prompt_floors(demand, columns, holdings.placed, holdings.block_size)

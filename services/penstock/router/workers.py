@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Role(Enum):
@@ -35,6 +36,22 @@ class StepCost:
         return self.base_s + sequences * self.sequence_s + context_tokens * self.token_s
 
 
+class HandoffCost(NamedTuple):
+    """Seconds from a prompt's first token, which another worker has computed, until its KV is here."""
+
+    overhead_s: float
+    """However little is missing."""
+    token_s: float
+    """For each token whose KV is not in pages here."""
+
+    def seconds(self, tokens: int) -> float:
+        """Of one that moves the KV of so many tokens."""
+        return self.overhead_s + tokens * self.token_s
+
+
+_NO_HANDOFF = HandoffCost(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """What a decision knows of one worker, whatever the request; this request's charges not included."""
@@ -60,6 +77,10 @@ class WorkerState:
     """As `fetch_s`, by way of another host's store."""
     remote_overhead_s: float = 0.0
     """Seconds of each such fetch, apart from moving the bytes."""
+    handoff: HandoffCost = _NO_HANDOFF
+    """By way of the store of its host."""
+    far_handoff: HandoffCost = _NO_HANDOFF
+    """By way of another host's."""
 
     @property
     def most_tokens(self) -> int:
@@ -70,6 +91,11 @@ class WorkerState:
     def queue_s(self) -> float:
         """Until it computes something new."""
         return self.queued_tokens / self.prefill_rate
+
+    @property
+    def delayed(self) -> int:
+        """Sequences that wait for a prompt which it computes beside them. One is coming soon, if there is none."""
+        return max(1, min(self.sequences, self.max_running))
 
     @property
     def batch_full(self) -> bool:

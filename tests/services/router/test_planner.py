@@ -193,6 +193,23 @@ def test_a_hand_off_to_another_host_names_the_store_of_the_first(desk: Desk) -> 
     assert (list(planned.prefill_sources), list(planned.decode_sources)) == ([], ["one:2"])
 
 
+def test_what_every_hand_off_costs_is_learned(desk: Desk) -> None:
+    """As long as it is not known, it is what the settings say, 10 ms, and as many bytes as a fetch."""
+    two_hosts(desk, Role.PREFILL, Role.DECODE)
+    seat = desk.join("c", Role.DECODE, host="one")
+    seat.measure(Measured(1000, 1e9, 1e9, 0.001), desk.now)
+    ask = {"tokens": 5000, "avoid": frozenset("b")}
+    guessed = desk.plan(**ask)
+    assert guessed.decision.chosen.handoff_s == pytest.approx(0.01 + 5000 * 256 / 1e9)
+    desk.planner.release(guessed.number)
+    seat.measure(Measured(handoff_overhead_s=0.002, handoff_rate=1e12), desk.now)
+    learned = desk.plan(**ask)
+    assert learned.prefill is not None and learned.decision.chosen.handoff_s == pytest.approx(0.002, abs=0.001)
+    desk.planner.release(learned.number)
+    seat.measure(Measured(handoff_overhead_s=11.0), desk.now)
+    assert desk.plan(**ask).prefill is None, "to compute 5000 tokens delays an answer by 5 s"
+
+
 def test_a_host_without_a_store_is_told_of_none(desk: Desk) -> None:
     two_hosts(desk, Role.BOTH, Role.BOTH)
     desk.join("c", host="three")

@@ -13,7 +13,7 @@ from penstock.router.costs import decode_s, prompt_cost
 from penstock.router.demand import Demand, Knobs
 from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
 from penstock.router.policy import decide
-from penstock.router.workers import Role, StepCost, WorkerFacts, WorkerState
+from penstock.router.workers import HandoffCost, Role, StepCost, WorkerFacts, WorkerState
 
 
 def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
@@ -27,6 +27,8 @@ def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
         "prefill_rate": 5000.0,
         "step": step(0.02),
         "fetch_s": 1e-6,
+        "handoff": HandoffCost(0.01, 1e-6),
+        "far_handoff": HandoffCost(0.02, 1e-6),
     }
     return but(WorkerFacts(state=WorkerState(id=id, role=role, **fields), cached_tokens=0), **other)
 
@@ -117,9 +119,10 @@ def test_nearer_is_better_when_the_queues_are_equal() -> None:
 def test_a_hand_off_to_another_host_counts_its_bytes_at_that_links_rate() -> None:
     prefill = but(PREFILL, store="one")
     here, there = but(DECODE, id="here", store="one"), but(DECODE, id="there", store="two")
-    decoders = [but(one, remote_fetch_s=1e-4) for one in (here, there)]
+    decoders = [but(one, far_handoff=HandoffCost(0.01, 1e-4)) for one in (here, there)]
     assert names([prefill, *decoders]) == {"here": 200}
-    assert names([prefill, *(but(one, remote_fetch_s=1e-6) for one in decoders)]).keys() == {"here", "there"}
+    even = [but(one, far_handoff=HandoffCost(0.01, 1e-6)) for one in decoders]
+    assert names([prefill, *even]).keys() == {"here", "there"}
 
 
 def test_the_last_token_is_always_computed() -> None:
@@ -137,6 +140,27 @@ def test_a_short_tail_stays_with_decode() -> None:
 def test_a_short_tail_does_not_wait_behind_another_prompt() -> None:
     cached = [but(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
     assert decision([cached[0], but(cached[1], queued_tokens=4000)]).prefill is not None
+
+
+def test_decode_computes_what_costs_less_than_a_hand_off() -> None:
+    """As it was learned; what its sequences lose meanwhile counts too."""
+    cached = [but(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
+    assert decision([cached[0], but(cached[1], handoff=HandoffCost(0.001, 1e-6))]).prefill is not None
+    assert decision([cached[0], but(cached[1], sequences=3)]).prefill is not None
+    slow = but(DECODE, handoff=HandoffCost(0.5, 1e-6))
+    assert decision([PREFILL, slow]).prefill is None
+    assert decision([PREFILL, but(slow, sequences=3)]).prefill is not None
+
+
+def test_decode_computes_what_would_wait_longer_elsewhere() -> None:
+    """As long as that is worth more than what its sequences lose."""
+    behind = but(PREFILL, queued_tokens=5000)
+    made = decision([behind, DECODE])
+    assert (made.prefill, made.chosen.others_s) == (None, pytest.approx(0.4))
+    assert made.chosen.total_s == pytest.approx(0.4 + decode_s(Demand(2000, 100), DECODE))
+    assert decision([behind, but(DECODE, sequences=2)]).prefill is None
+    assert decision([behind, but(DECODE, sequences=3)]).prefill is behind
+    assert decision([behind, DECODE], local_prefill_tokens=1999).prefill is behind
 
 
 def test_equals_are_chosen_by_chance() -> None:
@@ -180,7 +204,7 @@ def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
 
 
 def test_a_hand_off_moves_what_is_not_in_pages() -> None:
-    decoders = [but(DECODE, id=name, fetch_s=1e-3) for name in "xyz"]
+    decoders = [but(DECODE, id=name, handoff=HandoffCost(0.01, 1e-3)) for name in "xyz"]
     decoders[1] = but(decoders[1], resident_tokens=1500)
     assert names([PREFILL, *decoders]) == {"y": 200}
 

@@ -66,7 +66,9 @@ class SimulationResult:
 
     requests: Sequence[Served]
     computed: Sequence[float]
-    """Tokens of prompts, by worker that computes some."""
+    """Tokens of prompts, by worker whose work that is."""
+    computed_beside: float
+    """Those that decode workers computed beside prefill workers."""
     decision_s: Sequence[float]
     """Of each decision, by the clock of this machine."""
     reusable: float
@@ -171,7 +173,8 @@ class Simulation:
         idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
         computed = [self._computed[name] for name, seat in self._seats.items() if seat.member.role is not idle]
         total = sum(ask.tokens for ask in self._trace.asks)
-        return SimulationResult(requests, computed, decisions, reusable / max(1, total))
+        beside = self._computed.total() - sum(computed)
+        return SimulationResult(requests, computed, beside, decisions, reusable / max(1, total))
 
     def _reusable(self, ask: RecordedAsk, known: set[bytes]) -> int:
         depth = next((number for number, key in enumerate(ask.keys) if key not in known), len(ask.keys))
