@@ -190,6 +190,7 @@ def load(worker: Worker) -> router_pb2.Load:
     """The present load."""
     stats = worker.stats()
     base_s, sequence_s, token_s = stats.step_cost
+    own_s, context_s = stats.prompt_cost
     allowed_s = limit_s(stats, worker.config.step_limit_s)
     return router_pb2.Load(
         running=stats.running,
@@ -206,6 +207,7 @@ def load(worker: Worker) -> router_pb2.Load:
         progress=router_pb2.Progress(steps=stats.steps, in_step_s=stats.in_step_s, limit_s=allowed_s),
         handoff=_cost(worker.handoffs.near),
         far_handoff=_cost(worker.handoffs.far),
+        prompt=router_pb2.PromptTokenCost(token_s=own_s, context_s=context_s) if own_s else None,
     )
 
 

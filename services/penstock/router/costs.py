@@ -56,8 +56,8 @@ def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
     state, known = worker.state, prefix(demand, worker)
     _, fetched, _, remote = known
     uncached = demand.prompt_tokens - sum(known)
-    rate, penalty_s = state.prefill_rate, worker.penalty_s
-    queue_s, compute_s = state.queued_tokens / rate, uncached / rate
+    penalty_s, queue_s = worker.penalty_s, state.queue_s
+    compute_s = state.prompt.seconds(sum(known), demand.prompt_tokens)
     near_s, pulled_s = fetch_s(state, fetched), pull_s(state, remote)
     total_s = queue_s + compute_s + near_s + pulled_s + penalty_s
     return PromptCost(known, uncached, queue_s, compute_s, near_s, pulled_s, penalty_s, total_s)
@@ -74,14 +74,15 @@ def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
     near = max(resident, min(worker.cached_tokens, most))
     soon = min(near + worker.awaited_tokens, most)
     remote = min(worker.cached_tokens + worker.remote_tokens, most) - soon
-    if remote <= 0 or not worth_pulling(worker.state, remote):
+    if not worth_pulling(worker.state, soon, remote):
         remote = 0
     return Prefix(resident, near - resident, soon - near, remote)
 
 
-def worth_pulling(worker: WorkerState, tokens: int) -> bool:
-    """Whether the worker has so many tokens sooner from another host's store than by computing them."""
-    return tokens > 0 and pull_s(worker, tokens) < tokens / worker.prefill_rate
+def worth_pulling(worker: WorkerState, first: int, tokens: int) -> bool:
+    """Whether the worker has so many tokens from position `first` on sooner from another host's store than by computing
+    them."""
+    return tokens > 0 and pull_s(worker, tokens) < worker.prompt.seconds(first, first + tokens)
 
 
 def fetch_s(worker: WorkerState, tokens: int) -> float:

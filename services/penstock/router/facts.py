@@ -9,7 +9,7 @@ from penstock.router.fleet import Fleet, Placed
 from penstock.router.ledger import Ledger
 from penstock.router.others import OthersBookings
 from penstock.router.registry import Member, Seat
-from penstock.router.workers import HandoffCost, WorkerFacts, WorkerState
+from penstock.router.workers import HandoffCost, PromptTokenCost, WorkerFacts, WorkerState
 
 _UNSEEN_S = 0.1
 """A load report may not yet hold what was planned less than this before it came."""
@@ -64,6 +64,7 @@ class Observer:
         member, rates = seat.member, seat.believed(now)
         assert member.role is not None and member.spec is not None, "stores get no work"
         queued, sequences, context = self.ahead(seat)
+        slow = seat.prompts.believed(now)
         token_bytes = member.spec.block_bytes / member.spec.block_size
         return WorkerState(
             id=member.id,
@@ -74,7 +75,8 @@ class Observer:
             queued_tokens=queued,
             sequences=sequences,
             context_tokens=context,
-            prefill_rate=rates.prefill_rate / seat.prompts.believed(now),
+            prefill_rate=rates.prefill_rate / slow,
+            prompt=PromptTokenCost((rates.prompt_s or 1 / rates.prefill_rate) * slow, rates.prompt_context_s * slow),
             step=rates.step.times(seat.answers.believed(now)),
             fetch_overhead_s=rates.fetch_overhead_s,
             fetch_s=token_bytes / rates.fetch_rate,

@@ -28,12 +28,12 @@ Numbers = npt.NDArray[np.intp]
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_ROWS = 14
-_QUEUE, _TOKEN, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN, _DELAY = range(_ROWS - 4)
-"""Of a worker: seconds until it computes something new; to compute the KV of one token, to fetch it from its own store,
-and from another host's; of each fetch from there, apart from its bytes; for a step of one more sequence, and what each
-token of its context adds; when it was last heard of; 1 as long as it may get work; what its sequences lose by each
-token of a prompt that it computes beside them."""
+_ROWS = 16
+_QUEUE, _TOKEN, _CONTEXT, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN, _DELAY, _RATE = range(_ROWS - 4)
+"""Of a worker: seconds until it computes something new; to compute the KV of one token, and for half a token before it;
+to fetch it from its own store, and from another host's; of each fetch from there, apart from its bytes; for a step of
+one more sequence, and what each token of its context adds; when it was last heard of; 1 as long as it may get work; how
+many sequences lose the seconds of a prompt that it computes beside them; tokens of prompts per second."""
 _HANDOFF = slice(_ROWS - 4, _ROWS)
 """Seconds of each hand-off to it, and for each token of it: by way of its own store; and of another host's."""
 
@@ -111,7 +111,7 @@ class Fleet:
         """Tokens per second of all workers of `model` that compute prompts and may get work."""
         decode, prefill = self._available.get(model, _NOBODY)
         columns = prefill if len(prefill) else decode
-        return float((1 / self._matrix[_TOKEN, columns]).sum())
+        return float(self._matrix[_RATE, columns].sum())
 
     def column(self, member_id: str) -> int | None:
         """Where a member sits."""
@@ -180,14 +180,15 @@ class Fleet:
         `size` tokens."""
         most = demand.prompt_tokens - 1
         at = _span(columns)
-        queue, token, fetch, remote, pull = self._matrix[:5, at]
+        queue, token, context, fetch, remote, pull = self._matrix[:6, at]
         own = np.minimum(placed.held[at] * size, most)
         stored = placed.hosts[self._host_of[at]] * size
         deepest = min(placed.deepest * size, most)
         near = np.maximum(own, np.where(stored < 0, deepest, np.minimum(stored, most)))
-        computed = (demand.prompt_tokens - near) * token
+        computed = _computed_s(near, demand.prompt_tokens, token, context)
         if deepest:
-            pulled = pull + (deepest - near) * remote + (demand.prompt_tokens - deepest) * token
+            rest_s = _computed_s(deepest, demand.prompt_tokens, token, context)
+            pulled = pull + (deepest - near) * remote + rest_s
             computed = np.where(near < deepest, np.minimum(computed, pulled), computed)
         floors: Floats = queue + computed + (near - own) * fetch
         return floors
@@ -226,7 +227,8 @@ class Fleet:
         beside them."""
         at, most = _span(columns), demand.prompt_tokens - 1
         known = np.minimum(np.maximum(placed.held[at], placed.deepest) * size, most)
-        delays: Floats = (demand.prompt_tokens - known) * self._matrix[_DELAY, at]
+        token, context = self._matrix[_TOKEN : _CONTEXT + 1, at]
+        delays: Floats = self._matrix[_DELAY, at] * _computed_s(known, demand.prompt_tokens, token, context)
         return delays
 
     def beside(self, columns: Numbers, floors: Floats, host: int) -> int | None:
@@ -261,7 +263,8 @@ class Fleet:
         state = self._states[column] = self._observe(seat, now)
         self._matrix[:, column] = (
             state.queue_s,
-            1 / state.prefill_rate,
+            state.prompt.token_s,
+            state.prompt.context_s / 2,
             state.fetch_s,
             state.remote_fetch_s,
             state.remote_overhead_s,
@@ -269,7 +272,8 @@ class Fleet:
             state.step.token_s,
             seat.well_at,
             not seat.draining,
-            state.delayed / state.prefill_rate if state.role is Role.DECODE else 0.0,
+            state.delayed if state.role is Role.DECODE else 0,
+            state.prefill_rate,
             *state.handoff,
             *state.far_handoff,
         )
@@ -324,6 +328,11 @@ class Fleet:
             self._of_mask.clear()
         found = self._of_mask[mask] = columns[columns >= 0]
         return found
+
+
+def _computed_s(known: Floats | float, tokens: int, token_s: Floats, half_context_s: Floats) -> Floats:
+    """Seconds to compute a prompt of so many tokens, of which the first are `known`: PromptTokenCost.seconds."""
+    return (tokens - known) * (token_s + half_context_s * (known + tokens))
 
 
 def _kind(seat: Seat) -> tuple[str, bool]:

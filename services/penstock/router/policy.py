@@ -2,7 +2,8 @@
 
 Every cost is in predicted seconds, so that a fast worker with a queue and a slow idle one can be compared::
 
-    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + fetches + bytes / link rates
+    first token  = tokens queued / prefill rate + uncached tokens x (seconds each + context x seconds)
+                   + fetches + bytes / link rates
     whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
 
 Where computing prompts is the work of others, a decode worker that computes one itself delays the sequences that it

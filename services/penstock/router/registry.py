@@ -75,7 +75,7 @@ class Measured(NamedTuple):
     """Rates of a worker, or assumed of one that has not measured its own. 0: not measured."""
 
     prefill_rate: float = 0.0
-    """Tokens per second."""
+    """Tokens per second, whatever context they have."""
     fetch_rate: float = 0.0
     """Bytes per second, from the store of its host."""
     remote_rate: float = 0.0
@@ -97,6 +97,10 @@ class Measured(NamedTuple):
     far_handoff_overhead_s: float = 0.0
     """Likewise by way of another host's."""
     far_handoff_rate: float = 0.0
+    prompt_s: float = 0.0
+    """Seconds of a prompt's token with no context before it; as long as it is 0 of all workers, that of the rate."""
+    prompt_context_s: float = 0.0
+    """What each token of the context before it adds."""
 
     @property
     def step(self) -> StepCost:

@@ -45,7 +45,7 @@ class KvSources:
                 there = self._host(member)
                 if there != host and holdings.has_store(there) and holdings.here(there) == depth:
                     more = depth + self._ledger.of(member).computing.run(holdings.keys, depth) - here
-                    if worth_pulling(computes.state, more * size):
+                    if worth_pulling(computes.state, here * size, more * size):
                         worth.add(there)
         return [store.address for store in self._registry.stores() if store.host_id in worth] if worth else []
 

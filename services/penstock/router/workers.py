@@ -36,6 +36,19 @@ class StepCost:
         return self.base_s + sequences * self.sequence_s + context_tokens * self.token_s
 
 
+class PromptTokenCost(NamedTuple):
+    """Seconds of a prompt's token, linear in its position: attention is over all tokens before it."""
+
+    token_s: float
+    """However little comes before it."""
+    context_s: float
+    """For each token before it."""
+
+    def seconds(self, first: int, end: int) -> float:
+        """To compute the tokens from position `first` up to `end`."""
+        return (end - first) * (self.token_s + self.context_s * (first + end) / 2)
+
+
 class HandoffCost(NamedTuple):
     """Seconds from a prompt's first token, which another worker has computed, until its KV is here."""
 
@@ -67,7 +80,9 @@ class WorkerState:
     context_tokens: int
     """Held, or promised to sequences that run or wait there."""
     prefill_rate: float
-    """Tokens per second."""
+    """Tokens per second of prompts as they come, whatever context they have."""
+    prompt: PromptTokenCost
+    """Of one of which that is known."""
     step: StepCost
     fetch_s: float
     """Seconds to fetch the KV of one token from the store of its host."""

@@ -193,6 +193,16 @@ def test_a_hand_off_to_another_host_names_the_store_of_the_first(desk: Desk) -> 
     assert (list(planned.prefill_sources), list(planned.decode_sources)) == ([], ["one:2"])
 
 
+def test_the_cost_of_context_is_learned(desk: Desk) -> None:
+    """As long as it is not known, a token costs what the rate says, wherever it stands."""
+    seat = desk.join("a")
+    seat.measure(Measured(1000), desk.now)
+    compute_s = lambda: desk.plan(10_000).decision.chosen.prompt.compute_s  # noqa: E731
+    assert compute_s() == pytest.approx(10.0)
+    seat.measure(Measured(prompt_s=0.0005, prompt_context_s=1e-7), desk.now)
+    assert compute_s() == pytest.approx(5.0 + 10_000**2 / 2 * 1e-7)
+
+
 def test_what_every_hand_off_costs_is_learned(desk: Desk) -> None:
     """As long as it is not known, it is what the settings say, 10 ms, and as many bytes as a fetch."""
     two_hosts(desk, Role.PREFILL, Role.DECODE)

@@ -8,12 +8,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.router.costs import decode_s, prompt_cost
 from penstock.router.demand import Demand, Knobs
 from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
 from penstock.router.policy import decide
-from penstock.router.workers import HandoffCost, Role, StepCost, WorkerFacts, WorkerState
+from penstock.router.workers import HandoffCost, PromptTokenCost, Role, StepCost, WorkerFacts, WorkerState
 
 
 def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
@@ -25,6 +27,7 @@ def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
         "sequences": 0,
         "context_tokens": 0,
         "prefill_rate": 5000.0,
+        "prompt": PromptTokenCost(1 / 5000, 0.0),
         "step": step(0.02),
         "fetch_s": 1e-6,
         "handoff": HandoffCost(0.01, 1e-6),
@@ -39,7 +42,9 @@ def step(base_s: float) -> StepCost:
 
 
 def but(worker: WorkerFacts, **changes: Any) -> WorkerFacts:
-    """The worker with other values of its own or of its state."""
+    """The worker with other values of its own or of its state; with another rate prompts take as long as it says."""
+    if "prefill_rate" in changes:
+        changes.setdefault("prompt", PromptTokenCost(1 / changes["prefill_rate"], 0.0))
     state = {name: changes.pop(name) for name in list(changes) if name in WorkerState.__slots__}
     return replace(worker, state=replace(worker.state, **state), **changes)
 
@@ -163,6 +168,36 @@ def test_decode_computes_what_would_wait_longer_elsewhere() -> None:
     assert decision([behind, DECODE], local_prefill_tokens=1999).prefill is behind
 
 
+@given(first=st.integers(0, 200), count=st.integers(0, 200), token_s=st.floats(0, 1), context_s=st.floats(0, 1))
+def test_a_prompt_costs_what_its_tokens_do(first: int, count: int, token_s: float, context_s: float) -> None:
+    """The naive sum: each attends to all before it, and to half of itself."""
+    each = [token_s + context_s * (position + 0.5) for position in range(first, first + count)]
+    assert PromptTokenCost(token_s, context_s).seconds(first, first + count) == pytest.approx(sum(each))
+
+
+def test_the_end_of_a_long_prompt_costs_more_than_its_beginning() -> None:
+    """So who has the beginning computes less of it, but not so much less as its tokens say."""
+    attends = {"prompt": PromptTokenCost(1 / 5000, 1e-8)}
+    ask = Demand(100_000, 10)
+    other = worker("a", cached_tokens=90_000, kv_capacity_tokens=10**6, max_model_len=10**6)
+    here = but(other, **attends)
+    cost = prompt_cost(ask, here)
+    assert cost.compute_s == pytest.approx(10_000 / 5000 + 10_000 * 95_000 * 1e-8)
+    empty = but(here, id="b", cached_tokens=0)
+    assert prompt_cost(ask, empty).compute_s == pytest.approx(100_000 / 5000 + 100_000**2 / 2 * 1e-8)
+    busy = but(here, queued_tokens=95_000)
+    assert decision([busy, empty], ask).decode.id == "a", "the beginning takes 58.5 s, the queue 19 s"
+    assert decision([but(other, queued_tokens=95_000), but(other, id="b", cached_tokens=0)], ask).decode.id == "b"
+
+
+def test_what_lies_deep_is_pulled_sooner() -> None:
+    """Behind a long context to compute takes longer, so a slow way is worth it there."""
+    far = worker("a", remote_tokens=1500, remote_fetch_s=3e-4, prompt=PromptTokenCost(1 / 5000, 1e-8))
+    assert decision([far]).prompt.remote == 0
+    deep = but(far, cached_tokens=30_000, kv_capacity_tokens=10**6, max_model_len=10**6)
+    assert decision([deep], Demand(32_000, 10)).prompt.remote == 1500
+
+
 def test_equals_are_chosen_by_chance() -> None:
     found = names([worker(name) for name in "abcd"])
     assert set(found) == set("abcd")
@@ -250,7 +285,14 @@ def test_decode_goes_where_there_is_room() -> None:
 
 def test_every_cost_grows_with_its_cause() -> None:
     ask, base = Demand(2000, 100), worker("a", cached_tokens=500)
-    for change in ({"queued_tokens": 1}, {"prefill_rate": 4999}, {"cached_tokens": 499}, {"fetch_s": 1e-5}):
+    slower = PromptTokenCost(1 / 5000, 1e-9)
+    for change in (
+        {"queued_tokens": 1},
+        {"prefill_rate": 4999},
+        {"cached_tokens": 499},
+        {"fetch_s": 1e-5},
+        {"prompt": slower},
+    ):
         assert seconds(ask, but(base, **change)) > seconds(ask, base), change
     for change in ({"sequences": 1}, {"context_tokens": 1}, {"step": step(0.021)}, {"penalty_s": 0.1}):
         assert decode_s(ask, but(base, **change)) > decode_s(ask, base), change

@@ -67,6 +67,10 @@ class World:
             links = draw.choice((1e7, 1e9)), draw.choice((1e6, 1e8, 1e9))
             rates = Measured(draw.uniform(500, 5000), *links, step_s, step_s / 32, step_s / 200_000)
             if draw.random() < 0.7:
+                rates = rates._replace(
+                    prompt_s=1 / draw.uniform(500, 5000), prompt_context_s=10 ** draw.uniform(-9, -6)
+                )
+            if draw.random() < 0.7:
                 near, far = draw.choice((0.001, 0.2)), draw.choice((0.01, 0.5))
                 rates = rates._replace(handoff_overhead_s=near, handoff_rate=draw.choice((1e7, 1e10)))
                 rates = rates._replace(far_handoff_overhead_s=far, far_handoff_rate=draw.choice((1e6, 1e9)))
@@ -102,7 +106,7 @@ def least_s(demand: Demand, workers: list[WorkerFacts]) -> float:
         moved = [prompt_cost(demand, one).total_s + handed_s(demand, one, decode) for one in able]
         delayed = max(1, decode.state.sequences) if decode.state.sequences < decode.state.max_running else 0
         delayed = (delayed or decode.state.max_running) * (decode.role is Role.DECODE)
-        moved.append(here.total_s + delayed * here.uncached_tokens / decode.state.prefill_rate)
+        moved.append(here.total_s + delayed * here.compute_s)
         if decode.role is Role.BOTH:
             moved = moved[-1:]
         found.append(min(moved) + decode_s(demand, decode))

@@ -154,7 +154,8 @@ class Simulation:
         seat = self._seats[name] = self.planner.registry.join(member, 0.0)
         step = model.step
         rates = Measured(model.prefill_rate, model.fetch_rate, model.remote_rate, step.base_s, step.sequence_s)
-        seat.measure(rates._replace(token_s=step.token_s), 0.0)
+        rates = rates._replace(token_s=step.token_s, prompt_s=1 / model.prefill_rate)
+        seat.measure(rates._replace(prompt_context_s=model.prefill_context_s), 0.0)
         self._workers[name] = ModelledWorker(model)
         self._pages[name] = ModelledStore(model.kv_tokens // block)
 
