@@ -40,7 +40,9 @@ async def test_a_session_through_the_official_client_and_a_clean_end():
     async with up("--prefill", "1") as (process, children, url):
         services = [child for child in children if child.ppid() == process.pid]
         assert len(services) == 4, "gateway, router, kvstore, and what forks prefill, decode and draft"
-        workers = [child for child in children for service in services if child.ppid() == service.pid and _is_worker(child)]
+        workers = [
+            child for child in children for service in services if child.ppid() == service.pid and _is_worker(child)
+        ]
         assert len(workers) == 3
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
             messages = [{"role": "user", "content": "What is the weather in Bergen?"}]

@@ -31,7 +31,8 @@ Work = tuple[int, int]
 
 
 class PromptCost(NamedTuple):
-    """Seconds until a worker has the KV of a whole prompt, by part."""
+    """Seconds until a worker has the KV of a whole prompt, by part. What is fetched comes while others' prompts are
+    computed: only what takes longer than that counts."""
 
     known: Prefix
     uncached_tokens: int
@@ -59,14 +60,18 @@ def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
     penalty_s, queue_s = worker.penalty_s, state.queue_s
     compute_s = state.prompt.seconds(sum(known), demand.prompt_tokens)
     near_s, pulled_s = fetch_s(state, fetched), pull_s(state, remote)
+    if near_s or pulled_s:
+        beside_s = min(near_s, queue_s)
+        near_s, pulled_s = near_s - beside_s, max(0.0, pulled_s - (queue_s - beside_s))
     total_s = queue_s + compute_s + near_s + pulled_s + penalty_s
     return PromptCost(known, uncached, queue_s, compute_s, near_s, pulled_s, penalty_s, total_s)
 
 
 def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
-    """What the worker need not compute of the prompt: what is in its pages and its own store, what it computes for
-    others by then, and what another host's store has where that is quicker than to compute it.
+    """What the worker need not compute of the prompt: what is in its pages, what it computes for others by then, and
+    what its own store and another host's have, each as far as it is there sooner than computed.
 
+    Later blocks take no longer to move than earlier ones, but to compute: so all that a store has is fetched, or none.
     The last token is always computed: its logits are wanted.
     """
     most = demand.prompt_tokens - 1
@@ -74,15 +79,27 @@ def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
     near = max(resident, min(worker.cached_tokens, most))
     soon = min(near + worker.awaited_tokens, most)
     remote = min(worker.cached_tokens + worker.remote_tokens, most) - soon
-    if not worth_pulling(worker.state, soon, remote):
-        remote = 0
-    return Prefix(resident, near - resident, soon - near, remote)
+    known = Prefix(resident, near - resident, soon - near, 0)
+    if remote <= 0 and near == resident:
+        return known
+    ways = [known]
+    if remote > 0:
+        ways.append(Prefix(resident, near - resident, soon - near, remote))
+    if near > resident and soon == near:  # what is awaited lies behind what is fetched for the others
+        ways.append(Prefix(resident, 0, 0, 0))
+    return min(ways, key=lambda way: _prompt_s(demand, worker.state, way))
+
+
+def _prompt_s(demand: Demand, worker: WorkerState, known: Prefix) -> float:
+    """Seconds until the worker has the KV of the prompt, this much of which it does not compute."""
+    moving_s = fetch_s(worker, known.fetched) + pull_s(worker, known.remote)
+    return max(worker.queue_s, moving_s) + worker.prompt.seconds(known.tokens, demand.prompt_tokens)
 
 
 def worth_pulling(worker: WorkerState, first: int, tokens: int) -> bool:
     """Whether the worker has so many tokens from position `first` on sooner from another host's store than by computing
     them."""
-    return tokens > 0 and pull_s(worker, tokens) < worker.prompt.seconds(first, first + tokens)
+    return tokens > 0 and pull_s(worker, tokens) - worker.queue_s < worker.prompt.seconds(first, first + tokens)
 
 
 def fetch_s(worker: WorkerState, tokens: int) -> float:

@@ -182,15 +182,17 @@ class Fleet:
         at = _span(columns)
         queue, token, context, fetch, remote, pull = self._matrix[:6, at]
         own = np.minimum(placed.held[at] * size, most)
-        stored = placed.hosts[self._host_of[at]] * size
         deepest = min(placed.deepest * size, most)
-        near = np.maximum(own, np.where(stored < 0, deepest, np.minimum(stored, most)))
-        computed = _computed_s(near, demand.prompt_tokens, token, context)
+        floors: Floats = queue + _computed_s(own, demand.prompt_tokens, token, context)
         if deepest:
+            stored = placed.hosts[self._host_of[at]] * size
+            near = np.maximum(own, np.where(stored < 0, deepest, np.minimum(stored, most)))
+            fetched_s = (near - own) * fetch
+            rest_s = _computed_s(near, demand.prompt_tokens, token, context)
+            floors = np.minimum(floors, np.maximum(queue, fetched_s) + rest_s)
+            pulled_s = fetched_s + pull + (deepest - near) * remote
             rest_s = _computed_s(deepest, demand.prompt_tokens, token, context)
-            pulled = pull + (deepest - near) * remote + rest_s
-            computed = np.where(near < deepest, np.minimum(computed, pulled), computed)
-        floors: Floats = queue + computed + (near - own) * fetch
+            floors = np.where(near < deepest, np.minimum(floors, np.maximum(queue, pulled_s) + rest_s), floors)
         return floors
 
     def queue_floors(self, columns: Numbers) -> Floats:

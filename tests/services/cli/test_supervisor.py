@@ -62,7 +62,11 @@ async def test_a_child_that_dies_comes_back() -> None:
             assert supervisor.pids()["a"] != before["a"]
             assert supervisor.pids()["b"] == before["b"]
     downs = [change for change in seen.changes if change.state is ChildState.DOWN]
-    assert [(change.name, change.exit_code, change.back_in_s) for change in downs] == [("a", -9, 0.0), ("a", -9, 0.05), ("a", -9, 0.1)]
+    assert [(change.name, change.exit_code, change.back_in_s) for change in downs] == [
+        ("a", -9, 0.0),
+        ("a", -9, 0.05),
+        ("a", -9, 0.1),
+    ]
 
 
 async def test_a_child_that_hangs_is_killed() -> None:

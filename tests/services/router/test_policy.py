@@ -99,7 +99,7 @@ def test_seconds_make_unequal_workers_comparable() -> None:
 
 def test_a_slow_link_makes_the_cache_worthless() -> None:
     far = worker("far", cached_tokens=1900, fetch_s=1e-3)
-    assert decision([far, worker("near")]).decode.id == "near"
+    assert names([far, worker("near")]).keys() == {"far", "near"}, "who has it would compute it too"
 
 
 def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> None:
@@ -111,6 +111,65 @@ def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> 
     assert (slow.cached_tokens, slow.prompt.remote, slow.uncached_tokens) == (200, 0, 1800)
     few = decision([but(far, remote_tokens=40)])
     assert (few.cached_tokens, few.prompt.remote) == (200, 0), "a pull has a price of its own"
+
+
+def test_what_is_stored_is_computed_where_that_is_quicker() -> None:
+    """At a slow way, or one that takes long however little there is; behind a long context even then."""
+    near = worker("a", cached_tokens=1500)
+    assert decision([near]).sources["store"] == 1500
+    for slow in ({"fetch_s": 1 / 4999}, {"fetch_overhead_s": 0.31}):
+        made = decision([but(near, **slow)])
+        assert (made.sources["store"], made.uncached_tokens) == (0, 2000)
+        here = decision([but(near, **slow, resident_tokens=1000, cached_tokens=1016)])
+        assert (here.sources["worker"], here.sources["store"], here.uncached_tokens) == (1000, 0, 1000)
+        deep = but(near, **slow, prompt=PromptTokenCost(1 / 5000, 1e-8), cached_tokens=30_000)
+        deep = but(deep, kv_capacity_tokens=10**6, max_model_len=10**6)
+        assert decision([deep], Demand(32_000, 10)).sources["store"] == 30_000
+
+
+def test_what_is_fetched_comes_while_others_are_computed() -> None:
+    slow = worker("a", cached_tokens=1500, fetch_s=1e-3)
+    ask = Demand(2000, 10)
+    assert decision([slow], ask).sources["store"] == 0, "to compute it takes 0.3 s, to fetch it 1.5 s"
+    for queued, left_s in ((6100, 1.5 - 1.22), (10_000, 0.0)):
+        cost = prompt_cost(ask, but(slow, queued_tokens=queued))
+        assert (cost.known.fetched, cost.fetch_s) == (1500, pytest.approx(left_s))
+        assert cost.total_s == pytest.approx(max(queued / 5000, 1.5) + 500 / 5000)
+    assert prompt_cost(ask, but(slow, queued_tokens=5900)).known.fetched == 0
+
+
+@given(
+    tokens=st.integers(1, 400),
+    held=st.tuples(*[st.integers(0, 500)] * 4),
+    rates=st.tuples(*[st.floats(1e-4, 1e-1)] * 3),
+    each=st.tuples(*[st.floats(0, 5)] * 2),
+    queued=st.integers(0, 300),
+)
+def test_of_all_ways_to_a_prompts_kv_the_quickest_is_taken(
+    tokens: int, held: tuple[int, ...], rates: tuple[float, ...], each: tuple[float, ...], queued: int
+) -> None:
+    """Beside all places at which one could stop to fetch and begin to compute; while others are computed beside those
+    where a holder ends."""
+    resident, cached, awaited, remote = held
+    compute_s, fetch_s, pull_s = rates
+    state = {"prefill_rate": 1 / compute_s, "queued_tokens": queued, "prompt": PromptTokenCost(compute_s, 1e-5)}
+    way = {"fetch_s": fetch_s, "fetch_overhead_s": each[0], "remote_fetch_s": pull_s, "remote_overhead_s": each[1]}
+    here = worker("a", **state, **way, resident_tokens=resident, cached_tokens=cached, awaited_tokens=awaited)
+    here = but(here, remote_tokens=remote)
+    most = tokens - 1
+    own = min(resident, most)
+    near = max(own, min(cached, most))
+    soon = min(near + awaited, most)
+    far = max(soon, min(cached + remote, most))
+    found = []
+    for end in range(far + 1) if not queued else (own, soon, far):
+        fetched, pulled = max(0, min(end, near) - own), max(0, end - soon)
+        if end < own or (soon > near and end < soon):
+            continue  # what it has, and what it computes for others, it does not compute again
+        moving_s = (each[0] + fetched * fetch_s) * (fetched > 0) + (each[1] + pulled * pull_s) * (pulled > 0)
+        rest_s = sum(compute_s + 1e-5 * (at + 0.5) for at in range(end, tokens))
+        found.append(max(queued * compute_s, moving_s) + rest_s)
+    assert seconds(Demand(tokens, 1), here) == pytest.approx(min(found))
 
 
 def test_nearer_is_better_when_the_queues_are_equal() -> None:
@@ -187,7 +246,8 @@ def test_the_end_of_a_long_prompt_costs_more_than_its_beginning() -> None:
     assert prompt_cost(ask, empty).compute_s == pytest.approx(100_000 / 5000 + 100_000**2 / 2 * 1e-8)
     busy = but(here, queued_tokens=95_000)
     assert decision([busy, empty], ask).decode.id == "a", "the beginning takes 58.5 s, the queue 19 s"
-    assert decision([but(other, queued_tokens=95_000), but(other, id="b", cached_tokens=0)], ask).decode.id == "b"
+    plain = but(other, queued_tokens=98_000)
+    assert decision([plain, but(other, id="b", cached_tokens=0)], ask).decode.id == "b", "18 s, and the queue 19.6 s"
 
 
 def test_what_lies_deep_is_pulled_sooner() -> None:
@@ -231,7 +291,7 @@ def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
     ask = Demand(2000, 10)
     near = worker("a", cached_tokens=1000, resident_tokens=600, awaited_tokens=500, fetch_s=1e-4)
     assert seconds(ask, near) == pytest.approx(400 * 1e-4 + 500 / 5000)
-    assert seconds(ask, but(near, queued_tokens=700)) == pytest.approx(400 * 1e-4 + 1200 / 5000)
+    assert seconds(ask, but(near, queued_tokens=700)) == pytest.approx(1200 / 5000)
     made = decision([but(near, remote_tokens=900, remote_fetch_s=1e-6)], ask)
     assert made.sources == {"worker": 600, "store": 400, "awaited": 500, "remote": 400, "computed": 100}
     deep = decision([but(near, resident_tokens=1800)], ask)
@@ -287,7 +347,7 @@ def test_every_cost_grows_with_its_cause() -> None:
     ask, base = Demand(2000, 100), worker("a", cached_tokens=500)
     slower = PromptTokenCost(1 / 5000, 1e-9)
     for change in (
-        {"queued_tokens": 1},
+        {"queued_tokens": 5},
         {"prefill_rate": 4999},
         {"cached_tokens": 499},
         {"fetch_s": 1e-5},

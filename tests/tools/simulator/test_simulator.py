@@ -68,11 +68,29 @@ def test_tokens_behind_a_long_context_cost_more() -> None:
 
 
 def test_what_is_stored_is_fetched() -> None:
-    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=1e6, kv_tokens=1000))
+    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=4e6, kv_tokens=1000))
     first, _, again = run(mesh, ask(0, 800), ask(2, 896, chain=2), ask(4, 816)).requests
     assert (first.cached, again.cached) == (0, 800)
     left = 1000 // BLOCK * BLOCK - 896
-    assert again.ttft_s == pytest.approx(16 / 1000 + (800 - left) * 1000 / 1e6), "the other prompt took its pages"
+    assert again.ttft_s == pytest.approx(16 / 1000 + (800 - left) * 1000 / 4e6), "the other prompt took its pages"
+
+
+@pytest.mark.parametrize("fetch_rate", [2e5, 9e5, 2e6, 1e9])
+def test_fetching_pays_where_it_is_decided(fetch_rate: float) -> None:
+    """Beside workers that fetch all that is stored, and those that have no store, with pages for one prompt."""
+    model = replace(MODEL, fetch_rate=fetch_rate, kv_tokens=5000, prefill_context_s=2e-7)
+    decides = replace(ONE, token_bytes=1000, model=model)
+    asks = [ask(30.0 * at, 800 + 320 * at, chain=1 + at % 2) for at in range(12)]
+    took = {
+        name: sum(one.ttft_s for one in run(mesh, *asks).requests)
+        for name, mesh in (
+            ("decided", decides),
+            ("always", replace(decides, compares=False)),
+            ("never", replace(decides, store_blocks=0)),
+        )
+    }
+    assert took["decided"] <= min(took["always"], took["never"]) + 1e-6
+    assert took["decided"] < 0.9 * max(took["always"], took["never"])
 
 
 def test_what_is_in_a_workers_own_pages_costs_nothing() -> None:

@@ -42,6 +42,8 @@ class SimulatedMesh:
     """A request that would wait longer is refused."""
     policy: PolicyName = "seconds"
     seed: int = 1
+    compares: bool = True
+    """Workers fetch from the store of their host what they do not compute sooner; False: all that it has."""
     model: WorkerModel = field(default_factory=WorkerModel)
 
 
@@ -250,11 +252,19 @@ class Simulation:
         own = min(self._pages[computes.id].depth(keys) * size, most)
         near = max(own, min(self._stores[computes.host_id].depth(keys) * size, most))
         far = max((min(self._stores[host].depth(keys) * size, most) for host in sources), default=0)
-        served.queue_s, served.cached = self._now - served.at, max(near, far)
+        served.queue_s = self._now - served.at
+        bytes_ = self._mesh.token_bytes
+        ways = {depth: (depth - own) * bytes_ / model.fetch_rate for depth in (own, near)}
+        if far > near:
+            ways[far] = ways[near] + (far - near) * bytes_ / model.remote_rate
+
+        def left_s(depth: int) -> float:
+            """Of what is fetched there is only left what others' prompts took less long than."""
+            return max(0.0, ways[depth] - served.queue_s) + model.prefill_s(depth, ask.tokens)
+
+        served.cached = min(ways, key=left_s) if self._mesh.compares else max(near, far)
         self._computed[computes.id] += ask.tokens - served.cached
-        seconds = (near - own) / model.fetch_rate + max(0, far - near) / model.remote_rate
-        seconds = seconds * self._mesh.token_bytes + model.prefill_s(served.cached, ask.tokens)
-        return seconds * model.prefill_rate
+        return left_s(served.cached) * model.prefill_rate
 
     def _keys(self, ask: RecordedAsk) -> Sequence[bytes]:
         return ask.keys[: ask.tokens // self._trace.block_tokens]

@@ -113,7 +113,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 "router": routers,
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
-                **({"store_timeout_s": _PATIENT_S} if stores else {}),
+                **({"store_timeout_s": _PATIENT_S, "fetch_wait_s": _PATIENT_S} if stores else {}),
                 **options.worker,
             }
 
