@@ -60,6 +60,8 @@ class Served:
     """Until its prompt began."""
     cached: int = 0
     refused: bool = False
+    counts: bool = True
+    """It came late enough to be a part of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,10 @@ class SimulationResult:
 class Simulation:
     """One run."""
 
-    def __init__(self, mesh: SimulatedMesh, trace: Trace) -> None:
+    def __init__(self, mesh: SimulatedMesh, trace: Trace, since: float = 0.0) -> None:
+        """Requests that come before `since` are served, but are no part of the result."""
         self._mesh = mesh
+        self._since = since
         self._trace = trace
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -163,19 +167,20 @@ class Simulation:
 
     def run(self, progress: Callable[[], None] = lambda: None) -> SimulationResult:
         """Serves the whole trace; `progress` is called for each request that comes."""
-        requests = [Served(ask.at, ask.tokens) for ask in self._trace.asks]
+        requests = [Served(ask.at, ask.tokens, counts=ask.at >= self._since) for ask in self._trace.asks]
         decisions: list[float] = []
         known: set[bytes] = set()
         reusable = 0
         for ask, served in zip(self._trace.asks, requests, strict=True):
             self._until(ask.at)
-            reusable += self._reusable(ask, known)
+            reusable += self._reusable(ask, known) * served.counts
             self._arrive(ask, served, decisions)
             progress()
         self._until(float("inf"))
         idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
         computed = [self._computed[name] for name, seat in self._seats.items() if seat.member.role is not idle]
-        total = sum(ask.tokens for ask in self._trace.asks)
+        requests = [served for served in requests if served.counts]
+        total = sum(served.tokens for served in requests)
         beside = self._computed.total() - sum(computed)
         return SimulationResult(requests, computed, beside, decisions, reusable / max(1, total))
 
@@ -263,7 +268,7 @@ class Simulation:
             return max(0.0, ways[depth] - served.queue_s) + model.prefill_s(depth, ask.tokens)
 
         served.cached = min(ways, key=left_s) if self._mesh.compares else max(near, far)
-        self._computed[computes.id] += ask.tokens - served.cached
+        self._computed[computes.id] += (ask.tokens - served.cached) * served.counts
         return left_s(served.cached) * model.prefill_rate
 
     def _keys(self, ask: RecordedAsk) -> Sequence[bytes]:

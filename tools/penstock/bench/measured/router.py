@@ -23,6 +23,7 @@ _LINES = (
 _QUALITY = (
     Line("hit_vs_infinite_min", "tokens of prompts not computed : with one cache without end, lowest", 2),
     Line("busiest_over_mean_max", "computed tokens of the busiest worker : the mean, highest", 2),
+    Line("busiest_over_even_max", "the same, : the largest prompt where that is more than the mean, highest", 2),
     Line("p99_queue_vs_best_baseline_max", "p99 of the wait in queues : best other policy, highest", 2),
     Line("p99_ttft_vs_best_baseline_max", "p99 of the TTFT : best other policy, highest", 2),
     Line("p50_ttft_vs_best_baseline_max", "p50 of the TTFT : best other policy, highest", 2),
