@@ -60,6 +60,19 @@ def test_a_prompt_beside_a_stream_slows_both_as_the_itl_target_says() -> None:
     assert stream.itl_s * 199 == pytest.approx(prompt.ttft_s + (199 - steps) * 0.011, rel=0.01)
 
 
+def test_a_session_waits_for_its_answers() -> None:
+    asks = [ask(at, 500, 11, chain=1 + at, session="s") for at in range(3)] + [ask(0.1, 500, chain=9)]
+    at_once = run(replace(ONE, model=replace(MODEL, prefill_rate=100.0)), *sorted(asks, key=lambda one: one.at))
+    assert [one.at for one in at_once.requests] == [0, 0.1, 1, 2]
+    in_turn = run(
+        replace(ONE, in_turn=True, model=replace(MODEL, prefill_rate=100.0)), *sorted(asks, key=lambda one: one.at)
+    )
+    first, other, second, third = in_turn.requests
+    assert (first.at, other.at) == (0, 0.1)
+    for before, after in ((first, second), (second, third)):
+        assert after.at == pytest.approx(before.at + before.ttft_s + 10 * before.itl_s)
+
+
 def test_tokens_behind_a_long_context_cost_more() -> None:
     mesh = replace(ONE, model=replace(MODEL, prefill_context_s=1e-5))
     first, second = run(mesh, ask(0, 800), ask(9, 816)).requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,8 @@ class SimulatedMesh:
     """A request that would wait longer is refused."""
     policy: PolicyName = "seconds"
     seed: int = 1
+    in_turn: bool = False
+    """A session sends nothing before it has the answer to what it sent before, whatever was recorded."""
     compares: bool = True
     """Workers fetch from the store of their host what they do not compute sooner; False: all that it has."""
     model: WorkerModel = field(default_factory=WorkerModel)
@@ -125,6 +127,8 @@ class Simulation:
         self._pages: dict[str, ModelledStore] = {}
         """What each worker has in its own pages."""
         self._due: dict[str, float] = {}
+        self._later: dict[str, deque[Callable[[], None]]] = {}
+        """Requests of sessions that wait for an answer."""
         self._computed: Counter[str] = Counter()
         """Tokens of prompts, by worker."""
         roles = [Role.PREFILL] * mesh.prefill + [Role.DECODE] * mesh.decode + [Role.BOTH] * mesh.both
@@ -174,7 +178,7 @@ class Simulation:
         for ask, served in zip(self._trace.asks, requests, strict=True):
             self._until(ask.at)
             reusable += self._reusable(ask, known) * served.counts
-            self._arrive(ask, served, decisions)
+            self._in_turn(ask, partial(self._arrive, ask, served, decisions))
             progress()
         self._until(float("inf"))
         idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
@@ -230,13 +234,32 @@ class Simulation:
 
     # -- one request
 
+    def _in_turn(self, ask: RecordedAsk, arrive: Callable[[], None]) -> None:
+        if not (self._mesh.in_turn and ask.session):
+            arrive()
+        elif (later := self._later.get(ask.session)) is not None:
+            later.append(arrive)
+        else:
+            self._later[ask.session] = deque()
+            arrive()
+
+    def _answered(self, ask: RecordedAsk) -> None:
+        """Its session sends the next one, if that is due."""
+        later = self._later.get(ask.session)
+        if later:
+            self._at(self._now, later.popleft())
+        elif later is not None:
+            del self._later[ask.session]
+
     def _arrive(self, ask: RecordedAsk, served: Served, decisions: list[float]) -> None:
+        served.at = self._now
         wanted = self._ask(ask)
         started = time.perf_counter()
         try:
             planned = self.planner.plan(wanted)
         except PenstockError:
             served.refused = True
+            self._answered(ask)
             return
         finally:
             decisions.append(time.perf_counter() - started)
@@ -295,6 +318,7 @@ class Simulation:
         self.planner.generated(planned.number, ask.output)
         self.planner.learn(self._ask(ask), ask.output)
         self.planner.release(planned.number)
+        self._answered(ask)
 
     def _hold(self, member: str, cache: ModelledStore, ask: RecordedAsk) -> None:
         came, went = cache.store(self._keys(ask))

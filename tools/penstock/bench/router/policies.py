@@ -122,6 +122,7 @@ def _mesh(trace: Trace, workers: int, policy: PolicyName) -> SimulatedMesh:
         store_blocks=_STORE_TOKENS // trace.block_tokens,
         token_bytes=_TOKEN_BYTES,
         max_queue_s=1e9,
+        in_turn=True,
         policy=policy,
         model=MODEL,
     )
