@@ -39,6 +39,7 @@ _DECODES = 4
 """Prefill workers for one that decodes."""
 MODEL = WorkerModel(
     prefill_rate=8_000.0,
+    chunk_tokens=2048,
     step=StepCost(0.02, 0.0001, 1e-8),
     max_running=4096,
     kv_tokens=1_000_000,
