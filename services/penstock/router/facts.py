@@ -75,6 +75,7 @@ class Observer:
             queued_tokens=queued,
             sequences=sequences,
             context_tokens=context,
+            recent_s=seat.prompts_given.left(now),
             prefill_rate=rates.prefill_rate / slow,
             prompt=PromptTokenCost((rates.prompt_s or 1 / rates.prefill_rate) * slow, rates.prompt_context_s * slow),
             step=rates.step.times(seat.answers.believed(now)),

@@ -19,6 +19,9 @@ from penstock.router.workers import Role, WorkerState
 
 _RATES_S = 1.0
 """Seconds for which a belief in rates stands."""
+_TIE = 1e-6
+"""Of equals, such as those that are idle, the ones that have had less to do of late are looked at: by so little of it
+each floor is higher."""
 _LISTEN_S = 0.25
 """Seconds for which nobody is thought to have gone silent."""
 
@@ -264,7 +267,7 @@ class Fleet:
             self._listened_at = -np.inf  # whether it may get work has changed, or may have
         state = self._states[column] = self._observe(seat, now)
         self._matrix[:, column] = (
-            state.queue_s,
+            state.queue_s + _TIE * state.recent_s,
             state.prompt.token_s,
             state.prompt.context_s / 2,
             state.fetch_s,

@@ -239,6 +239,9 @@ class Planner:
         token_s = chosen.answer_s / asked.expected_output
         self._running[number] = ask, Watched(now, chosen.first_token_s, chosen.handoff_s, token_s)
         self._touch(number)
+        seat = self.registry.get(computes.id)
+        if seat is not None:
+            seat.prompts_given.add(chosen.prompt.compute_s, now)
         self._bind(ask, SessionHome(computes.id, decision.decode.id), now)
         prefill = self._member(decision.prefill.id) if decision.prefill else None
         decode = self._member(decision.decode.id)

@@ -71,6 +71,23 @@ class Rate:
         return weight * self.value + (1 - weight) * mean
 
 
+@dataclass(slots=True)
+class RecentWork:
+    """Seconds of work that count half after `_HALF_LIFE_S`."""
+
+    seconds: float = 0.0
+    changed_at: float = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        """Some more."""
+        self.seconds, self.changed_at = self.left(now) + seconds, now
+
+    def left(self, now: float) -> float:
+        """What it all counts now."""
+        left: float = self.seconds * 0.5 ** ((now - self.changed_at) / _HALF_LIFE_S)
+        return left
+
+
 class Measured(NamedTuple):
     """Rates of a worker, or assumed of one that has not measured its own. 0: not measured."""
 
@@ -152,6 +169,8 @@ class Seat:
     suspect_until: float = 0.0
     prompts: Bias = field(default_factory=Bias)
     """Of its prompts, from plan to first token."""
+    prompts_given: RecentWork = field(default_factory=RecentWork)
+    """Prompts that were planned for it, as predicted."""
     answers: Bias = field(default_factory=Bias)
     """Of the tokens after it."""
     _rates: list[Rate] = field(default_factory=lambda: [Rate() for _ in _NOTHING])

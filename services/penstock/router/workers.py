@@ -92,6 +92,8 @@ class WorkerState:
     """As `fetch_s`, by way of another host's store."""
     remote_overhead_s: float = 0.0
     """Seconds of each such fetch, apart from moving the bytes."""
+    recent_s: float = 0.0
+    """Of prompts that it has had to compute of late."""
     handoff: HandoffCost = _NO_HANDOFF
     """By way of the store of its host."""
     far_handoff: HandoffCost = _NO_HANDOFF

@@ -227,6 +227,14 @@ def test_a_host_without_a_store_is_told_of_none(desk: Desk) -> None:
     assert (planned.decode.id, list(planned.decode_sources)) == ("c", [])
 
 
+def test_of_the_idle_those_that_had_less_to_do_get_more(desk: Desk) -> None:
+    """Also where not all of them are looked at."""
+    for number in range(40):
+        desk.join(f"w{number}").measure(Measured(1000, 1e9, 1e9, 0.001), desk.now)
+    found = desk.spread(400)
+    assert set(found.values()) <= set(range(8, 13)), found
+
+
 def test_an_old_measurement_counts_less_and_less(desk: Desk) -> None:
     slow, fast = desk.join("slow"), desk.join("fast")
     slow.measure(Measured(100), desk.now)
