@@ -268,6 +268,7 @@ class Simulation:
             planned.uncached_tokens,
             begin=partial(self._begin, ask, served, planned),
             done=partial(self._prefilled, ask, served, planned),
+            context=ask.tokens + (0 if planned.prefill else ask.output),
         )
         self._change(computes.id, lambda worker: worker.prompts.append(prompt))
 

@@ -52,6 +52,8 @@ class Prompt:
     begin: Callable[[], float]
     """Called when its first tokens are computed: tokens, and as many more as its fetch takes as long as."""
     done: Callable[[], None]
+    context: int = 0
+    """Tokens that it needs room for, with its answer where that is generated here."""
     left: float | None = None
     """None: it has not begun."""
 
@@ -118,7 +120,7 @@ class ModelledWorker:
         if over:
             ended += [stream.done for stream in over]
             self.streams = [stream for stream in self.streams if stream.left > 1e-6]
-        while self.waiting and len(self.streams) < self.model.max_running:
+        while self.waiting and len(self.streams) < self.model.max_running and self._fits(self.waiting[0].context):
             self.streams.append(self.waiting.popleft())
         if self.prompts and not ended:
             self._step = self._begin()
@@ -130,7 +132,14 @@ class ModelledWorker:
             return self._step.until
         return self._at + max(0.0, min((stream.left for stream in self.streams), default=inf) * self.step_s)
 
-    def _begin(self) -> _Step:
+    def _fits(self, tokens: int) -> bool:
+        """Whether there is room for so many beside what has begun."""
+        held = sum(stream.context for stream in self.streams)
+        held += sum(prompt.context for prompt in self.prompts if prompt.left is not None)
+        return not held or held + tokens <= self.model.kv_tokens
+
+    def _begin(self) -> _Step | None:
+        """The next step with prompts; None: there is no room for the first of them."""
         model, alone_s = self.model, self.step_s if self.streams else 0.0
         most = float(model.chunk_tokens)
         if self.streams:
@@ -141,12 +150,16 @@ class ModelledWorker:
             if left <= 0:
                 break
             if prompt.left is None:
+                if not self._fits(prompt.context):
+                    break
                 prompt.left = prompt.begin()
             if not portions and not self.streams and prompt.left > most:
                 left = (prompt.left - 1) // most * most  # whole chunks, in which nothing else finds room
             tokens = min(left, prompt.left)
             portions.append((prompt, tokens))
             left -= tokens
+        if not portions:
+            return None
         took_s = alone_s + sum(tokens for _, tokens in portions) / model.prefill_rate
         return _Step(self._at, self._at + took_s, portions)
 

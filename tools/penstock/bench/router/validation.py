@@ -24,6 +24,7 @@ from penstock.bench.engine.process import Failed
 from penstock.bench.engine.shapes import SMALL
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, missing
+from penstock.cli.mesh import MeshOptions
 from penstock.router.workers import StepCost
 from penstock.simulator.simulation import SimulatedMesh, Simulation
 from penstock.simulator.workers import WorkerModel
@@ -35,11 +36,11 @@ _SHRINK = 4
 """Prompts are so many times shorter than recorded: a laptop serves them."""
 _REQUESTS = (120, 40)
 """Of a round; of a quick one."""
-_LOAD = 0.4
-"""The part of the time in which prompts are computed, if nothing is computed twice."""
+_LOAD = 0.5
+"""The part of the time that prompts and answers would take one after the other, if no prompt is computed twice."""
 _LENGTHS = (16, 128, 512, 1024, 3072)
-_STREAMS = (1, 4, 8)
-_CONTEXTS = (64, 2048)
+_SHAPES = ((1, 64), (4, 64), (8, 64), (1, 2048), (3, 4096), (8, 2048))
+"""Streams and the tokens of their prompts."""
 _FIRST = 300
 """No prompt has tokens below; as in `bench.e2e.loads`."""
 _TTFT_P50, _TTFT_P90 = 50.0, 90.0
@@ -59,8 +60,16 @@ class Calibration:
 
     @property
     def model(self) -> WorkerModel:
-        """Of a worker that does both."""
-        return WorkerModel(prefill_rate=self.prefill_rate, prefill_context_s=self.prefill_context_s, step=self.step)
+        """Of a worker that does both, with the settings of `penstock up`."""
+        settings = MeshOptions().engine
+        return WorkerModel(
+            prefill_rate=self.prefill_rate,
+            prefill_context_s=self.prefill_context_s,
+            step=self.step,
+            max_running=settings.max_running,
+            chunk_tokens=settings.max_batch_tokens,
+            kv_tokens=settings.kv_pool_tokens,
+        )
 
 
 async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
@@ -100,7 +109,7 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
     shapes = [(1.0, length, length * length / 2) for length in lengths]
     overhead_s, token_s, context_s = _fitted(shapes, medians)
     rows, steps = [], []
-    for streams, context in [(streams, _CONTEXTS[0]) for streams in _STREAMS] + [(1, _CONTEXTS[-1])]:
+    for streams, context in _SHAPES:
         answers = (await PlainLoad(streams=streams, prompt=context, output=64).run(ask, source))["plain"]
         rows.append((1.0, streams, streams * (context + 32)))
         steps.append(statistics.median(gap for answer in answers for gap in answer.gaps[16:]))
@@ -123,14 +132,17 @@ def _fitted(rows: Sequence[tuple[float, float, float]], seconds: Sequence[float]
 
 def simulated(trace: Trace, found: Calibration) -> list[float]:
     """TTFT of the same requests before a modelled worker, in seconds, as their clients would see it."""
-    mesh = SimulatedMesh(both=1, token_bytes=SMALL.kv_bytes, model=found.model)
+    blocks = MeshOptions().kv_host_bytes // (SMALL.kv_bytes * trace.block_tokens)
+    mesh = SimulatedMesh(both=1, token_bytes=SMALL.kv_bytes, store_blocks=blocks, model=found.model)
     return [one.ttft_s + found.overhead_s for one in Simulation(mesh, trace).run().requests]
 
 
 def _workload(path: Path, found: Calibration, requests: int) -> Trace:
     trace = shrunk(half(load(path), second=True), _SHRINK)
     news = zip(trace.asks, new_tokens(trace), strict=True)
-    busy_s = sum(found.model.prefill_s(ask.tokens - new, ask.tokens) for ask, new in news) / _LOAD
+    prompts_s = sum(found.model.prefill_s(ask.tokens - new, ask.tokens) for ask, new in news)
+    answers_s = sum(ask.output * found.step.seconds(1, ask.tokens) for ask in trace.asks)
+    busy_s = (prompts_s + answers_s) / _LOAD
     return crowded(trace, session_seconds(trace) / busy_s, requests)
 
 
