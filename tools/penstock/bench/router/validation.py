@@ -57,6 +57,21 @@ class Calibration:
     prefill_context_s: float
     """What each token of the context before it adds."""
     step: StepCost
+    fetch_rate: float
+    """Bytes/s from the store."""
+
+    def mean(self, other: Calibration) -> Calibration:
+        """Of two: the machine is another one now and then."""
+        one, two = self.step, other.step
+        return Calibration(
+            overhead_s=(self.overhead_s + other.overhead_s) / 2,
+            prefill_rate=(self.prefill_rate + other.prefill_rate) / 2,
+            prefill_context_s=(self.prefill_context_s + other.prefill_context_s) / 2,
+            step=StepCost(
+                (one.base_s + two.base_s) / 2, (one.sequence_s + two.sequence_s) / 2, (one.token_s + two.token_s) / 2
+            ),
+            fetch_rate=(self.fetch_rate + other.fetch_rate) / 2,
+        )
 
     @property
     def model(self) -> WorkerModel:
@@ -69,6 +84,7 @@ class Calibration:
             max_running=settings.max_running,
             chunk_tokens=settings.max_batch_tokens,
             kv_tokens=settings.kv_pool_tokens,
+            fetch_rate=self.fetch_rate,
         )
 
 
@@ -85,7 +101,9 @@ async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
                 asks = _workload(trace, found, requests=_REQUESTS[quick])
                 print(f"round {round + 1}: {found}", file=sys.stderr, flush=True)
                 measured = [one.time_to_first_token for one in await _play(asks, ask, f"{round}")]
-                predicted = simulated(asks, found)
+                after = await calibrated(ask, PromptSource(SMALL.vocab, f"calibration/{round}/after"))
+                print(f"after it: {after}", file=sys.stderr, flush=True)
+                predicted = simulated(asks, found.mean(after))
                 for percent, off in errors.items():
                     real, model = percentile(measured, percent), percentile(predicted, percent)
                     print(
@@ -114,7 +132,24 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
         rows.append((1.0, streams, streams * (context + 32)))
         steps.append(statistics.median(gap for answer in answers for gap in answer.gaps[16:]))
     step = StepCost(*_fitted(rows, steps))
-    return Calibration(overhead_s=overhead_s, prefill_rate=1 / token_s, prefill_context_s=context_s, step=step)
+    return Calibration(
+        overhead_s=overhead_s,
+        prefill_rate=1 / token_s,
+        prefill_context_s=context_s,
+        step=step,
+        fetch_rate=await _fetch_rate(ask, source, overhead_s),
+    )
+
+
+async def _fetch_rate(ask: Asking, source: PromptSource, overhead_s: float) -> float:
+    """Bytes/s of a prompt that only the store has: others have taken its place in the worker's pages."""
+    length = _LENGTHS[-1]
+    mine = source.tokens(length)
+    await ask(mine, 1, "")
+    for _ in range(MeshOptions().engine.kv_pool_tokens // length + 1):
+        await ask(source.tokens(length), 1, "")
+    took_s = (await ask(mine, 1, "")).time_to_first_token - overhead_s
+    return length * SMALL.kv_bytes / max(took_s, 1e-3)
 
 
 def _fitted(rows: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> list[float]:
@@ -148,14 +183,14 @@ def _workload(path: Path, found: Calibration, requests: int) -> Trace:
 
 async def _play(trace: Trace, ask: Asking, round: str) -> list[TimedAnswer]:
     """Sends each request at its time, whatever became of those before."""
+    prompts = [[*_tokens(recorded, trace.block_tokens, round)] for recorded in trace.asks]
     begun = time.perf_counter()
 
-    async def one(recorded: RecordedAsk) -> TimedAnswer:
+    async def one(recorded: RecordedAsk, prompt: Sequence[int]) -> TimedAnswer:
         await asyncio.sleep(recorded.at - (time.perf_counter() - begun))
-        prompt = [*_tokens(recorded, trace.block_tokens, round)]
         return await ask(prompt, recorded.output, f"{recorded.session}-{round}")
 
-    return await asyncio.gather(*map(one, trace.asks))
+    return await asyncio.gather(*map(one, trace.asks, prompts))
 
 
 def _tokens(ask: RecordedAsk, block: int, round: str) -> Iterator[int]:
