@@ -64,7 +64,9 @@ def _policies(now: Results) -> str:
     return f"""
 Policies on the recorded workloads in `loadtest/traces`, with and without a common prompt of 4,096 tokens, before 8 and
 64 modelled prefill workers which would compute for seven tenths of the time if nothing were computed twice
-(`penstock simulate` says how workers are modelled):
+(`penstock simulate` says how workers are modelled). Sessions run side by side and send nothing before they have their
+last answer; the first third of their time fills the caches and is left out. Requests without sessions come eight times at
+once before 64 workers. The halves of the workloads that a policy may be tuned on are not among these:
 
 {figures(_QUALITY, now, None)}
 
