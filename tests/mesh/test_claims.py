@@ -194,5 +194,5 @@ async def test_kill_9_of_the_worker_that_computes(meshes, tiny, http, oracle, mo
             answers = await asyncio.gather(one, other)
         for tokens, answer in zip((first, second), answers, strict=True):
             assert answer.ids == (await oracle(tokens, SHORT)).ids
-        assert waits(waiter.worker, "left") == 1 and waits(waiter.worker, "late") == 0
+        assert waits(waiter.worker, "left") >= 1 and waits(waiter.worker, "late") == 0, "the moved one may wait as well"
         assert sum(answer.computed for answer in answers) == len(first) + len(second) - BLOCKS * BLOCK

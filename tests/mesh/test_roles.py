@@ -46,7 +46,7 @@ def drain(member: str, drain: bool = True, *, force: bool = False) -> router_pb2
 @pytest.fixture
 async def two_routers(tiny, meshes):
     """A mesh of one prefill and two decode workers, and its other router, which gateways prefer."""
-    async with open_router(RouterConfig()) as other:
+    async with open_router(RouterConfig(local_prefill_tokens=64)) as other:
         async with meshes(MeshSetup(model=tiny, decode=2, routers=(other.address,))) as mesh:
             yield mesh, other
 

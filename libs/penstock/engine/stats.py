@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.engine.fit import StepFit
+from penstock.engine.fit import PromptFit, StepFit
 from penstock.kv.cost import PrefillCost
 from penstock.runtime.turns.baton import TurnCounters
 
@@ -48,6 +48,8 @@ class EngineStats:
     step_cost: tuple[float, float, float]
     """Seconds of such a step: however little there is to do, for each sequence, and for each token of their context; 0
     until measured."""
+    prompt_cost: tuple[float, float]
+    """Seconds of a prompt's token, and for each token of the context before it; 0 until measured."""
     in_step_s: float
     """How long the step in progress has been computed; 0 between steps."""
     expected_s: float
@@ -85,6 +87,7 @@ class Counters:
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     fit: StepFit = field(default_factory=StepFit)
+    prompts: PromptFit = field(default_factory=PromptFit)
     steps: int = 0
     computed_tokens: int = 0
     drafted: int = 0
@@ -145,6 +148,9 @@ class Counters:
         self.mixed += rows > prefill_rows
         own = seconds if prefill_rows == rows else max(seconds - self.decode_step_s, seconds / 10)
         self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, prefill_rows / max(own, 1e-9))
+        portions = [(run.start, run.tokens) for run in runs if run.known > 1]
+        if portions:
+            self.prompts.learn(own, portions)
 
 
 def collect(
@@ -163,6 +169,7 @@ def collect(
         prefill_tokens_per_s=counters.prefill_tokens_per_s,
         decode_step_s=counters.decode_step_s,
         step_cost=counters.fit.coefficients,
+        prompt_cost=counters.prompts.coefficients,
         in_step_s=counters.in_step_s,
         expected_s=counters.expected_s if counters.step_began is not None else 0.0,
         resting=counters.resting,

@@ -205,6 +205,7 @@ class LeaseRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
     ON_DEVICE_FIELD_NUMBER: _builtins.int
     attachment_id: _builtins.str
     lease_s: _builtins.float
@@ -212,6 +213,8 @@ class LeaseRequest(_message.Message):
     """digest of the session that wants them; empty: unknown"""
     peer: _builtins.bool
     """asked by another store: only what this one has itself, and with `about`"""
+    wait_s: _builtins.float
+    """at most so long for blocks that have to be brought; 0: for most of the time of the call"""
     on_device: _builtins.bool
     """the client reads the leading blocks on its device as far as they are there"""
     @_builtins.property
@@ -229,11 +232,12 @@ class LeaseRequest(_message.Message):
         session: _builtins.str = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         peer: _builtins.bool = ...,
+        wait_s: _builtins.float = ...,
         on_device: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "lease_s", b"lease_s", "on_device", b"on_device", "peer", b"peer", "session", b"session", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachment_id", b"attachment_id", "keys", b"keys", "lease_s", b"lease_s", "on_device", b"on_device", "peer", b"peer", "session", b"session", "sources", b"sources", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

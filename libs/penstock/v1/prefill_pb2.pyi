@@ -143,12 +143,15 @@ class Handoff(_message.Message):
     VALID_TOKENS_FIELD_NUMBER: _builtins.int
     TAIL_BYTES_FIELD_NUMBER: _builtins.int
     TAIL_CHECKSUM_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
     valid_tokens: _builtins.int
     """tokens whose KV exists; the tail holds valid_tokens % block_size of them"""
     tail_bytes: _builtins.int
     """0: the prompt ends at a block boundary"""
     tail_checksum: _builtins.bytes
     """xxh3-128 of the tail"""
+    age_s: _builtins.float
+    """since the token was there"""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     def __init__(
@@ -158,10 +161,11 @@ class Handoff(_message.Message):
         valid_tokens: _builtins.int = ...,
         tail_bytes: _builtins.int = ...,
         tail_checksum: _builtins.bytes = ...,
+        age_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tail_bytes", b"tail_bytes", "tail_checksum", b"tail_checksum", "token", b"token", "valid_tokens", b"valid_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "tail_bytes", b"tail_bytes", "tail_checksum", b"tail_checksum", "token", b"token", "valid_tokens", b"valid_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,13 +115,16 @@ class Load(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     FETCH_OVERHEAD_S_FIELD_NUMBER: _builtins.int
     REMOTE_OVERHEAD_S_FIELD_NUMBER: _builtins.int
+    HANDOFF_FIELD_NUMBER: _builtins.int
+    FAR_HANDOFF_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     queued_prefill_tokens: _builtins.int
     """to be computed for prompts: what several have in common once"""
     free_kv_tokens: _builtins.int
     prefill_tokens_per_s: _builtins.float
-    """measured; 0 when not yet known"""
+    """of late, whatever context they had; 0 when not yet known"""
     decode_step_s: _builtins.float
     """measured; 0 when not yet known"""
     fetch_bytes_per_s: _builtins.float
@@ -138,6 +141,18 @@ class Load(_message.Message):
 
     @_builtins.property
     def progress(self) -> Global___Progress: ...
+    @_builtins.property
+    def handoff(self) -> Global___TransferCost:
+        """from a prompt's first token until its KV is here, by way of the store of its host"""
+
+    @_builtins.property
+    def far_handoff(self) -> Global___TransferCost:
+        """likewise, by way of another host's; absent when not yet known"""
+
+    @_builtins.property
+    def prompt(self) -> Global___PromptTokenCost:
+        """fitted to its steps; absent when not yet known"""
+
     def __init__(
         self,
         *,
@@ -153,14 +168,69 @@ class Load(_message.Message):
         progress: Global___Progress | None = ...,
         fetch_overhead_s: _builtins.float = ...,
         remote_overhead_s: _builtins.float = ...,
+        handoff: Global___TransferCost | None = ...,
+        far_handoff: Global___TransferCost | None = ...,
+        prompt: Global___PromptTokenCost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["far_handoff", b"far_handoff", "handoff", b"handoff", "progress", b"progress", "prompt", b"prompt", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_step_s", b"decode_step_s", "far_handoff", b"far_handoff", "fetch_bytes_per_s", b"fetch_bytes_per_s", "fetch_overhead_s", b"fetch_overhead_s", "free_kv_tokens", b"free_kv_tokens", "handoff", b"handoff", "prefill_tokens_per_s", b"prefill_tokens_per_s", "progress", b"progress", "prompt", b"prompt", "queued_prefill_tokens", b"queued_prefill_tokens", "remote_bytes_per_s", b"remote_bytes_per_s", "remote_overhead_s", b"remote_overhead_s", "running", b"running", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class PromptTokenCost(_message.Message):
+    """Seconds of a prompt's token, linear in its position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    CONTEXT_S_FIELD_NUMBER: _builtins.int
+    token_s: _builtins.float
+    """however little comes before it"""
+    context_s: _builtins.float
+    """for each token before it"""
+    def __init__(
+        self,
+        *,
+        token_s: _builtins.float = ...,
+        context_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_s", b"context_s", "token_s", b"token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTokenCost: _TypeAlias = PromptTokenCost  # noqa: Y015
+
+@_typing.final
+class TransferCost(_message.Message):
+    """Seconds of moving bytes, linear in them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OVERHEAD_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    overhead_s: _builtins.float
+    """however few; 0 when not yet known"""
+    bytes_per_s: _builtins.float
+    """of the rest; 0 when not yet known"""
+    def __init__(
+        self,
+        *,
+        overhead_s: _builtins.float = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "overhead_s", b"overhead_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferCost: _TypeAlias = TransferCost  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

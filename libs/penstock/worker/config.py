@@ -60,6 +60,9 @@ class WorkerConfig:
     that only computes prompts does not, because decode asks for all of them at once, nor one that began so."""
     claim_s: float = 0.03
     """Least seconds of computing for which other workers' blocks are waited for, and own ones claimed at the store."""
+    fetch_wait_s: float = 0.03
+    """Least seconds for which blocks are waited for that the store has to bring from its disk or another host, however
+    soon they could be computed."""
     drain_s: float = 5.0
     """Seconds that running requests get to end when the worker stops; the router sends nothing new meanwhile."""
     step_limit_s: float = 30.0
@@ -84,7 +87,7 @@ class WorkerConfig:
         if self.draft not in ("", "none"):
             addresses(self, "draft")
         more_than(self, 0, "store_timeout_s", "step_limit_s")
-        at_least(self, 0, "claim_s", "drain_s", "handoff_wait_s", "handoff_keep_s")
+        at_least(self, 0, "claim_s", "fetch_wait_s", "drain_s", "handoff_wait_s", "handoff_keep_s")
         one_of(self, LOG_LEVELS, "log_level")
 
     @property

@@ -22,6 +22,9 @@ from penstock.worker.rates import FetchRates
 from penstock.worker.stored import StoredKeys
 
 _LEASE_BLOCKS = 512
+_PARTS = 4
+"""What one of so many parts of the blocks takes to compute, the store may take to bring some: by then it shows whether
+they come sooner."""
 _LOG = structlog.get_logger("penstock.worker")
 
 
@@ -42,21 +45,29 @@ class Fetcher:
     rates: FetchRates = field(default_factory=FetchRates)
     cost: Callable[[int], float] = lambda first_token: 0.0
     """Seconds to compute the block that begins with this token; 0: unknown."""
+    queue_s: Callable[[], float] = lambda: 0.0
+    """Seconds until the sequence begins to compute, if it has nothing to wait for."""
+    least_wait_s: float = 0.0
+    """For blocks that the store has to bring, however soon they are computed."""
     blocks: int = 0
     """Number of leading blocks that are in the pages."""
     tiers: list[str] = field(default_factory=list)
+    fetched_bytes: int = 0
+    """Of blocks that were not in pages."""
     _told: int = 0
     """Blocks from pages of whose use the store has heard."""
 
-    async def upto(self, count: int, pages: PageWriter) -> bool:
+    async def upto(self, count: int, pages: PageWriter, *, compares: bool = False) -> bool:
         """Loads blocks until the first `count` are in the pages; False when neither the engine nor the store could give
-        them all."""
+        them all. When it `compares`, it does not wait longer for blocks that the store has to bring than their
+        computing is worth, once the sequence could compute."""
         try:
-            return await self._upto(count, pages)
+            return await self._upto(count, pages, compares)
         finally:
             pages.settled(self.blocks)
 
-    async def _upto(self, count: int, pages: PageWriter) -> bool:
+    async def _upto(self, count: int, pages: PageWriter, compares: bool) -> bool:
+        until = time.monotonic() + (self.queue_s() if compares else 0.0)
         while self.blocks < count:
             taken = await pages.take(self.blocks, count)
             self.blocks += taken
@@ -69,14 +80,17 @@ class Fetcher:
             wanted = self.keys[self.blocks : min(count, self.blocks + _LEASE_BLOCKS)]
             begin, before = time.monotonic(), self.blocks
             try:
-                more = await self._some(wanted, pages)
+                wait_s = self._patience_s(len(wanted), until - begin) if compares else 0.0
+                more = await self._some(wanted, pages, wait_s)
                 pages.settled(self.blocks)
                 self.known.learn(self.keys[before : self.blocks])
             except StoreFault as fault:
                 self.metrics.store_faults.labels("fetch").inc()
                 _LOG.warning("fetch became a recompute", reason=str(fault))
                 return False
-            if self.blocks < before + len(wanted) and not (more and self._worth_it(before, time.monotonic() - begin)):
+            lost_s = time.monotonic() - max(begin, until)
+            worth_it = more and lost_s < self._compute_s(before, self.blocks)
+            if self.blocks < before + len(wanted) and not worth_it:
                 return False
         return True
 
@@ -104,14 +118,20 @@ class Fetcher:
             counts[tier] += min(self.block_size, tokens - number * self.block_size)
         return counts
 
-    def _worth_it(self, before: int, seconds: float) -> bool:
-        """Whether the blocks from `before` on came in less time than they take to compute."""
-        return seconds < sum(self.cost(block * self.block_size) for block in range(before, self.blocks))
+    def _compute_s(self, first: int, end: int) -> float:
+        """Seconds to compute these blocks; 0: unknown."""
+        return sum(self.cost(block * self.block_size) for block in range(first, end))
 
-    async def _some(self, keys: Sequence[bytes], pages: PageWriter) -> bool:
-        """Loads the leading blocks that the store gives; True when all were written and the store is bringing more."""
+    def _patience_s(self, count: int, free_s: float) -> float:
+        """Seconds to wait for the next `count` blocks, when the first `free_s` cost nothing; 0: nobody knows."""
+        compute_s = self._compute_s(self.blocks, self.blocks + max(1, count // _PARTS))
+        return max(self.least_wait_s, max(0.0, free_s) + compute_s) if compute_s else 0.0
+
+    async def _some(self, keys: Sequence[bytes], pages: PageWriter, wait_s: float) -> bool:
+        """Loads the leading blocks that the store gives within `wait_s`, or its time limit; True when all were written
+        and the store is bringing more."""
         begin = time.monotonic()
-        async with self.store.lease(keys, self.origin, checked=False, on_device=True) as leased:
+        async with self.store.lease(keys, self.origin, checked=False, on_device=True, wait_s=wait_s) as leased:
             near = leased.on_device.views
             blocks: list[Source] = [*near, *leased.blocks]
             check = partial(_check, leased, len(near))
@@ -122,6 +142,7 @@ class Fetcher:
             tiers, size = tiers[:written], sum(view.nbytes for view in blocks[:written])
         self.blocks += written
         self.tiers += tiers
+        self.fetched_bytes += size
         self.metrics.fetched.inc(written)
         self.rates.fetched(tiers, size, time.monotonic() - begin)
         return leased.more and written == len(blocks)
@@ -147,7 +168,7 @@ class StoredPrefix:
     async def load(self, pages: PageWriter) -> LoadResult:
         """Asks once for all blocks; the engine computes those that are missing, or asks for them again later."""
         fetcher, waited = self.fetcher, 0.0
-        if not await fetcher.upto(self._limit, pages) and self._claim is not None:
+        if not await fetcher.upto(self._limit, pages, compares=True) and self._claim is not None:
             begin = time.monotonic()
             found = await self._claim.make(fetcher.keys[fetcher.blocks : self._limit], fetcher.blocks)
             waited = time.monotonic() - begin

@@ -53,7 +53,8 @@ class FetchRates:
     far: TransferCost = field(default_factory=TransferCost)
 
     def fetched(self, tiers: Sequence[str], size: int, seconds: float) -> None:
-        """Takes in one fetch of `size` bytes from `tiers`. Remote blocks, if any, account for all of its time."""
+        """Takes in one fetch of `size` bytes, whose blocks came from `tiers`. Remote blocks, if any, account for all of
+        its time."""
         remote = tiers.count("remote")
         if remote:
             self.far.moved(size * remote // len(tiers), seconds)

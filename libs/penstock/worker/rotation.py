@@ -17,6 +17,7 @@ from penstock.rpc.wish import WorkerWish
 from penstock.runtime.tasks import beside, first_of
 from penstock.v1 import router_pb2
 from penstock.worker.progress import limit_s, overdue
+from penstock.worker.rates import TransferCost
 from penstock.worker.worker import Worker
 
 _LOG = structlog.get_logger("penstock.worker")
@@ -24,6 +25,8 @@ _JOIN_PATIENCE_S = 5.0
 """Seconds that a worker waits for its router before it reports ready without it."""
 _LOOK_S = 0.25
 """Seconds between two looks at the engine, by who cannot wait for it: a thread that hangs reports nothing."""
+_NO_OVERHEAD_S = 1e-9
+"""0 says that it is not known."""
 ROLES = (router_pb2.ROLE_PREFILL, router_pb2.ROLE_DECODE, router_pb2.ROLE_BOTH)
 """That a worker may have."""
 
@@ -200,6 +203,7 @@ def load(worker: Worker) -> router_pb2.Load:
     """The present load."""
     stats = worker.stats()
     base_s, sequence_s, token_s = stats.step_cost
+    own_s, context_s = stats.prompt_cost
     allowed_s = limit_s(stats, worker.config.step_limit_s)
     return router_pb2.Load(
         running=stats.running,
@@ -214,4 +218,16 @@ def load(worker: Worker) -> router_pb2.Load:
         fetch_overhead_s=worker.rates.near.overhead_s,
         remote_overhead_s=worker.rates.far.overhead_s,
         progress=router_pb2.Progress(steps=stats.steps, in_step_s=stats.in_step_s, limit_s=allowed_s),
+        handoff=_cost(worker.handoffs.near),
+        far_handoff=_cost(worker.handoffs.far),
+        prompt=router_pb2.PromptTokenCost(token_s=own_s, context_s=context_s) if own_s else None,
+    )
+
+
+def _cost(measured: TransferCost) -> router_pb2.TransferCost | None:
+    """None: nothing was measured. As long as the overhead is not known apart, it is part of the bytes."""
+    if not measured.bytes_per_s:
+        return None
+    return router_pb2.TransferCost(
+        overhead_s=max(measured.overhead_s, _NO_OVERHEAD_S), bytes_per_s=measured.bytes_per_s
     )

@@ -73,6 +73,9 @@ class Worker:
         self.metrics = metrics
         self._keys = RecentKeys(engine.spec.block_size)
         self.rates = FetchRates()
+        self.handoffs = FetchRates()
+        """Of prompts that others have computed: from the first token there until all of their KV is in pages here. Most
+        of it comes before, so that is not what a fetch of as much takes."""
         self.resident = ResidentBlocks(engine.pool)
         self.changed = asyncio.Event()
         """Set when the load has changed."""
@@ -95,6 +98,8 @@ class Worker:
             origin=order.origin,
             rates=self.rates,
             cost=self._block_seconds,
+            queue_s=self._queue_s,
+            least_wait_s=self.config.fetch_wait_s,
         )
         claim = PromptClaim(
             self.store, self.metrics, self._pace, least_s=self.config.claim_s, sources=order.origin.sources
@@ -111,6 +116,11 @@ class Worker:
         cost = PrefillCost.of_model(self.engine.checkpoint.config.hidden_size, rate)
         return cost.seconds(first_token, self.engine.spec.block_size)
 
+    def _queue_s(self) -> float:
+        """Seconds until a request that comes now begins to compute; 0 while the rate is unknown."""
+        rate = self.engine.prefill_tokens_per_s
+        return self.engine.stats().queued_tokens / rate if rate > 0 else 0.0
+
     def _pace(self, first_block: int) -> Pace | None:
         """When a request that comes now would have the blocks from `first_block` on; None while the rate is unknown."""
         engine, size = self.engine, self.engine.spec.block_size
@@ -119,7 +129,7 @@ class Worker:
             return None
         block_s, next_s = (self._block_seconds(block * size) for block in (first_block, first_block + 1))
         return Pace(
-            queue_s=engine.stats().queued_tokens / rate,
+            queue_s=self._queue_s(),
             block_s=block_s,
             growth_s=next_s - block_s,
             step_blocks=max(1, engine.config.max_batch_tokens // size),

@@ -130,6 +130,8 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         seconds = lease_seconds(request.lease_s, self._config.lease_s)
         remaining = context.time_remaining()
         wait_s = _LONGEST_WAIT_S if remaining is None else remaining * _SHARE_FOR_BRINGING
+        check_seconds("wait_s", request.wait_s)
+        wait_s = min(wait_s, request.wait_s or wait_s)
         self._sessions.used(request.session, self._now())
         with part.device.leasing(request, keys, seconds) as on_device:
             rest, lease = keys[len(on_device.offsets) if on_device else 0 :], None

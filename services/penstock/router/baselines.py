@@ -31,6 +31,8 @@ PolicyName = Literal[
 ]
 """`seconds` is the router's own."""
 
+_SHORT_TOKENS = 64
+"""Uncached tokens of a prompt for which a hand-off is never worth it."""
 Pick = Callable[[Demand, Sequence[WorkerFacts], Random], WorkerFacts]
 """One of at least one worker."""
 
@@ -151,10 +153,10 @@ class Baseline:
         decode = self._pick(demand, roomy, random)
         here = prompt_cost(demand, decode)
         option = stays(demand, decode, here)
-        if able and decode.role is not Role.BOTH and here.uncached_tokens > knobs.local_prefill_tokens:
+        if able and decode.role is not Role.BOTH and here.uncached_tokens > _SHORT_TOKENS:
             prefill = self._pick(demand, able, random)
             place = PromptPlace(prefill, prompt_cost(demand, prefill))
-            option = moved(demand, decode, place, option.answer_s, knobs)
+            option = moved(demand, decode, place, option.answer_s)
         if option.prompt.queue_s > knobs.max_queue_s:
             return QueueFull(option.prompt.queue_s)
         return Decision(chosen=option, options=[option], choices=len(roomy))

@@ -41,9 +41,11 @@ class Watched:
 
     made_at: float
     first_token_s: float
-    """Predicted."""
+    """Predicted, as those below."""
+    handoff_s: float
+    """Between the first token and the second, beside what each takes."""
     token_s: float
-    """Predicted for each token after the first."""
+    """Of each token after the first."""
     first_at: float | None = None
     first: int = 0
     """Tokens that there were at `first_at`."""
@@ -65,7 +67,7 @@ class Watched:
         more = self.last - self.first
         if self.first_at is None or more < _LEAST_TOKENS or self.token_s <= 0:
             return None
-        return (self.last_at - self.first_at) / more / self.token_s
+        return (self.last_at - self.first_at) / (self.handoff_s + more * self.token_s)
 
 
 def _within(ratio: float) -> float:

@@ -43,10 +43,12 @@ class RouterConfig:
     """Most workers and stores that may join."""
     max_indexed_blocks: int = 1_000_000
     """Most blocks whose place is known; each takes about 200 bytes of memory, and the oldest are forgotten first."""
-    local_prefill_tokens: int = 64
-    """Most uncached prompt tokens that a decode worker computes itself, where that is faster than a hand-off."""
+    local_prefill_tokens: int = 1_000_000
+    """Most uncached prompt tokens that a decode worker computes itself, where that costs less than a hand-off; 0: none,
+    as long as there is a prefill worker."""
     handoff_s: float = 0.01
-    """Seconds that a hand-off from prefill to decode takes, without the time to move its bytes."""
+    """Seconds that a hand-off from prefill to decode takes, without the time to move its bytes, as long as no worker
+    has measured it."""
     pull_s: float = 0.01
     """Seconds that pulling blocks from the store of another host takes, without the time to move their bytes, as long
     as no worker has measured it."""

@@ -31,7 +31,8 @@ Work = tuple[int, int]
 
 
 class PromptCost(NamedTuple):
-    """Seconds until a worker has the KV of a whole prompt, by part."""
+    """Seconds until a worker has the KV of a whole prompt, by part. What is fetched comes while others' prompts are
+    computed: only what takes longer than that counts."""
 
     known: Prefix
     uncached_tokens: int
@@ -56,17 +57,21 @@ def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
     state, known = worker.state, prefix(demand, worker)
     _, fetched, _, remote = known
     uncached = demand.prompt_tokens - sum(known)
-    rate, penalty_s = state.prefill_rate, worker.penalty_s
-    queue_s, compute_s = state.queued_tokens / rate, uncached / rate
+    penalty_s, queue_s = worker.penalty_s, state.queue_s
+    compute_s = state.prompt.seconds(sum(known), demand.prompt_tokens)
     near_s, pulled_s = fetch_s(state, fetched), pull_s(state, remote)
+    if near_s or pulled_s:
+        beside_s = min(near_s, queue_s)
+        near_s, pulled_s = near_s - beside_s, max(0.0, pulled_s - (queue_s - beside_s))
     total_s = queue_s + compute_s + near_s + pulled_s + penalty_s
     return PromptCost(known, uncached, queue_s, compute_s, near_s, pulled_s, penalty_s, total_s)
 
 
 def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
-    """What the worker need not compute of the prompt: what is in its pages and its own store, what it computes for
-    others by then, and what another host's store has where that is quicker than to compute it.
+    """What the worker need not compute of the prompt: what is in its pages, what it computes for others by then, and
+    what its own store and another host's have, each as far as it is there sooner than computed.
 
+    Later blocks take no longer to move than earlier ones, but to compute: so all that a store has is fetched, or none.
     The last token is always computed: its logits are wanted.
     """
     most = demand.prompt_tokens - 1
@@ -74,14 +79,27 @@ def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
     near = max(resident, min(worker.cached_tokens, most))
     soon = min(near + worker.awaited_tokens, most)
     remote = min(worker.cached_tokens + worker.remote_tokens, most) - soon
-    if remote <= 0 or not worth_pulling(worker.state, remote):
-        remote = 0
-    return Prefix(resident, near - resident, soon - near, remote)
+    known = Prefix(resident, near - resident, soon - near, 0)
+    if remote <= 0 and near == resident:
+        return known
+    ways = [known]
+    if remote > 0:
+        ways.append(Prefix(resident, near - resident, soon - near, remote))
+    if near > resident and soon == near:  # what is awaited lies behind what is fetched for the others
+        ways.append(Prefix(resident, 0, 0, 0))
+    return min(ways, key=lambda way: _prompt_s(demand, worker.state, way))
 
 
-def worth_pulling(worker: WorkerState, tokens: int) -> bool:
-    """Whether the worker has so many tokens sooner from another host's store than by computing them."""
-    return tokens > 0 and pull_s(worker, tokens) < tokens / worker.prefill_rate
+def _prompt_s(demand: Demand, worker: WorkerState, known: Prefix) -> float:
+    """Seconds until the worker has the KV of the prompt, this much of which it does not compute."""
+    moving_s = fetch_s(worker, known.fetched) + pull_s(worker, known.remote)
+    return max(worker.queue_s, moving_s) + worker.prompt.seconds(known.tokens, demand.prompt_tokens)
+
+
+def worth_pulling(worker: WorkerState, first: int, tokens: int) -> bool:
+    """Whether the worker has so many tokens from position `first` on sooner from another host's store than by computing
+    them."""
+    return tokens > 0 and pull_s(worker, tokens) - worker.queue_s < worker.prompt.seconds(first, first + tokens)
 
 
 def fetch_s(worker: WorkerState, tokens: int) -> float:
@@ -95,8 +113,7 @@ def pull_s(worker: WorkerState, tokens: int) -> float:
 
 
 class HandedCost(NamedTuple):
-    """Seconds to fetch a prompt's KV that another worker has computed or fetched, as far as a decode worker lacks
-    it."""
+    """Seconds from a prompt's first token until a decode worker has its KV, which another worker has computed."""
 
     beside_s: float
     """When both have the same store, or one has none."""
@@ -109,15 +126,16 @@ class HandedCost(NamedTuple):
 
 def handed_cost(demand: Demand, decode: WorkerFacts) -> HandedCost:
     """Whoever computes the prompt."""
-    tokens, state = demand.prompt_tokens, decode.state
+    tokens, way, far = demand.prompt_tokens, decode.state.handoff, decode.state.far_handoff
     resident = min(decode.resident_tokens, tokens)
     near = max(resident, min(decode.cached_tokens, tokens))
-    apart_s = fetch_s(state, near - resident) + pull_s(state, tokens - near)
-    return HandedCost(fetch_s(state, tokens - resident), apart_s)
+    apart_s = far.seconds(tokens - near) + (near - resident) * way.token_s
+    beside_s = way.seconds(tokens - resident)
+    return HandedCost(beside_s, apart_s if near < tokens else beside_s)
 
 
 def handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float:
-    """Seconds to fetch the prompt's KV that `prefill` has computed or fetched, as far as `decode` lacks it."""
+    """Seconds until `decode` has the KV of the prompt that `prefill` has computed."""
     return handed_cost(demand, decode).from_store(prefill.store, decode.store)
 
 
@@ -125,6 +143,11 @@ def context_tokens(demand: Demand, worker: WorkerFacts) -> int:
     """Tokens whose KV `worker` holds with the whole request, promised ones too."""
     own = demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
     return worker.state.context_tokens + own
+
+
+def delay_s(worker: WorkerFacts, prompt: PromptCost) -> float:
+    """Seconds that the sequences on `worker` lose, all together, when it computes the prompt beside them."""
+    return prompt.compute_s * worker.state.delayed
 
 
 def step_s(demand: Demand, worker: WorkerFacts) -> float:

@@ -38,8 +38,8 @@ class Demand(msgspec.Struct, frozen=True):
 class Knobs:
     """The settings that decisions depend on."""
 
-    local_prefill_tokens: int = 64
-    handoff_s: float = 0.01
+    local_prefill_tokens: int = 1_000_000
+    """Most that a decode worker computes of a prompt while others are there for that."""
     max_queue_s: float = 120.0
     hold_s: float = 1.0
     """Seconds of prompts before it that a worker has to have, so that a request is rather held back."""

@@ -11,7 +11,7 @@ from penstock.router.fleet import Fleet, Placed
 from penstock.router.ledger import Ledger
 from penstock.router.others import OthersBookings
 from penstock.router.registry import Member, Seat
-from penstock.router.workers import WorkerFacts, WorkerState
+from penstock.router.workers import HandoffCost, PromptTokenCost, WorkerFacts, WorkerState
 
 _UNSEEN_S = 0.1
 """A load report may not yet hold what was planned less than this before it came."""
@@ -67,6 +67,7 @@ class Observer:
         member, rates = seat.member, seat.believed(now)
         assert member.role is not None and member.spec is not None, "stores get no work"
         queued, sequences, context = self.ahead(seat)
+        slow = seat.prompts.believed(now)
         token_bytes = member.spec.block_bytes / member.spec.block_size
         return WorkerState(
             id=member.id,
@@ -77,21 +78,27 @@ class Observer:
             queued_tokens=queued,
             sequences=sequences,
             context_tokens=context,
-            prefill_rate=rates.prefill_rate / seat.prompts.believed(now),
+            recent_s=seat.prompts_given.left(now),
+            prefill_rate=rates.prefill_rate / slow,
+            prompt=PromptTokenCost((rates.prompt_s or 1 / rates.prefill_rate) * slow, rates.prompt_context_s * slow),
             step=rates.step.times(seat.answers.believed(now)),
             fetch_overhead_s=rates.fetch_overhead_s,
             fetch_s=token_bytes / rates.fetch_rate,
             remote_overhead_s=rates.remote_overhead_s,
             remote_fetch_s=token_bytes / rates.remote_rate,
+            handoff=HandoffCost(rates.handoff_overhead_s, token_bytes / (rates.handoff_rate or rates.fetch_rate)),
+            far_handoff=HandoffCost(
+                rates.far_handoff_overhead_s, token_bytes / (rates.far_handoff_rate or rates.remote_rate)
+            ),
         )
 
-    def charged(self, seat: Seat, state: WorkerState) -> WorkerState:
+    def charged(self, seat: Seat, state: WorkerState, now: float) -> WorkerState:
         """Likewise, when nothing but its charges has changed since `state`."""
-        ahead = self.ahead(seat)
-        if ahead == (state.queued_tokens, state.sequences, state.context_tokens):
+        ahead, recent_s = self.ahead(seat), seat.prompts_given.left(now)
+        if (*ahead, recent_s) == (state.queued_tokens, state.sequences, state.context_tokens, state.recent_s):
             return state
         queued, sequences, context = ahead
-        return replace(state, queued_tokens=queued, sequences=sequences, context_tokens=context)
+        return replace(state, queued_tokens=queued, sequences=sequences, context_tokens=context, recent_s=recent_s)
 
     def worker(self, column: int, holdings: Holdings, now: float) -> WorkerFacts:
         """The worker in that column of the fleet, and what it has of one prompt."""

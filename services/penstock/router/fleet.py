@@ -22,6 +22,9 @@ _STANDS_S = 1.0
 """Seconds after which what is known of a worker that says nothing is observed again: beliefs fade."""
 _MOST_FADED = 16
 """Workers of one refresh that are observed for that reason alone."""
+_TIE = 1e-6
+"""Of equals, such as those that are idle, the ones that have had less to do of late are looked at: by so little of it
+each floor is higher."""
 _LISTEN_S = 0.25
 """Seconds for which nobody is thought to have gone silent."""
 
@@ -32,10 +35,14 @@ Flags = npt.NDArray[np.bool_]
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_QUEUE, _TOKEN, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN = range(9)
-"""Of a worker: seconds until it computes something new; to compute the KV of one token, to fetch it from its own store,
-and from another host's; of each fetch from there, apart from its bytes; for a step of one more sequence, and what each
-token of its context adds; when it was last heard of; 1 as long as it may get work."""
+_ROWS = 16
+_QUEUE, _TOKEN, _CONTEXT, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN, _DELAY, _RATE = range(_ROWS - 4)
+"""Of a worker: seconds until it computes something new; to compute the KV of one token, and for half a token before it;
+to fetch it from its own store, and from another host's; of each fetch from there, apart from its bytes; for a step of
+one more sequence, and what each token of its context adds; when it was last heard of; 1 as long as it may get work; how
+many sequences lose the seconds of a prompt that it computes beside them; tokens of prompts per second."""
+_HANDOFF = slice(_ROWS - 4, _ROWS)
+"""Seconds of each hand-off to it, and for each token of it: by way of its own store; and of another host's."""
 
 
 class Observing(Protocol):
@@ -44,7 +51,7 @@ class Observing(Protocol):
     def state(self, seat: Seat, now: float) -> WorkerState:
         """Everything."""
 
-    def charged(self, seat: Seat, state: WorkerState) -> WorkerState:
+    def charged(self, seat: Seat, state: WorkerState, now: float) -> WorkerState:
         """Likewise, when nothing but its charges has changed since `state`, which is the answer if nothing has."""
 
 
@@ -96,7 +103,7 @@ class Fleet:
         self._limits: Floats = np.empty(0)
         self._least_limit = 0.0
         """Of all workers."""
-        self._matrix: Floats = np.zeros((9, 0))
+        self._matrix: Floats = np.zeros((_ROWS, 0))
         """What is known of each worker, in its column; the rows are named above."""
         self._observed: dict[int, float] = {}
         """When each worker was observed, by column: the one of whom nothing was heard for longest first."""
@@ -127,7 +134,7 @@ class Fleet:
         """Tokens per second of all workers of `model` that compute prompts and may get work."""
         decode, prefill = self._available.get(model, _NOBODY)
         columns = prefill if len(prefill) else decode
-        return float((1 / self._matrix[_TOKEN, columns]).sum())
+        return float(self._matrix[_RATE, columns].sum())
 
     def column(self, member_id: str) -> int | None:
         """Where a member sits."""
@@ -149,7 +156,7 @@ class Fleet:
         for member in charged:
             column = self._columns.get(member)
             if column is not None and member not in changed:
-                self._charge(column)
+                self._charge(column, now)
         changed.clear()
         charged.clear()
         for _ in range(_MOST_FADED):
@@ -207,15 +214,16 @@ class Fleet:
         """Seconds until these workers, in ascending columns, have the KV of the prompt, at least, whose blocks have
         `size` tokens. What is placed ends before the prompt's last token."""
         at = _span(columns)
-        queue, token, fetch, remote, pull = self._matrix[:5, at]
-        own = placed.held[at]
-        near = np.maximum(own, placed.near[self._host_of[at]])
-        blocks, deepest = demand.prompt_tokens / size, placed.deepest
-        computed = (blocks - near) * token
-        if deepest:
-            pulled = (deepest - near) * remote + (blocks - deepest) * token + pull / size
-            np.minimum(computed, pulled, out=computed)
-        floors: Floats = queue + (computed + (near - own) * fetch) * size
+        queue, token, context, fetch, remote, pull = self._matrix[:6, at]
+        own, tokens = placed.held[at] * size, demand.prompt_tokens
+        floors: Floats = queue + _computed_s(own, tokens, token, context)
+        if placed.deepest:
+            near, deepest = np.maximum(own, placed.near[self._host_of[at]] * size), placed.deepest * size
+            fetched_s = (near - own) * fetch
+            np.minimum(floors, np.maximum(queue, fetched_s) + _computed_s(near, tokens, token, context), out=floors)
+            pulled_s = fetched_s + pull + (deepest - near) * remote
+            pulled_s = np.maximum(queue, pulled_s) + _computed_s(deepest, tokens, token, context)
+            np.minimum(floors, pulled_s, out=floors)
         return floors
 
     def queue_floors(self, columns: Numbers) -> Floats:
@@ -229,16 +237,26 @@ class Fleet:
         """Seconds until the workers in `columns`, ascending, have the KV of a prompt that one of others computes, at
         least. `prompts`: the columns of those others, and the floors of their prompts."""
         at = _span(columns)
-        own = placed.held[at]
-        fetch, remote = self._matrix[_FETCH, at], self._matrix[_REMOTE, at]
-        hosts, blocks = self._host_of[at], demand.prompt_tokens / size
-        near = np.maximum(own, placed.hosts[hosts])
-        whole = (blocks - own) * (fetch * size)
-        pulled = ((near - own) * fetch + (blocks - near) * remote) * size
+        own, tokens = placed.held[at] * size, demand.prompt_tokens
+        each_s, token_s, far_each_s, far_token_s = self._matrix[_HANDOFF, at]
+        hosts = self._host_of[at]
+        near = np.maximum(own, placed.hosts[hosts] * size)
+        whole = each_s + (tokens - own) * token_s
+        apart = np.minimum(whole, far_each_s + (near - own) * token_s + (tokens - near) * far_token_s)
         beside, least = self._by_host(*prompts)
-        apart = pulled if self._all_have_stores else np.where(self._has_store[hosts], pulled, whole)
+        if not self._all_have_stores:
+            apart = np.where(self._has_store[hosts], apart, whole)
         moved: Floats = np.minimum(beside[hosts] + whole, least + apart)
         return moved
+
+    def delay_floors(self, demand: Demand, columns: Numbers, placed: Placed, size: int) -> Floats:
+        """Seconds that the sequences of these workers, in ascending columns, lose at least by a prompt that is computed
+        beside them."""
+        at, most = _span(columns), demand.prompt_tokens - 1
+        known = np.minimum(np.maximum(placed.held[at], placed.deepest) * size, most)
+        token, context = self._matrix[_TOKEN : _CONTEXT + 1, at]
+        delays: Floats = self._matrix[_DELAY, at] * _computed_s(known, demand.prompt_tokens, token, context)
+        return delays
 
     def beside(self, columns: Numbers, floors: Floats, host: int) -> int | None:
         """The one of `columns` on a host that has the lowest floor."""
@@ -291,22 +309,28 @@ class Fleet:
         self._observed.pop(column, None)
         self._observed[column] = now
         self._matrix[:, column] = (
-            state.queue_s,
-            1 / state.prefill_rate,
+            state.queue_s + _TIE * state.recent_s,
+            state.prompt.token_s,
+            state.prompt.context_s / 2,
             state.fetch_s,
             state.remote_fetch_s,
             state.remote_overhead_s,
             *_one_more(state),
             seat.well_at,
             not seat.draining,
+            state.delayed if state.role is Role.DECODE else 0,
+            state.prefill_rate,
+            *state.handoff,
+            *state.far_handoff,
         )
 
-    def _charge(self, column: int) -> None:
+    def _charge(self, column: int, now: float) -> None:
         before = self._states[column]
         assert before is not None, "only workers are charged, and a new one is observed first"
-        state = self._states[column] = self._observer.charged(self._seats[column], before)
+        state = self._states[column] = self._observer.charged(self._seats[column], before, now)
         rows = self._matrix
-        rows[_QUEUE, column] = state.queue_s
+        rows[_QUEUE, column] = state.queue_s + _TIE * state.recent_s
+        rows[_DELAY, column] = state.delayed if state.role is Role.DECODE else 0
         rows[_STEP, column], rows[_OWN, column] = _one_more(state)
 
     def _lay_out(self) -> None:
@@ -380,6 +404,11 @@ def _one_more(state: WorkerState) -> tuple[float, float]:
 def _place(seat: Seat) -> tuple[str, bool, str]:
     """Those of one model and of one kind of work sit beside each other, and among these those of one host."""
     return seat.member.model, seat.member.role is Role.PREFILL, seat.member.host_id
+
+
+def _computed_s(known: Floats | float, tokens: int, token_s: Floats, half_context_s: Floats) -> Floats:
+    """Seconds to compute a prompt of so many tokens, of which the first are `known`: PromptTokenCost.seconds."""
+    return (tokens - known) * (token_s + half_context_s * (known + tokens))
 
 
 def _span(columns: Numbers) -> slice | Numbers:

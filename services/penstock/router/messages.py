@@ -117,14 +117,17 @@ def hear(seat: Seat, load: router_pb2.Load, now: float) -> None:
     step = (load.step.base_s, load.step.sequence_s, load.step.token_s)
     progress = load.progress
     overheads = (load.fetch_overhead_s, load.remote_overhead_s)
+    near, far = load.handoff, load.far_handoff
+    handoffs = (near.overhead_s, near.bytes_per_s, far.overhead_s, far.bytes_per_s)
+    prompt = (load.prompt.token_s, load.prompt.context_s)
     seconds = (load.decode_step_s, progress.in_step_s, progress.limit_s)
-    if any(not math.isfinite(rate) or rate < 0 for rate in (*rates, *step, *overheads, *seconds)):
+    if any(not math.isfinite(one) or one < 0 for one in (*rates, *step, *overheads, *handoffs, *prompt, *seconds)):
         raise _bad("load", "rates that are finite and not negative")
     overdue = progress.in_step_s > progress.limit_s
     seat.hear(Report(load.running, load.waiting, load.queued_prefill_tokens, load.free_kv_tokens, overdue), now)
     if not any(step):
         step = astuple(seat.step_of(load.decode_step_s))
-    seat.measure(Measured(*rates, *step, *overheads), now)
+    seat.measure(Measured(*rates, *step, *overheads, *handoffs, *prompt), now)
 
 
 def hints(request: common_pb2.HintRequest) -> list[common_pb2.SessionHint]:

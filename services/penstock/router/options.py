@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.router.costs import Prefix, PromptCost, Work, decode_s, handed_s
-from penstock.router.demand import Demand, Knobs
-from penstock.router.workers import WorkerFacts
+from penstock.router.costs import Prefix, PromptCost, Work, decode_s, delay_s, handed_s
+from penstock.router.demand import Demand
+from penstock.router.workers import Role, WorkerFacts
 
 
 class PromptPlace(NamedTuple):
@@ -36,6 +36,13 @@ class Option(NamedTuple):
     work: Work
     total_s: float
     """Until the end of the answer."""
+    others_s: float = 0.0
+    """What others lose by it."""
+
+    @property
+    def cost_s(self) -> float:
+        """What is to be as little as possible."""
+        return self.total_s + self.others_s
 
     @property
     def first_token_s(self) -> float:
@@ -44,16 +51,18 @@ class Option(NamedTuple):
 
 
 def stays(demand: Demand, decode: WorkerFacts, prompt: PromptCost) -> Option:
-    """The decode worker computes the prompt itself."""
+    """The decode worker computes the prompt itself. Where that is the work of others, it delays the sequences that it
+    has."""
     answer_s = decode_s(demand, decode)
-    return Option(None, decode, prompt, 0.0, answer_s, prompt.work, prompt.total_s + answer_s)
+    others_s = delay_s(decode, prompt) if decode.role is Role.DECODE else 0.0
+    return Option(None, decode, prompt, 0.0, answer_s, prompt.work, prompt.total_s + answer_s, others_s)
 
 
-def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: float, knobs: Knobs) -> Option:
+def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: float) -> Option:
     """Another worker computes the prompt; the answer then takes `answer_s`."""
     computed, fetched = place.cost.work
     work = computed, fetched + demand.prompt_tokens - min(decode.resident_tokens, demand.prompt_tokens)
-    handoff_s = knobs.handoff_s + handed_s(demand, place.worker, decode)
+    handoff_s = handed_s(demand, place.worker, decode)
     return Option(
         place.worker, decode, place.cost, handoff_s, answer_s, work, place.cost.total_s + handoff_s + answer_s
     )
@@ -98,7 +107,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def other_s(self) -> float | None:
         """Seconds of the whole answer with the cheapest of the others, at least; None: there is no other."""
-        looked_at = (option.total_s for option in self.options if option is not self.chosen)
+        looked_at = (option.cost_s for option in self.options if option is not self.chosen)
         least = min(self.beyond_s, *looked_at, inf)
         return None if least == inf else least
 

@@ -47,13 +47,13 @@ class Planner:
         """`happened` is told what became of predictions."""
         self._clock = clock
         self._max_live = config.max_live_plans
-        knobs = self._knobs = Knobs(config.local_prefill_tokens, config.handoff_s, config.max_queue_s, config.hold_s)
+        knobs = self._knobs = Knobs(config.local_prefill_tokens, config.max_queue_s, config.hold_s)
         self._homes: Recent[tuple[str, str], SessionHome] = Recent(config.max_sessions, config.session_ttl_s)
         self._running: dict[int, tuple[PlanAsk, Watched]] = {}
         """Live plans by number."""
         self._happened = happened
         self._lengths = OutputLengths(config.max_sessions, config.session_ttl_s)
-        self.registry = Registry(config.max_members, config.silent_s, config.pull_s)
+        self.registry = Registry(config.max_members, config.silent_s, pull_s=config.pull_s, handoff_s=config.handoff_s)
         self.ledger = Ledger(config.max_indexed_blocks)
         self.index = BlockIndex(config.max_indexed_blocks)
         self.commons = Commons(
@@ -146,7 +146,7 @@ class Planner:
             now=now,
         )
         number = self.ledger.charge(charge)
-        self._running[number] = ask, Watched(now, 0.0, 0.0)
+        self._running[number] = ask, Watched(now, 0.0, 0.0, 0.0)
         self.commons.drop(kept.plan)
         self._touch(number)
         self._bind(ask, SessionHome(computes, kept.decode), now)
@@ -242,8 +242,11 @@ class Planner:
         )
         chosen = decision.chosen
         token_s = chosen.answer_s / asked.expected_output
-        self._running[number] = ask, Watched(now, chosen.first_token_s + chosen.handoff_s, token_s)
+        self._running[number] = ask, Watched(now, chosen.first_token_s, chosen.handoff_s, token_s)
         self._touch(number)
+        seat = self.registry.get(computes.id)
+        if seat is not None:
+            seat.prompts_given.add(chosen.prompt.compute_s, now)
         self._bind(ask, SessionHome(computes.id, decision.decode.id), now)
         prefill = self._member(decision.prefill.id) if decision.prefill else None
         decode = self._member(decision.decode.id)

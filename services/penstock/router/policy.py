@@ -2,8 +2,12 @@
 
 Every cost is in predicted seconds, so that a fast worker with a queue and a slow idle one can be compared::
 
-    first token  = (tokens queued + uncached tokens of this prompt) / prefill rate + fetches + bytes / link rates
+    first token  = tokens queued / prefill rate + uncached tokens x (seconds each + context x seconds)
+                   + fetches + bytes / link rates
     whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
+
+Where computing prompts is the work of others, a decode worker that computes one itself delays the sequences that it
+has: what they lose counts too, so it takes what is so short, or would wait so long elsewhere, that it is worth that.
 
 Uncached tokens count, not the prompt's length, and the queue counts as much as the cache: a rule that follows the
 longest prefix alone sends every request with a common system prompt to one worker. What is in a worker's own pages
@@ -99,11 +103,11 @@ def choose(
         good = _in_time(demand, options)
     if isinstance(good, Unmet):
         return good
-    offers = [_Offer(one, one.total_s, one.work, one.decode.id == demand.home_decode) for one in good]
+    offers = [_Offer(one, one.cost_s, one.work, one.decode.id == demand.home_decode) for one in good]
     chosen = _choose(offers, random, knobs)
     if demand.waits and (at := no_room(demand, chosen, knobs)):
         roomy_now = [offer for offer in offers if not no_room(demand, offer.choice, knobs)]
-        as_good = [offer for offer in roomy_now if offer.cost_s <= chosen.total_s * (1 + knobs.tie)]
+        as_good = [offer for offer in roomy_now if offer.cost_s <= chosen.cost_s * (1 + knobs.tie)]
         if not as_good:
             cost = chosen.prompt.uncached_tokens + demand.expected_output
             return Waits(at, Decision(chosen=chosen, options=options, choices=len(options)), cost)
@@ -156,9 +160,9 @@ def _option(demand: Demand, here: PromptPlace, places: Collection[PromptPlace], 
     handed = handed_cost(demand, decode)
     seconds = [(one.cost.total_s + handed.from_store(one.worker.store, decode.store), one) for one in places]
     _, computes = min(seconds, key=itemgetter(0))
-    best = moved(demand, decode, computes, local.answer_s, knobs)
-    short = local.prompt.uncached_tokens <= knobs.local_prefill_tokens
-    return local if short and local.total_s <= best.total_s else best
+    best = moved(demand, decode, computes, local.answer_s)
+    may = local.prompt.uncached_tokens <= knobs.local_prefill_tokens
+    return local if may and local.cost_s <= best.cost_s else best
 
 
 Choice = TypeVar("Choice")

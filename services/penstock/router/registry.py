@@ -71,11 +71,28 @@ class Rate:
         return weight * self.value + (1 - weight) * mean
 
 
+@dataclass(slots=True)
+class RecentWork:
+    """Seconds of work that count half after `_HALF_LIFE_S`."""
+
+    seconds: float = 0.0
+    changed_at: float = 0.0
+
+    def add(self, seconds: float, now: float) -> None:
+        """Some more."""
+        self.seconds, self.changed_at = self.left(now) + seconds, now
+
+    def left(self, now: float) -> float:
+        """What it all counts now."""
+        left: float = self.seconds * 0.5 ** ((now - self.changed_at) / _HALF_LIFE_S)
+        return left
+
+
 class Measured(NamedTuple):
     """Rates of a worker, or assumed of one that has not measured its own. 0: not measured."""
 
     prefill_rate: float = 0.0
-    """Tokens per second."""
+    """Tokens per second, whatever context they have."""
     fetch_rate: float = 0.0
     """Bytes per second, from the store of its host."""
     remote_rate: float = 0.0
@@ -90,6 +107,17 @@ class Measured(NamedTuple):
     """Seconds of each fetch from the store of its host, apart from moving the bytes."""
     remote_overhead_s: float = 0.0
     """Likewise of one by way of another host's."""
+    handoff_overhead_s: float = 0.0
+    """Seconds of each hand-off from another worker by way of the store of its host, apart from moving the bytes."""
+    handoff_rate: float = 0.0
+    """Bytes per second of the rest; as long as it is 0 of all workers, they move as those of a fetch."""
+    far_handoff_overhead_s: float = 0.0
+    """Likewise by way of another host's."""
+    far_handoff_rate: float = 0.0
+    prompt_s: float = 0.0
+    """Seconds of a prompt's token with no context before it; as long as it is 0 of all workers, that of the rate."""
+    prompt_context_s: float = 0.0
+    """What each token of the context before it adds."""
 
     @property
     def step(self) -> StepCost:
@@ -105,11 +133,11 @@ _DEFAULT = Measured(2_000.0, 1e9, 2e8, 0.02, 0.02 / 32, 0.02 / 100_000)
 class Rates:
     """The measured rates of the workers of one model, as far as they have any: sums that grow and shrink with them."""
 
-    def __init__(self, pull_s: float) -> None:
-        """`pull_s`: a first guess of `Measured.remote_overhead_s`."""
+    def __init__(self, guess: Measured) -> None:
+        """`guess`: what holds as long as nobody has measured it."""
         self._sums = [0.0] * len(_NOTHING)
         self._counts = [0] * len(_NOTHING)
-        self._guess = self.means = _DEFAULT._replace(remote_overhead_s=pull_s)
+        self._guess = self.means = guess
         """What is assumed of a worker that has measured nothing."""
 
     def change(self, before: Measured, after: Measured) -> None:
@@ -141,6 +169,8 @@ class Seat:
     suspect_until: float = 0.0
     prompts: Bias = field(default_factory=Bias)
     """Of its prompts, from plan to first token."""
+    prompts_given: RecentWork = field(default_factory=RecentWork)
+    """Prompts that were planned for it, as predicted."""
     answers: Bias = field(default_factory=Bias)
     """Of the tokens after it."""
     _rates: list[Rate] = field(default_factory=lambda: [Rate() for _ in _NOTHING])
@@ -231,10 +261,13 @@ class RegistryView:
 class Registry:
     """Owner of the seats."""
 
-    def __init__(self, max_members: int, silent_s: float, pull_s: float) -> None:
+    def __init__(self, max_members: int, silent_s: float, *, pull_s: float, handoff_s: float) -> None:
+        """`pull_s` and `handoff_s` are first guesses: of each pull from another host, and of each hand-off."""
         self._max = max_members
         self._silent_s = silent_s
-        self._pull_s = pull_s
+        self._guess = _DEFAULT._replace(
+            remote_overhead_s=pull_s, handoff_overhead_s=handoff_s, far_handoff_overhead_s=handoff_s + pull_s
+        )
         self._seats: dict[str, Seat] = {}
         self._rates: dict[str, Rates] = {}
         """By model, as long as it has workers."""
@@ -265,7 +298,7 @@ class Registry:
         self._check_spec(member)
         if old is not None:
             self.leave(old)
-        rates = self._rates.setdefault(member.model, Rates(self._pull_s))
+        rates = self._rates.setdefault(member.model, Rates(self._guess))
         seat = Seat(member, joined_at=now, changed=self.changed, rates=rates, heard_at=now)
         seat.report = Report(free_kv_tokens=member.kv_capacity_tokens)
         self._seats[member.id] = seat

@@ -26,6 +26,8 @@ _MOST_FOR_TARGET = 96
 """Workers of a kind that are looked at for a request with a target, which nobody may meet."""
 _ENOUGH = 1.02
 """What those that are not looked at might be better by."""
+_SLACK_S = 1e-3
+"""Floors are at most so much above what their workers take: by a little, those with less to do of late go first."""
 
 
 class _Field(NamedTuple):
@@ -50,7 +52,7 @@ class _Field(NamedTuple):
 
     def below(self, most_s: float) -> _Field:
         """Those whose floors are at most that."""
-        low = self.floors <= most_s
+        low = self.floors <= most_s + _SLACK_S
         return self._replace(columns=self.columns[low], floors=self.floors[low])
 
     def without(self, columns: list[int]) -> _Field:
@@ -108,7 +110,7 @@ class _Look(NamedTuple):
     def least_s(self) -> float:
         """Seconds with the best that was found."""
         decision = self.decision
-        return inf if decision is None else min(option.total_s for option in decision.options)
+        return inf if decision is None else min(option.cost_s for option in decision.options)
 
 
 class Shortlist:
@@ -145,9 +147,9 @@ class Shortlist:
             found = self._look(race, self.fewest)
             if isinstance(found.answer, Decision):
                 bound_s = nearly_equal(found.least_s, self._knobs)
-                prompt_s = bound_s - self._knobs.handoff_s - race.answer_s
+                prompt_s = bound_s - race.answer_s
                 if found.other_s > bound_s and found.other_prompt_s > prompt_s:
-                    moved_s = found.other_prompt_s + self._knobs.handoff_s + race.answer_s
+                    moved_s = found.other_prompt_s + race.answer_s
                     return replace(found.answer, choices=len(roomy), beyond_s=min(found.other_s, moved_s))
                 best_s = race.prefillers.floors.min(initial=inf)
                 prefillers = race.prefillers.below(max(prompt_s, best_s))
@@ -182,13 +184,14 @@ class Shortlist:
         if len(able):
             floors = self._prompt_floors(demand, able, waiting, holdings)
             prefillers = _Field(able, floors, home_prefill if _has(able, home_prefill) else None)
-        local_s = self._local_s(demand, roomy, waiting, holdings, alone=not len(able))
+        local_s = self._prompt_floors(demand, roomy, waiting, holdings)
         if demand.first_token_s < inf:
             soon = np.minimum(local_s, prefillers.floors.min(initial=inf)) <= demand.first_token_s
             if soon.any():
                 roomy, local_s = roomy[soon], local_s[soon]
         answer_s, least_s = fleet.answer_floors(demand, roomy, holdings.shared_tokens), 0.0
         if len(able):
+            local_s += fleet.delay_floors(demand, roomy, holdings.placed, holdings.block_size)
             least_s = float(answer_s.min())
             moved_s = self._moved_s(demand, roomy, prefillers, holdings)
             local_s = np.where(fleet.both(roomy), local_s, np.minimum(local_s, moved_s))
@@ -218,7 +221,7 @@ class Shortlist:
         """Whether nobody else would have been better by much."""
         other_s, most_s = found.other_s, found.least_s
         if race.demand.has_target and found.decision is not None:
-            most_s = found.decision.chosen.total_s
+            most_s = found.decision.chosen.cost_s
         if most_s <= _ENOUGH * other_s and found.other_prompt_s < inf:
             rest, near = race.prefillers.without(found.prefillers), np.array(sorted(found.decoders))
             moved_s = self._moved_s(race.demand, near, rest, race.holdings)
@@ -226,23 +229,10 @@ class Shortlist:
             other_s = min(other_s, float((moved_s + answer_s).min()))
         return most_s <= _ENOUGH * other_s
 
-    def _local_s(
-        self, demand: Demand, columns: Numbers, waiting: list[int], holdings: Holdings, *, alone: bool
-    ) -> Floats:
-        """Seconds until these decoders have the KV of the prompt when they compute it themselves, at least. Where they
-        are not `alone`, those that only decode compute short ends of prompts and nothing else."""
-        if alone or demand.prompt_tokens - holdings.shared_tokens <= self._knobs.local_prefill_tokens:
-            return self._prompt_floors(demand, columns, waiting, holdings)
-        local_s, both = np.full(len(columns), inf), self._fleet.both(columns)
-        if both.any():
-            local_s[both] = self._prompt_floors(demand, columns[both], waiting, holdings)
-        return local_s
-
     def _moved_s(self, demand: Demand, columns: Numbers, prompts: _Field, holdings: Holdings) -> Floats:
         """Seconds until these have the KV of a prompt that one of `prompts`, which are some, computes, at least."""
         pair = prompts.columns, prompts.floors
-        floors = self._fleet.moved_floors(demand, columns, pair, holdings.placed, holdings.block_size)
-        return floors + self._knobs.handoff_s
+        return self._fleet.moved_floors(demand, columns, pair, holdings.placed, holdings.block_size)
 
     def _prompt_floors(self, demand: Demand, columns: Numbers, waiting: list[int], holdings: Holdings) -> Floats:
         floors = self._fleet.prompt_floors(demand, columns, holdings.placed, holdings.block_size)

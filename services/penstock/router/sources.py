@@ -45,7 +45,7 @@ class KvSources:
             there = self._host(member)
             if there != host and holdings.has_store(there) and holdings.here(there) == depth:
                 more = depth + self._ledger.of(member).computing.run(holdings.keys, depth) - here
-                if worth_pulling(computes.state, more * size):
+                if worth_pulling(computes.state, here * size, more * size):
                     worth[there] = None
         return [store.address for there in worth for store in self._registry.stores_of(there)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,6 +36,35 @@ class StepCost(msgspec.Struct, frozen=True):
         return self.base_s + sequences * self.sequence_s + context_tokens * self.token_s
 
 
+class PromptTokenCost(NamedTuple):
+    """Seconds of a prompt's token, linear in its position: attention is over all tokens before it."""
+
+    token_s: float
+    """However little comes before it."""
+    context_s: float
+    """For each token before it."""
+
+    def seconds(self, first: int, end: int) -> float:
+        """To compute the tokens from position `first` up to `end`."""
+        return (end - first) * (self.token_s + self.context_s * (first + end) / 2)
+
+
+class HandoffCost(NamedTuple):
+    """Seconds from a prompt's first token, which another worker has computed, until its KV is here."""
+
+    overhead_s: float
+    """However little is missing."""
+    token_s: float
+    """For each token whose KV is not in pages here."""
+
+    def seconds(self, tokens: int) -> float:
+        """Of one that moves the KV of so many tokens."""
+        return self.overhead_s + tokens * self.token_s
+
+
+_NO_HANDOFF = HandoffCost(0.0, 0.0)
+
+
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision knows of one worker, whatever the request; this request's charges not included."""
 
@@ -49,7 +79,9 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     """Held, or promised to sequences that run or wait there."""
     prefill_rate: float
-    """Tokens per second."""
+    """Tokens per second of prompts as they come, whatever context they have."""
+    prompt: PromptTokenCost
+    """Of one of which that is known."""
     step: StepCost
     fetch_s: float
     """Seconds to fetch the KV of one token from the store of its host."""
@@ -59,6 +91,12 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """As `fetch_s`, by way of another host's store."""
     remote_overhead_s: float = 0.0
     """Seconds of each such fetch, apart from moving the bytes."""
+    recent_s: float = 0.0
+    """Of prompts that it has had to compute of late."""
+    handoff: HandoffCost = _NO_HANDOFF
+    """By way of the store of its host."""
+    far_handoff: HandoffCost = _NO_HANDOFF
+    """By way of another host's."""
 
     @property
     def most_tokens(self) -> int:
@@ -69,6 +107,11 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     def queue_s(self) -> float:
         """Until it computes something new."""
         return self.queued_tokens / self.prefill_rate
+
+    @property
+    def delayed(self) -> int:
+        """Sequences that wait for a prompt which it computes beside them. One is coming soon, if there is none."""
+        return max(1, min(self.sequences, self.max_running))
 
     @property
     def batch_full(self) -> bool:

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from penstock.engine.fit import StepFit
+from penstock.engine.fit import PromptFit, StepFit
 
 Cost = tuple[float, float, float]
 SLOW: Cost = (0.02, 0.001, 1e-6)
@@ -87,3 +87,39 @@ def test_the_first_step_is_a_guess() -> None:
     assert fit.coefficients == (0.0, 0.0, 0.0)
     fit.learn(0.03, 1, 100)
     assert seconds(fit, 1, 100) == pytest.approx(0.03)
+
+
+def chunks(
+    token_s: float, context_s: float, count: int, noise: float = 0.1
+) -> Iterator[tuple[float, list[tuple[int, int]]]]:
+    """Steps that compute portions of one or two prompts."""
+    draw = Random(2)
+    for _ in range(count):
+        portions = [(draw.randrange(30_000), draw.randrange(1, 512)) for _ in range(draw.choice((1, 1, 2)))]
+        exact = sum(
+            token_s + context_s * (at + 0.5) for start, length in portions for at in range(start, start + length)
+        )
+        yield exact * draw.uniform(1 - noise, 1 + noise), portions
+
+
+def test_what_context_adds_to_a_prompt_is_learned() -> None:
+    fit = PromptFit()
+    for seconds_, portions in chunks(2e-4, 1e-8, 1000):
+        fit.learn(seconds_, portions)
+    assert fit.coefficients == (pytest.approx(2e-4, rel=0.05), pytest.approx(1e-8, rel=0.05))
+
+
+def test_prompts_without_context_leave_the_first_guess() -> None:
+    """That it adds nothing."""
+    fit = PromptFit()
+    assert fit.coefficients == (0.0, 0.0)
+    fit.learn(0.1, [(0, 500)])
+    assert fit.coefficients == (pytest.approx(2e-4), pytest.approx(0.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_prompt_has_negative_cost(seed: int) -> None:
+    fit, draw = PromptFit(), Random(seed)
+    for _ in range(500):
+        fit.learn(draw.uniform(0.001, 0.1), [(draw.randrange(10_000), draw.randrange(1, 512))])
+        assert min(fit.coefficients) >= 0

@@ -107,7 +107,7 @@ class Giving:
         self.blocks = self.stored = 0
         self.asked: list[int] = []
 
-    async def upto(self, count: int, pages: Any) -> bool:
+    async def upto(self, count: int, pages: Any, *, compares: bool = False) -> bool:
         self.asked.append(count)
         self.blocks = self.stored = min(count, self.stored_then.pop(0))
         return self.blocks == count

@@ -11,6 +11,7 @@ import pytest
 from penstock.engine.pages import PagePool
 from penstock.kv.client.reading import Leased
 from penstock.runtime.metrics import WorkerMetrics
+from penstock.worker import fetching
 from penstock.worker.fetching import Fetcher
 from penstock.worker.stored import StoredKeys
 
@@ -94,3 +95,60 @@ async def test_what_the_engine_has_is_not_fetched() -> None:
     assert (one.blocks, store.leases, pages.intact) == (20, 2, 20)
     assert one.used(20 * 16) == {"worker": 7 * 16, "remote": 13 * 16}
     assert one.stored == 0, "a sink reports what the store may lack"
+
+
+class PacedStore(SlowStore):
+    """Brings a block every `block_s` of a clock of its own, from its beginning on."""
+
+    def __init__(self, blocks: int, block_s: float) -> None:
+        super().__init__(blocks)
+        self.block_s = block_s
+        self.given = 0
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    @asynccontextmanager
+    async def lease(
+        self, keys: Sequence[bytes], origin: Any, *, wait_s: float = 0.0, **how: Any
+    ) -> AsyncIterator[Leased]:
+        wanted = min(self.left, len(keys))
+        begun = self.given * self.block_s
+        needs_s = max(0.0, begun + wanted * self.block_s - self.now)
+        self.now += min(wait_s, needs_s) if wait_s else needs_s
+        given = min(wanted, int((self.now - begun) / self.block_s + 1e-9))
+        self.left, self.given = self.left - given, self.given + given
+        yield Leased([memoryview(bytes(8))] * given, ["nvme"] * given, more=0 < given < len(keys))
+
+
+BLOCK_S = 0.01
+"""To compute a block."""
+
+
+async def paced(store: PacedStore, monkeypatch: pytest.MonkeyPatch, *, queue_s: float = 0.0) -> tuple[int, float]:
+    """Blocks that were fetched of a hundred, and the seconds until all are there."""
+    monkeypatch.setattr(fetching, "time", store)
+    one = fetcher(store, lambda first_token: BLOCK_S)
+    one.queue_s = lambda: queue_s
+    await one.upto(100, Pages(), compares=True)  # type: ignore[arg-type]
+    return one.blocks, max(store.now, queue_s) + (100 - one.blocks) * BLOCK_S
+
+
+@pytest.mark.parametrize("times", [0.01, 0.5, 0.8, 1.5, 2.0, 10.0, 1e9])
+async def test_a_slow_disk_costs_little_more_than_to_compute(times: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the better of both: all is fetched, or all is computed. The last few are as one likes."""
+    blocks, seconds = await paced(PacedStore(100, times * BLOCK_S), monkeypatch)
+    assert (blocks > 90) == (times < 1)
+    assert seconds <= 1.26 * 100 * BLOCK_S * min(times, 1.0)
+
+
+async def test_what_takes_long_comes_while_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PacedStore(100, 2 * BLOCK_S)
+    assert await paced(store, monkeypatch, queue_s=3.0) == (100, pytest.approx(3.0))
+
+
+async def test_who_hands_off_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PacedStore(100, 50 * BLOCK_S)
+    monkeypatch.setattr(fetching, "time", store)
+    assert await fetcher(store, lambda first_token: BLOCK_S).upto(100, Pages())  # type: ignore[arg-type]

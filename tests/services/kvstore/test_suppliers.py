@@ -175,6 +175,19 @@ async def test_a_slow_supplier_costs_a_bounded_time_and_keeps_what_it_brought() 
         assert (store.stats().blocks, shelf.ended) == (2, 1)
 
 
+async def test_a_client_says_how_long_it_waits() -> None:
+    async with shelved(6, bring_s=30.0) as (_, shelf, one):
+        shelf.give(2)
+        request = kvstore_pb2.LeaseRequest(attachment_id=one.attached.attachment_id, keys=keys(6), wait_s=0.05)
+        lease = await one.stub.Lease(request)
+        assert (len(lease.epochs), lease.more) == (2, True)
+        shelf.give(4)
+        whole = await one.stub.Lease(
+            kvstore_pb2.LeaseRequest(attachment_id=one.attached.attachment_id, keys=keys(6), wait_s=30.0)
+        )
+        assert (len(whole.epochs), whole.more) == (6, False)
+
+
 async def test_blocks_found_at_first_are_not_evicted_for_those_that_come() -> None:
     blocks, others = puts(20), puts(14, "b")
     async with shelved(20, blocks=16, bring_s=10) as (store, shelf, one):

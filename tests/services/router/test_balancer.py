@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.router.balancer import BalanceKnobs, Flip, Leaning, balance, decode_load, prefill_load
-from penstock.router.workers import Role, StepCost, WorkerState
+from penstock.router.workers import PromptTokenCost, Role, StepCost, WorkerState
 
 KNOBS = BalanceKnobs(hold_s=1.0, dwell_s=30.0)
 OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
@@ -28,6 +28,7 @@ def worker(name: str, role: Role, load: float) -> WorkerState:
         sequences=round(load * 1000) if role is Role.DECODE else 0,
         context_tokens=0,
         prefill_rate=1000.0,
+        prompt=PromptTokenCost(0.001, 0.0),
         step=StepCost(0.01, 0.001, 1e-7),
         fetch_s=1e-6,
     )

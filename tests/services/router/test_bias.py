@@ -87,10 +87,17 @@ def test_what_was_learned_is_forgotten() -> None:
 
 
 def test_little_says_nothing() -> None:
-    watched = Watched(made_at=0.0, first_token_s=0.001, token_s=0.01)
+    watched = Watched(made_at=0.0, first_token_s=0.001, handoff_s=0.0, token_s=0.01)
     assert watched.saw(1, now=5.0) is None, "no prompt to speak of"
     watched.saw(7, now=9.0)
     assert watched.ended() is None
     watched.saw(11, now=10.0)
     assert watched.ended() == pytest.approx(0.5 / 0.01)
-    assert Watched(made_at=0.0, first_token_s=1.0, token_s=0.01).ended() is None, "no token at all"
+    assert Watched(0.0, 1.0, handoff_s=0.0, token_s=0.01).ended() is None, "no token at all"
+
+
+def test_a_hand_off_is_no_part_of_the_first_token_nor_of_what_each_takes() -> None:
+    watched = Watched(made_at=0.0, first_token_s=2.0, handoff_s=0.3, token_s=0.01)
+    assert watched.saw(1, now=2.0) == pytest.approx(1.0)
+    watched.saw(21, now=2.0 + 0.3 + 20 * 0.01)
+    assert watched.ended() == pytest.approx(1.0)

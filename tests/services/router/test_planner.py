@@ -193,11 +193,46 @@ def test_a_hand_off_to_another_host_names_the_store_of_the_first(desk: Desk) -> 
     assert (list(planned.prefill_sources), list(planned.decode_sources)) == ([], ["one:2"])
 
 
+def test_the_cost_of_context_is_learned(desk: Desk) -> None:
+    """As long as it is not known, a token costs what the rate says, wherever it stands."""
+    seat = desk.join("a")
+    seat.measure(Measured(1000), desk.now)
+    compute_s = lambda: desk.plan(10_000).decision.chosen.prompt.compute_s  # noqa: E731
+    assert compute_s() == pytest.approx(10.0)
+    seat.measure(Measured(prompt_s=0.0005, prompt_context_s=1e-7), desk.now)
+    assert compute_s() == pytest.approx(5.0 + 10_000**2 / 2 * 1e-7)
+
+
+def test_what_every_hand_off_costs_is_learned(desk: Desk) -> None:
+    """As long as it is not known, it is what the settings say, 10 ms, and as many bytes as a fetch."""
+    two_hosts(desk, Role.PREFILL, Role.DECODE)
+    seat = desk.join("c", Role.DECODE, host="one")
+    seat.measure(Measured(1000, 1e9, 1e9, 0.001), desk.now)
+    ask = {"tokens": 5000, "avoid": frozenset("b")}
+    guessed = desk.plan(**ask)
+    assert guessed.decision.chosen.handoff_s == pytest.approx(0.01 + 5000 * 256 / 1e9)
+    desk.planner.release(guessed.number)
+    seat.measure(Measured(handoff_overhead_s=0.002, handoff_rate=1e12), desk.now)
+    learned = desk.plan(**ask)
+    assert learned.prefill is not None and learned.decision.chosen.handoff_s == pytest.approx(0.002, abs=0.001)
+    desk.planner.release(learned.number)
+    seat.measure(Measured(handoff_overhead_s=11.0), desk.now)
+    assert desk.plan(**ask).prefill is None, "to compute 5000 tokens delays an answer by 5 s"
+
+
 def test_a_host_without_a_store_is_told_of_none(desk: Desk) -> None:
     two_hosts(desk, Role.BOTH, Role.BOTH)
     desk.join("c", host="three")
     planned = desk.plan(block_keys=[key(number) for number in range(60)], avoid=frozenset("ab"))
     assert (planned.decode.id, list(planned.decode_sources)) == ("c", [])
+
+
+def test_of_the_idle_those_that_had_less_to_do_get_more(desk: Desk) -> None:
+    """Also where not all of them are looked at."""
+    for number in range(40):
+        desk.join(f"w{number}").measure(Measured(1000, 1e9, 1e9, 0.001), desk.now)
+    found = desk.spread(400)
+    assert set(found.values()) <= set(range(8, 13)), found
 
 
 def test_an_old_measurement_counts_less_and_less(desk: Desk) -> None:

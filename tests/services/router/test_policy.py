@@ -7,13 +7,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.router.costs import decode_s, prompt_cost
 from penstock.router.demand import Demand, Knobs
 from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
 from penstock.router.policy import decide
-from penstock.router.workers import Role, StepCost, WorkerFacts, WorkerState
+from penstock.router.workers import HandoffCost, PromptTokenCost, Role, StepCost, WorkerFacts, WorkerState
 
 
 def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
@@ -25,8 +27,11 @@ def worker(id: str, role: Role = Role.BOTH, **other: Any) -> WorkerFacts:
         "sequences": 0,
         "context_tokens": 0,
         "prefill_rate": 5000.0,
+        "prompt": PromptTokenCost(1 / 5000, 0.0),
         "step": step(0.02),
         "fetch_s": 1e-6,
+        "handoff": HandoffCost(0.01, 1e-6),
+        "far_handoff": HandoffCost(0.02, 1e-6),
     }
     return but(WorkerFacts(state=WorkerState(id=id, role=role, **fields), cached_tokens=0), **other)
 
@@ -37,7 +42,9 @@ def step(base_s: float) -> StepCost:
 
 
 def but(worker: WorkerFacts, **changes: Any) -> WorkerFacts:
-    """The worker with other values of its own or of its state."""
+    """The worker with other values of its own or of its state; with another rate prompts take as long as it says."""
+    if "prefill_rate" in changes:
+        changes.setdefault("prompt", PromptTokenCost(1 / changes["prefill_rate"], 0.0))
     state = {name: changes.pop(name) for name in list(changes) if name in WorkerState.__slots__}
     return replace(worker, state=replace(worker.state, **state), **changes)
 
@@ -92,7 +99,7 @@ def test_seconds_make_unequal_workers_comparable() -> None:
 
 def test_a_slow_link_makes_the_cache_worthless() -> None:
     far = worker("far", cached_tokens=1900, fetch_s=1e-3)
-    assert decision([far, worker("near")]).decode.id == "near"
+    assert names([far, worker("near")]).keys() == {"far", "near"}, "who has it would compute it too"
 
 
 def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> None:
@@ -106,6 +113,65 @@ def test_another_hosts_store_is_used_where_that_is_quicker_than_to_compute() -> 
     assert (few.cached_tokens, few.prompt.remote) == (200, 0), "a pull has a price of its own"
 
 
+def test_what_is_stored_is_computed_where_that_is_quicker() -> None:
+    """At a slow way, or one that takes long however little there is; behind a long context even then."""
+    near = worker("a", cached_tokens=1500)
+    assert decision([near]).sources["store"] == 1500
+    for slow in ({"fetch_s": 1 / 4999}, {"fetch_overhead_s": 0.31}):
+        made = decision([but(near, **slow)])
+        assert (made.sources["store"], made.uncached_tokens) == (0, 2000)
+        here = decision([but(near, **slow, resident_tokens=1000, cached_tokens=1016)])
+        assert (here.sources["worker"], here.sources["store"], here.uncached_tokens) == (1000, 0, 1000)
+        deep = but(near, **slow, prompt=PromptTokenCost(1 / 5000, 1e-8), cached_tokens=30_000)
+        deep = but(deep, kv_capacity_tokens=10**6, max_model_len=10**6)
+        assert decision([deep], Demand(32_000, 10)).sources["store"] == 30_000
+
+
+def test_what_is_fetched_comes_while_others_are_computed() -> None:
+    slow = worker("a", cached_tokens=1500, fetch_s=1e-3)
+    ask = Demand(2000, 10)
+    assert decision([slow], ask).sources["store"] == 0, "to compute it takes 0.3 s, to fetch it 1.5 s"
+    for queued, left_s in ((6100, 1.5 - 1.22), (10_000, 0.0)):
+        cost = prompt_cost(ask, but(slow, queued_tokens=queued))
+        assert (cost.known.fetched, cost.fetch_s) == (1500, pytest.approx(left_s))
+        assert cost.total_s == pytest.approx(max(queued / 5000, 1.5) + 500 / 5000)
+    assert prompt_cost(ask, but(slow, queued_tokens=5900)).known.fetched == 0
+
+
+@given(
+    tokens=st.integers(1, 400),
+    held=st.tuples(*[st.integers(0, 500)] * 4),
+    rates=st.tuples(*[st.floats(1e-4, 1e-1)] * 3),
+    each=st.tuples(*[st.floats(0, 5)] * 2),
+    queued=st.integers(0, 300),
+)
+def test_of_all_ways_to_a_prompts_kv_the_quickest_is_taken(
+    tokens: int, held: tuple[int, ...], rates: tuple[float, ...], each: tuple[float, ...], queued: int
+) -> None:
+    """Beside all places at which one could stop to fetch and begin to compute; while others are computed beside those
+    where a holder ends."""
+    resident, cached, awaited, remote = held
+    compute_s, fetch_s, pull_s = rates
+    state = {"prefill_rate": 1 / compute_s, "queued_tokens": queued, "prompt": PromptTokenCost(compute_s, 1e-5)}
+    way = {"fetch_s": fetch_s, "fetch_overhead_s": each[0], "remote_fetch_s": pull_s, "remote_overhead_s": each[1]}
+    here = worker("a", **state, **way, resident_tokens=resident, cached_tokens=cached, awaited_tokens=awaited)
+    here = but(here, remote_tokens=remote)
+    most = tokens - 1
+    own = min(resident, most)
+    near = max(own, min(cached, most))
+    soon = min(near + awaited, most)
+    far = max(soon, min(cached + remote, most))
+    found = []
+    for end in range(far + 1) if not queued else (own, soon, far):
+        fetched, pulled = max(0, min(end, near) - own), max(0, end - soon)
+        if end < own or (soon > near and end < soon):
+            continue  # what it has, and what it computes for others, it does not compute again
+        moving_s = (each[0] + fetched * fetch_s) * (fetched > 0) + (each[1] + pulled * pull_s) * (pulled > 0)
+        rest_s = sum(compute_s + 1e-5 * (at + 0.5) for at in range(end, tokens))
+        found.append(max(queued * compute_s, moving_s) + rest_s)
+    assert seconds(Demand(tokens, 1), here) == pytest.approx(min(found))
+
+
 def test_nearer_is_better_when_the_queues_are_equal() -> None:
     far = worker("far", remote_tokens=1900, remote_fetch_s=1e-5, remote_overhead_s=0.01)
     near = worker("near", cached_tokens=1900)
@@ -117,14 +183,15 @@ def test_nearer_is_better_when_the_queues_are_equal() -> None:
 def test_a_hand_off_to_another_host_counts_its_bytes_at_that_links_rate() -> None:
     prefill = but(PREFILL, store="one")
     here, there = but(DECODE, id="here", store="one"), but(DECODE, id="there", store="two")
-    decoders = [but(one, remote_fetch_s=1e-4) for one in (here, there)]
+    decoders = [but(one, far_handoff=HandoffCost(0.01, 1e-4)) for one in (here, there)]
     assert names([prefill, *decoders]) == {"here": 200}
-    assert names([prefill, *(but(one, remote_fetch_s=1e-6) for one in decoders)]).keys() == {"here", "there"}
+    even = [but(one, far_handoff=HandoffCost(0.01, 1e-6)) for one in decoders]
+    assert names([prefill, *even]).keys() == {"here", "there"}
 
 
 def test_a_quick_way_to_another_hosts_store_finds_its_worker() -> None:
     """Quicker than to the own store: the best of another host is better than one beside it, and than one with none."""
-    decode = but(DECODE, store="one", fetch_s=1e-3, remote_fetch_s=1e-6)
+    decode = but(DECODE, store="one", handoff=HandoffCost(0.0, 1e-3), far_handoff=HandoffCost(0.0, 1e-6))
     alone, beside = but(PREFILL, id="alone"), but(PREFILL, id="beside", store="one", queued_tokens=100)
     far = but(PREFILL, id="far", store="two", queued_tokens=200)
     made = decision([alone, beside, far, decode])
@@ -146,6 +213,58 @@ def test_a_short_tail_stays_with_decode() -> None:
 def test_a_short_tail_does_not_wait_behind_another_prompt() -> None:
     cached = [but(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
     assert decision([cached[0], but(cached[1], queued_tokens=4000)]).prefill is not None
+
+
+def test_decode_computes_what_costs_less_than_a_hand_off() -> None:
+    """As it was learned; what its sequences lose meanwhile counts too."""
+    cached = [but(worker, cached_tokens=1950) for worker in (PREFILL, DECODE)]
+    assert decision([cached[0], but(cached[1], handoff=HandoffCost(0.001, 1e-6))]).prefill is not None
+    assert decision([cached[0], but(cached[1], sequences=3)]).prefill is not None
+    slow = but(DECODE, handoff=HandoffCost(0.5, 1e-6))
+    assert decision([PREFILL, slow]).prefill is None
+    assert decision([PREFILL, but(slow, sequences=3)]).prefill is not None
+
+
+def test_decode_computes_what_would_wait_longer_elsewhere() -> None:
+    """As long as that is worth more than what its sequences lose."""
+    behind = but(PREFILL, queued_tokens=5000)
+    made = decision([behind, DECODE])
+    assert (made.prefill, made.chosen.others_s) == (None, pytest.approx(0.4))
+    assert made.chosen.total_s == pytest.approx(0.4 + decode_s(Demand(2000, 100), DECODE))
+    assert decision([behind, but(DECODE, sequences=2)]).prefill is None
+    assert decision([behind, but(DECODE, sequences=3)]).prefill is behind
+    assert decision([behind, DECODE], local_prefill_tokens=1999).prefill is behind
+
+
+@given(first=st.integers(0, 200), count=st.integers(0, 200), token_s=st.floats(0, 1), context_s=st.floats(0, 1))
+def test_a_prompt_costs_what_its_tokens_do(first: int, count: int, token_s: float, context_s: float) -> None:
+    """The naive sum: each attends to all before it, and to half of itself."""
+    each = [token_s + context_s * (position + 0.5) for position in range(first, first + count)]
+    assert PromptTokenCost(token_s, context_s).seconds(first, first + count) == pytest.approx(sum(each))
+
+
+def test_the_end_of_a_long_prompt_costs_more_than_its_beginning() -> None:
+    """So who has the beginning computes less of it, but not so much less as its tokens say."""
+    attends = {"prompt": PromptTokenCost(1 / 5000, 1e-8)}
+    ask = Demand(100_000, 10)
+    other = worker("a", cached_tokens=90_000, kv_capacity_tokens=10**6, max_model_len=10**6)
+    here = but(other, **attends)
+    cost = prompt_cost(ask, here)
+    assert cost.compute_s == pytest.approx(10_000 / 5000 + 10_000 * 95_000 * 1e-8)
+    empty = but(here, id="b", cached_tokens=0)
+    assert prompt_cost(ask, empty).compute_s == pytest.approx(100_000 / 5000 + 100_000**2 / 2 * 1e-8)
+    busy = but(here, queued_tokens=95_000)
+    assert decision([busy, empty], ask).decode.id == "a", "the beginning takes 58.5 s, the queue 19 s"
+    plain = but(other, queued_tokens=98_000)
+    assert decision([plain, but(other, id="b", cached_tokens=0)], ask).decode.id == "b", "18 s, and the queue 19.6 s"
+
+
+def test_what_lies_deep_is_pulled_sooner() -> None:
+    """Behind a long context to compute takes longer, so a slow way is worth it there."""
+    far = worker("a", remote_tokens=1500, remote_fetch_s=3e-4, prompt=PromptTokenCost(1 / 5000, 1e-8))
+    assert decision([far]).prompt.remote == 0
+    deep = but(far, cached_tokens=30_000, kv_capacity_tokens=10**6, max_model_len=10**6)
+    assert decision([deep], Demand(32_000, 10)).prompt.remote == 1500
 
 
 def test_equals_are_chosen_by_chance() -> None:
@@ -181,7 +300,7 @@ def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
     ask = Demand(2000, 10)
     near = worker("a", cached_tokens=1000, resident_tokens=600, awaited_tokens=500, fetch_s=1e-4)
     assert seconds(ask, near) == pytest.approx(400 * 1e-4 + 500 / 5000)
-    assert seconds(ask, but(near, queued_tokens=700)) == pytest.approx(400 * 1e-4 + 1200 / 5000)
+    assert seconds(ask, but(near, queued_tokens=700)) == pytest.approx(1200 / 5000)
     made = decision([but(near, remote_tokens=900, remote_fetch_s=1e-6)], ask)
     assert made.sources == {"worker": 600, "store": 400, "awaited": 500, "remote": 400, "computed": 100}
     deep = decision([but(near, resident_tokens=1800)], ask)
@@ -189,7 +308,7 @@ def test_pages_cost_nothing_and_what_is_awaited_only_its_queue() -> None:
 
 
 def test_a_hand_off_moves_what_is_not_in_pages() -> None:
-    decoders = [but(DECODE, id=name, fetch_s=1e-3) for name in "xyz"]
+    decoders = [but(DECODE, id=name, handoff=HandoffCost(0.01, 1e-3)) for name in "xyz"]
     decoders[1] = but(decoders[1], resident_tokens=1500)
     assert names([PREFILL, *decoders]) == {"y": 200}
 
@@ -235,7 +354,14 @@ def test_decode_goes_where_there_is_room() -> None:
 
 def test_every_cost_grows_with_its_cause() -> None:
     ask, base = Demand(2000, 100), worker("a", cached_tokens=500)
-    for change in ({"queued_tokens": 1}, {"prefill_rate": 4999}, {"cached_tokens": 499}, {"fetch_s": 1e-5}):
+    slower = PromptTokenCost(1 / 5000, 1e-9)
+    for change in (
+        {"queued_tokens": 5},
+        {"prefill_rate": 4999},
+        {"cached_tokens": 499},
+        {"fetch_s": 1e-5},
+        {"prompt": slower},
+    ):
         assert seconds(ask, but(base, **change)) > seconds(ask, base), change
     for change in ({"sequences": 1}, {"context_tokens": 1}, {"step": step(0.021)}, {"penalty_s": 0.1}):
         assert decode_s(ask, but(base, **change)) > decode_s(ask, base), change

@@ -60,6 +60,19 @@ def test_a_prompt_beside_a_stream_slows_both_as_the_itl_target_says() -> None:
     assert stream.itl_s * 199 == pytest.approx(prompt.ttft_s + (199 - steps) * 0.011, rel=0.01)
 
 
+def test_a_session_waits_for_its_answers() -> None:
+    asks = [ask(at, 500, 11, chain=1 + at, session="s") for at in range(3)] + [ask(0.1, 500, chain=9)]
+    at_once = run(replace(ONE, model=replace(MODEL, prefill_rate=100.0)), *sorted(asks, key=lambda one: one.at))
+    assert [one.at for one in at_once.requests] == [0, 0.1, 1, 2]
+    in_turn = run(
+        replace(ONE, in_turn=True, model=replace(MODEL, prefill_rate=100.0)), *sorted(asks, key=lambda one: one.at)
+    )
+    first, other, second, third = in_turn.requests
+    assert (first.at, other.at) == (0, 0.1)
+    for before, after in ((first, second), (second, third)):
+        assert after.at == pytest.approx(before.at + before.ttft_s + 10 * before.itl_s)
+
+
 def test_tokens_behind_a_long_context_cost_more() -> None:
     mesh = replace(ONE, model=replace(MODEL, prefill_context_s=1e-5))
     first, second = run(mesh, ask(0, 800), ask(9, 816)).requests
@@ -68,11 +81,29 @@ def test_tokens_behind_a_long_context_cost_more() -> None:
 
 
 def test_what_is_stored_is_fetched() -> None:
-    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=1e6, kv_tokens=1000))
+    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=4e6, kv_tokens=1000))
     first, _, again = run(mesh, ask(0, 800), ask(2, 896, chain=2), ask(4, 816)).requests
     assert (first.cached, again.cached) == (0, 800)
     left = 1000 // BLOCK * BLOCK - 896
-    assert again.ttft_s == pytest.approx(16 / 1000 + (800 - left) * 1000 / 1e6), "the other prompt took its pages"
+    assert again.ttft_s == pytest.approx(16 / 1000 + (800 - left) * 1000 / 4e6), "the other prompt took its pages"
+
+
+@pytest.mark.parametrize("fetch_rate", [2e5, 9e5, 2e6, 1e9])
+def test_fetching_pays_where_it_is_decided(fetch_rate: float) -> None:
+    """Beside workers that fetch all that is stored, and those that have no store, with pages for one prompt."""
+    model = replace(MODEL, fetch_rate=fetch_rate, kv_tokens=5000, prefill_context_s=2e-7)
+    decides = replace(ONE, token_bytes=1000, model=model)
+    asks = [ask(30.0 * at, 800 + 320 * at, chain=1 + at % 2) for at in range(12)]
+    took = {
+        name: sum(one.ttft_s for one in run(mesh, *asks).requests)
+        for name, mesh in (
+            ("decided", decides),
+            ("always", replace(decides, compares=False)),
+            ("never", replace(decides, store_blocks=0)),
+        )
+    }
+    assert took["decided"] <= min(took["always"], took["never"]) + 1e-6
+    assert took["decided"] < 0.9 * max(took["always"], took["never"])
 
 
 def test_what_is_in_a_workers_own_pages_costs_nothing() -> None:
@@ -112,7 +143,8 @@ def test_every_token_is_cached_or_computed(shape: dict[str, int]) -> None:
     result = run(mesh, *sessions(1))
     assert not any(one.refused for one in result.requests)
     tokens = sum(one.tokens for one in result.requests)
-    assert sum(result.computed) + sum(one.cached for one in result.requests) == tokens
+    computed = sum(result.computed) + result.computed_beside
+    assert computed + sum(one.cached for one in result.requests) == tokens
     assert 0.8 * result.reusable < result.hit <= result.reusable
     again = run(mesh, *sessions(1))
     assert [one.ttft_s for one in again.requests] == [one.ttft_s for one in result.requests], "no chance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.traces.excerpt import excerpt
 from penstock.traces.reading import RecordedAsk, Trace, load
 from penstock.traces.shaping import (
     coarser,
+    copied,
     crowded,
     half,
     new_tokens,
@@ -118,6 +120,18 @@ def test_another_pace_and_other_lengths() -> None:
     assert coarser(TALKS, 1) == TALKS
 
 
+def test_copies_have_nothing_in_common_and_come_at_other_times() -> None:
+    alone = replace(TALKS, asks=tuple(replace(ask, session="") for ask in TALKS.asks))
+    three = copied(alone, 3)
+    assert len(three.asks) == 3 * len(alone.asks) and not three.has_sessions
+    assert sorted(three.asks, key=lambda ask: ask.at) == list(three.asks)
+    assert {ask.at for ask in alone.asks} <= {ask.at for ask in three.asks}
+    assert three.asks[-1].at <= alone.asks[-1].at
+    assert len({ask.keys[0] for ask in three.asks}) == 3 * len({ask.keys[0] for ask in alone.asks})
+    assert sum(new_tokens(three)) >= 3 * sum(new_tokens(alone))
+    assert copied(alone, 1).asks == alone.asks
+
+
 def test_a_crowd_is_as_dense_as_it_should_be_and_shares_what_sessions_shared() -> None:
     crowd = crowded(TALKS, concurrent=1.5, requests=200)
     assert len(crowd.asks) == 200
@@ -130,3 +144,4 @@ def test_a_crowd_is_as_dense_as_it_should_be_and_shares_what_sessions_shared() -
     assert len({ask.keys[0] for ask in crowd.asks}) == 1, "the common beginning"
     assert len({ask.keys[1] for ask in crowd.asks}) == len(begins), "and nothing else"
     assert {ask.session for ask in crowd.asks} == begins.keys()
+    assert crowd.asks[-1].at - max(times[0] for times in begins.values()) < 1.0, "sessions begin to the end"

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from penstock.simulator.simulation import Served, SimulatedMesh, SimulationResult
 
+_ALL = 8
+"""So few splits of a number of workers are all tried."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
@@ -84,7 +87,7 @@ class CapacitySearch:
         if workers < 2:
             return best
         low, high = 1, workers - 1
-        while high - low > 2:
+        while high - low >= _ALL:
             left = low + (high - low) // 3
             right = high - (high - low) // 3
             if self._try(left, workers - left, 0).good < self._try(right, workers - right, 0).good:

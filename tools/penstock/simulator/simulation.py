@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,10 @@ class SimulatedMesh:
     """A request that would wait longer is refused."""
     policy: PolicyName = "seconds"
     seed: int = 1
+    in_turn: bool = False
+    """A session sends nothing before it has the answer to what it sent before, whatever was recorded."""
+    compares: bool = True
+    """Workers fetch from the store of their host what they do not compute sooner; False: all that it has."""
     model: WorkerModel = field(default_factory=WorkerModel)
 
 
@@ -58,6 +62,8 @@ class Served:
     """Until its prompt began."""
     cached: int = 0
     refused: bool = False
+    counts: bool = True
+    """It came late enough to be a part of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,9 @@ class SimulationResult:
 
     requests: Sequence[Served]
     computed: Sequence[float]
-    """Tokens of prompts, by worker that computes some."""
+    """Tokens of prompts, by worker whose work that is."""
+    computed_beside: float
+    """Those that decode workers computed beside prefill workers."""
     decision_s: Sequence[float]
     """Of each decision, by the clock of this machine."""
     reusable: float
@@ -93,8 +101,10 @@ class SimulationResult:
 class Simulation:
     """One run."""
 
-    def __init__(self, mesh: SimulatedMesh, trace: Trace) -> None:
+    def __init__(self, mesh: SimulatedMesh, trace: Trace, since: float = 0.0) -> None:
+        """Requests that come before `since` are served, but are no part of the result."""
         self._mesh = mesh
+        self._since = since
         self._trace = trace
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -117,6 +127,8 @@ class Simulation:
         self._pages: dict[str, ModelledStore] = {}
         """What each worker has in its own pages."""
         self._due: dict[str, float] = {}
+        self._later: dict[str, deque[Callable[[], None]]] = {}
+        """Requests of sessions that wait for an answer."""
         self._computed: Counter[str] = Counter()
         """Tokens of prompts, by worker."""
         roles = [Role.PREFILL] * mesh.prefill + [Role.DECODE] * mesh.decode + [Role.BOTH] * mesh.both
@@ -152,26 +164,29 @@ class Simulation:
         seat = self._seats[name] = self.planner.registry.join(member, 0.0)
         step = model.step
         rates = Measured(model.prefill_rate, model.fetch_rate, model.remote_rate, step.base_s, step.sequence_s)
-        seat.measure(rates._replace(token_s=step.token_s), 0.0)
+        rates = rates._replace(token_s=step.token_s, prompt_s=1 / model.prefill_rate)
+        seat.measure(rates._replace(prompt_context_s=model.prefill_context_s), 0.0)
         self._workers[name] = ModelledWorker(model)
         self._pages[name] = ModelledStore(model.kv_tokens // block)
 
     def run(self, progress: Callable[[], None] = lambda: None) -> SimulationResult:
         """Serves the whole trace; `progress` is called for each request that comes."""
-        requests = [Served(ask.at, ask.tokens) for ask in self._trace.asks]
+        requests = [Served(ask.at, ask.tokens, counts=ask.at >= self._since) for ask in self._trace.asks]
         decisions: list[float] = []
         known: set[bytes] = set()
         reusable = 0
         for ask, served in zip(self._trace.asks, requests, strict=True):
             self._until(ask.at)
-            reusable += self._reusable(ask, known)
-            self._arrive(ask, served, decisions)
+            reusable += self._reusable(ask, known) * served.counts
+            self._in_turn(ask, partial(self._arrive, ask, served, decisions))
             progress()
         self._until(float("inf"))
         idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
         computed = [self._computed[name] for name, seat in self._seats.items() if seat.member.role is not idle]
-        total = sum(ask.tokens for ask in self._trace.asks)
-        return SimulationResult(requests, computed, decisions, reusable / max(1, total))
+        requests = [served for served in requests if served.counts]
+        total = sum(served.tokens for served in requests)
+        beside = self._computed.total() - sum(computed)
+        return SimulationResult(requests, computed, beside, decisions, reusable / max(1, total))
 
     def _reusable(self, ask: RecordedAsk, known: set[bytes]) -> int:
         depth = next((number for number, key in enumerate(ask.keys) if key not in known), len(ask.keys))
@@ -219,13 +234,32 @@ class Simulation:
 
     # -- one request
 
+    def _in_turn(self, ask: RecordedAsk, arrive: Callable[[], None]) -> None:
+        if not (self._mesh.in_turn and ask.session):
+            arrive()
+        elif (later := self._later.get(ask.session)) is not None:
+            later.append(arrive)
+        else:
+            self._later[ask.session] = deque()
+            arrive()
+
+    def _answered(self, ask: RecordedAsk) -> None:
+        """Its session sends the next one, if that is due."""
+        later = self._later.get(ask.session)
+        if later:
+            self._at(self._now, later.popleft())
+        elif later is not None:
+            del self._later[ask.session]
+
     def _arrive(self, ask: RecordedAsk, served: Served, decisions: list[float]) -> None:
+        served.at = self._now
         wanted = self._ask(ask)
         started = time.perf_counter()
         try:
             planned = self.planner.plan(wanted)
         except PenstockError:
             served.refused = True
+            self._answered(ask)
             return
         finally:
             decisions.append(time.perf_counter() - started)
@@ -234,6 +268,7 @@ class Simulation:
             planned.uncached_tokens,
             begin=partial(self._begin, ask, served, planned),
             done=partial(self._prefilled, ask, served, planned),
+            context=ask.tokens + (0 if planned.prefill else ask.output),
         )
         self._change(computes.id, lambda worker: worker.prompts.append(prompt))
 
@@ -246,11 +281,19 @@ class Simulation:
         own = min(self._pages[computes.id].depth(keys) * size, most)
         near = max(own, min(self._stores[computes.host_id].depth(keys) * size, most))
         far = max((min(self._stores[host].depth(keys) * size, most) for host in sources), default=0)
-        served.queue_s, served.cached = self._now - served.at, max(near, far)
-        self._computed[computes.id] += ask.tokens - served.cached
-        seconds = (near - own) / model.fetch_rate + max(0, far - near) / model.remote_rate
-        seconds = seconds * self._mesh.token_bytes + model.prefill_s(served.cached, ask.tokens)
-        return seconds * model.prefill_rate
+        served.queue_s = self._now - served.at
+        bytes_ = self._mesh.token_bytes
+        ways = {depth: (depth - own) * bytes_ / model.fetch_rate for depth in (own, near)}
+        if far > near:
+            ways[far] = ways[near] + (far - near) * bytes_ / model.remote_rate
+
+        def left_s(depth: int) -> float:
+            """Of what is fetched there is only left what others' prompts took less long than."""
+            return max(0.0, ways[depth] - served.queue_s) + model.prefill_s(depth, ask.tokens)
+
+        served.cached = min(ways, key=left_s) if self._mesh.compares else max(near, far)
+        self._computed[computes.id] += (ask.tokens - served.cached) * served.counts
+        return left_s(served.cached) * model.prefill_rate
 
     def _keys(self, ask: RecordedAsk) -> Sequence[bytes]:
         return ask.keys[: ask.tokens // self._trace.block_tokens]
@@ -276,6 +319,7 @@ class Simulation:
         self.planner.generated(planned.number, ask.output)
         self.planner.learn(self._ask(ask), ask.output)
         self.planner.release(planned.number)
+        self._answered(ask)
 
     def _hold(self, member: str, cache: ModelledStore, ask: RecordedAsk) -> None:
         came, went = cache.store(self._keys(ask))

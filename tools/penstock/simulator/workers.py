@@ -1,12 +1,17 @@
-"""Modelled workers: prompts one after the other, streams together, both at speeds that are constant between events."""
+"""Modelled workers: steps that compute chunks of prompts, one prompt after the other, and a token of each stream.
+
+How large the chunks are beside streams is what the engine's own code says. Where there are streams alone, or one prompt
+alone, many steps are one event.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
+from penstock.engine.scheduling.chunking import LEAST_TOKENS, patience, room_s
 from penstock.router.workers import StepCost
 
 
@@ -20,7 +25,9 @@ class WorkerModel:
     """Seconds that each token of the context before it adds to a token of a prompt."""
     step: StepCost = field(default_factory=lambda: StepCost(0.02, 0.0003, 2e-8))
     itl_target_s: float = 0.05
-    """A step with streams and prompts takes so long, if one with streams alone takes less."""
+    """A step with streams and one prompt takes so long, if one with streams alone takes less."""
+    chunk_tokens: int = 512
+    """Of prompts, in one step."""
     max_running: int = 64
     kv_tokens: int = 1_000_000
     """Of context, in its own pages: those of prompts that were here stay until others need them."""
@@ -43,8 +50,10 @@ class Prompt:
     expected: float
     """Tokens, as was thought when it came."""
     begin: Callable[[], float]
-    """Called when it is the first: tokens, and as many more as its fetch takes as long as."""
+    """Called when its first tokens are computed: tokens, and as many more as its fetch takes as long as."""
     done: Callable[[], None]
+    context: int = 0
+    """Tokens that it needs room for, with its answer where that is generated here."""
     left: float | None = None
     """None: it has not begun."""
 
@@ -59,66 +68,118 @@ class Stream:
     done: Callable[[], None]
 
 
+@dataclass(slots=True)
+class _Step:
+    """One that computes prompts, or several of the same prompt as long as nothing comes between."""
+
+    begun: float
+    until: float
+    portions: list[tuple[Prompt, float]]
+    """Tokens of each."""
+
+
 @dataclass(slots=True, eq=False)
 class ModelledWorker:
-    """One worker. Its owner calls `advance` before it looks or changes anything, and asks `due` when to look again."""
+    """One worker. Its owner calls `advance` before and after it changes anything, and asks `due` when to look again."""
 
     model: WorkerModel
     prompts: deque[Prompt] = field(default_factory=deque)
     """The first one is being computed."""
     streams: list[Stream] = field(default_factory=list)
     waiting: deque[Stream] = field(default_factory=deque)
-    """Those that have no place in the batch."""
+    """Those that have no place in the batch, or came in the middle of a step."""
+    _step: _Step | None = None
     _at: float = 0.0
 
     @property
     def step_s(self) -> float:
-        """Of a step as things are."""
-        model = self.model
-        alone = model.step.seconds(len(self.streams), sum(stream.context for stream in self.streams))
-        return max(alone, model.itl_target_s) if self.prompts else alone
-
-    @property
-    def prompt_rate(self) -> float:
-        """Tokens of the first prompt per second, as things are."""
-        if not self.streams:
-            return self.model.prefill_rate
-        alone = self.model.step.seconds(len(self.streams), sum(stream.context for stream in self.streams))
-        return self.model.prefill_rate * max(0.1, 1 - alone / self.model.itl_target_s)
+        """Of a step with the streams alone."""
+        return self.model.step.seconds(len(self.streams), sum(stream.context for stream in self.streams))
 
     def advance(self, now: float) -> list[Callable[[], None]]:
         """Does the work until `now`, which is not after `due`; returns what to tell of what ended."""
         passed, self._at = now - self._at, now
+        step = self._step
+        if step is not None and self.waiting and not self.streams:
+            self._cut(step)
+        if step is not None and now < step.until:
+            return []
         ended: list[Callable[[], None]] = []
-        step_s, rate = self.step_s, self.prompt_rate
-        first = self.prompts[0] if self.prompts else None
-        if first is not None and first.left is not None:
-            first.left -= passed * rate
-            if first.left <= 1e-6:
-                ended.append(self.prompts.popleft().done)
+        if step is not None:
+            self._step = None
+            for prompt, tokens in step.portions:
+                assert prompt.left is not None, "it has begun"
+                prompt.left -= tokens
+                if prompt.left <= 1e-6:
+                    self.prompts.remove(prompt)
+                    ended.append(prompt.done)
+        steps = 1.0 if step is not None else passed / self.step_s if self.streams else 0.0
         for stream in self.streams:
-            stream.left -= passed / step_s
+            stream.left -= steps
         over = [stream for stream in self.streams if stream.left <= 1e-6]
         if over:
             ended += [stream.done for stream in over]
             self.streams = [stream for stream in self.streams if stream.left > 1e-6]
-        if self.prompts and self.prompts[0].left is None and not ended:
-            self.prompts[0].left = self.prompts[0].begin()
-        while self.waiting and len(self.streams) < self.model.max_running:
+        while self.waiting and len(self.streams) < self.model.max_running and self._fits(self.waiting[0].context):
             self.streams.append(self.waiting.popleft())
+        if self.prompts and not ended:
+            self._step = self._begin()
         return ended
 
     def due(self) -> float:
         """When the next thing ends, if nothing comes."""
-        first = self.prompts[0].left if self.prompts else None
-        prompt_s = inf if first is None else first / self.prompt_rate
-        stream_s = min((stream.left for stream in self.streams), default=inf) * self.step_s if self.streams else inf
-        return self._at + max(0.0, min(prompt_s, stream_s))
+        if self._step is not None:
+            return self._step.until
+        return self._at + max(0.0, min((stream.left for stream in self.streams), default=inf) * self.step_s)
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether there is room for so many beside what has begun."""
+        held = sum(stream.context for stream in self.streams)
+        held += sum(prompt.context for prompt in self.prompts if prompt.left is not None)
+        return not held or held + tokens <= self.model.kv_tokens
+
+    def _begin(self) -> _Step | None:
+        """The next step with prompts; None: there is no room for the first of them."""
+        model, alone_s = self.model, self.step_s if self.streams else 0.0
+        most = float(model.chunk_tokens)
+        if self.streams:
+            target_s = model.itl_target_s * patience(len(self.prompts), len(self.streams))
+            most = max(LEAST_TOKENS, min(most, int(room_s(target_s, alone_s) * model.prefill_rate)))
+        left, portions = most, list[tuple[Prompt, float]]()
+        for prompt in self.prompts:
+            if left <= 0:
+                break
+            if prompt.left is None:
+                if not self._fits(prompt.context):
+                    break
+                prompt.left = prompt.begin()
+            if not portions and not self.streams and prompt.left > most:
+                left = (prompt.left - 1) // most * most  # whole chunks, in which nothing else finds room
+            tokens = min(left, prompt.left)
+            portions.append((prompt, tokens))
+            left -= tokens
+        if not portions:
+            return None
+        took_s = alone_s + sum(tokens for _, tokens in portions) / model.prefill_rate
+        return _Step(self._at, self._at + took_s, portions)
+
+    def _cut(self, step: _Step) -> None:
+        """A stream has come while chunks of a prompt follow each other: it begins with the next one."""
+        [(prompt, tokens), *others] = step.portions
+        chunk_s = self.model.chunk_tokens / self.model.prefill_rate
+        if not others and tokens > self.model.chunk_tokens:
+            done = ceil(max(1e-9, self._at - step.begun) / chunk_s) * self.model.chunk_tokens
+            if done < tokens:
+                step.portions, step.until = [(prompt, done)], step.begun + done / self.model.prefill_rate
 
     @property
     def queued(self) -> float:
         """Tokens of prompts that are still to be computed."""
-        return sum(prompt.expected if prompt.left is None else prompt.left for prompt in self.prompts)
+        tokens = sum(prompt.expected if prompt.left is None else prompt.left for prompt in self.prompts)
+        if self._step is not None and self._step.until > self._step.begun:
+            part = (self._at - self._step.begun) / (self._step.until - self._step.begun)
+            tokens -= part * sum(tokens for _, tokens in self._step.portions)
+        return max(0.0, tokens)
 
     @property
     def held(self) -> int:

@@ -28,6 +28,8 @@ from penstock.v1 import router_pb2, router_pb2_grpc
 from penstock.worker.opening import ServedWorker
 from penstock.worker.worker import Worker
 
+_ROUTER: dict[str, Any] = {"local_prefill_tokens": 64}
+"""Prompts of tiny models are shorter than a hand-off, which most tests are to see all the same."""
 _PATIENT_S = 30.0
 """Seconds that workers wait for a store in their own process, however long the machine stands still."""
 
@@ -94,7 +96,7 @@ class Mesh:
 async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
     """Opens every service, waits until a request would succeed, and closes them in the opposite order."""
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(open_router(RouterConfig(**options.router)))
+        router = await stack.enter_async_context(open_router(RouterConfig(**_ROUTER | options.router)))
         routers = (*options.routers, router.address)
         hosts = ["test", *(f"test-{number}" for number in range(1, options.hosts))]
         stores = []
@@ -111,7 +113,7 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
                 "router": routers,
                 "kvstore": stores[host].address if stores else options.kvstore or "",
                 "host_id": hosts[host],
-                **({"store_timeout_s": _PATIENT_S} if stores else {}),
+                **({"store_timeout_s": _PATIENT_S, "fetch_wait_s": _PATIENT_S} if stores else {}),
                 **options.worker,
             }
 

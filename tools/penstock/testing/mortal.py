@@ -17,6 +17,8 @@ from penstock.cli.running import serving
 from penstock.cli.supervisor import ChildChange, ChildState, Patience, Supervisor, supervised
 from penstock.runtime.tasks import first_of
 
+_HANDS_OFF = ("--local-prefill-tokens", "64")
+"""Settings of a router with which prefill workers compute what prompts there are: else they die unemployed."""
 _BACK_S = 60.0
 _PIECE = 1 << 16
 
@@ -140,6 +142,8 @@ async def mortal_mesh(
         plan = plan_mesh(options, stack.enter_context(reserved_ports()))
         children, wires = list(plan.children), {}
         for number, child in enumerate(children):
+            if child.name.startswith("router"):
+                children[number] = replace(child, command=(*child.command, *_HANDS_OFF))
             if child.name in wired:
                 at = child.command.index("--router") + 1
                 wires[child.name] = wire = await stack.enter_async_context(cuttable_wire(child.command[at]))

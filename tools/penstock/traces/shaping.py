@@ -26,21 +26,35 @@ def overlaid(trace: Trace) -> Trace:
 
 
 def crowded(trace: Trace, concurrent: float, requests: int) -> Trace:
-    """So many sessions at once, in the mean, each at its own pace, until there are so many requests. When all have been
-    begun, others of the same shape begin, which share with them what they share among themselves."""
+    """So many sessions at once, in the mean, each at its own pace, until there are so many requests: sessions begin as
+    long as these come. When all have been begun, others of the same shape begin, which share with them what they share
+    among themselves."""
     talks = _talks(trace)
     shared = _shared(talks)
     apart = sum(asks[-1].at - asks[0].at for asks in talks) / len(talks) / concurrent
     copied: list[RecordedAsk] = []
+    times: list[float] = []
     begun = 0
-    while len(copied) < requests:
+    while bisect.bisect_right(times, begun * apart) < requests:
         again, which = divmod(begun, len(talks))
         first = talks[which][0].at
         renamed = _renamed(talks[which], b"/%d" % again, shared) if again else talks[which]
         copied += [replace(ask, at=ask.at - first + begun * apart) for ask in renamed]
+        for ask in renamed:
+            bisect.insort(times, ask.at - first + begun * apart)
         begun += 1
     crowd = _sorted(trace, trace.name, copied)
     return Trace(crowd.name, crowd.block_tokens, crowd.asks[:requests])
+
+
+def copied(trace: Trace, copies: int) -> Trace:
+    """So many of a trace at once, which have nothing in common. Each begins with another request, and goes round."""
+    length = trace.asks[-1].at
+    asks = list(trace.asks)
+    for number in range(1, copies):
+        moved = _renamed([*trace.asks], b"/%d" % number, set())
+        asks += [replace(ask, at=(ask.at + length * number / copies) % length) for ask in moved]
+    return _sorted(trace, trace.name, asks)
 
 
 def coarser(trace: Trace, block_tokens: int) -> Trace:
@@ -129,7 +143,10 @@ def _renamed(asks: list[RecordedAsk], suffix: bytes, shared: set[bytes]) -> list
     def name(key: bytes) -> bytes:
         return key if key in shared else names.setdefault(key, hashlib.sha256(key + suffix).digest())
 
-    return [replace(ask, keys=tuple(map(name, ask.keys)), session=ask.session + suffix.decode()) for ask in asks]
+    return [
+        replace(ask, keys=tuple(map(name, ask.keys)), session=ask.session and ask.session + suffix.decode())
+        for ask in asks
+    ]
 
 
 def _sorted(trace: Trace, name: str, asks: list[RecordedAsk]) -> Trace:

@@ -80,15 +80,22 @@ class StoreClient:
         return found
 
     def lease(
-        self, keys: Sequence[bytes], origin: Origin = NOBODY, *, checked: bool = True, on_device: bool = False
+        self,
+        keys: Sequence[bytes],
+        origin: Origin = NOBODY,
+        *,
+        checked: bool = True,
+        on_device: bool = False,
+        wait_s: float = 0.0,
     ) -> AbstractAsyncContextManager[Leased]:
         """Pins and checks the leading stored blocks, in one round trip. A block that fails its check ends the prefix.
 
         Leaving the block gives the pins back without waiting. Without `checked` the reader checks each copy that it
         makes with `Leased.check`, which is faster: the bytes are read once. With `on_device` the leading blocks are
         left on the client's device as far as they are there, see `Leased.on_device`; the others follow in `blocks`.
+        The store waits for blocks that it has to bring for `wait_s` at most; 0: as long as the time limit allows.
         """
-        return self._reading.lease(keys, origin, checked, on_device)
+        return self._reading.lease(keys, origin, checked, on_device, wait_s=wait_s)
 
     async def fetch(self, keys: Sequence[bytes], into: Sequence[memoryview], origin: Origin = NOBODY) -> list[str]:
         """Copies the leading stored blocks to `into`, a buffer for each key, and checks the copies.

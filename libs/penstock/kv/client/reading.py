@@ -101,7 +101,7 @@ class Reading:
 
     @asynccontextmanager
     async def lease(
-        self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False
+        self, keys: Sequence[bytes], origin: Origin, checked: bool, on_device: bool = False, *, wait_s: float = 0.0
     ) -> AsyncIterator[Leased]:
         """Pins the leading stored blocks while the caller is inside, and gives them back in the background.
 
@@ -116,7 +116,8 @@ class Reading:
             leased, response = Leased(), kvstore_pb2.LeaseResponse()
             try:
                 async with self._link.limit(attachment) as until:
-                    response = await self._pin(attachment, keys, origin, on_device and attachment.on_device is not None)
+                    mappable = on_device and attachment.on_device is not None
+                    response = await self._pin(attachment, keys, origin, mappable, wait_s)
                     there = self._on_device(attachment, keys, response)
                     keys = keys[len(there.views) :]
                     refs = self._refs(keys, response)
@@ -166,7 +167,12 @@ class Reading:
         self._link.stats.bytes_in += good * self._link.spec.block_bytes
 
     async def _pin(
-        self, attachment: AttachStream, keys: Sequence[bytes], origin: Origin, on_device: bool = False
+        self,
+        attachment: AttachStream,
+        keys: Sequence[bytes],
+        origin: Origin,
+        on_device: bool = False,
+        wait_s: float = 0.0,
     ) -> kvstore_pb2.LeaseResponse:
         request = kvstore_pb2.LeaseRequest(
             attachment_id=attachment.attachment_id,
@@ -174,6 +180,7 @@ class Reading:
             session=origin.session,
             sources=origin.sources,
             on_device=on_device,
+            wait_s=wait_s,
         )
         response: kvstore_pb2.LeaseResponse = await self._loans.gain(
             attachment, self._link.rpc.Lease, request, self._loans.end_lease

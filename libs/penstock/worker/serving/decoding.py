@@ -9,7 +9,7 @@ from functools import partial
 import grpc
 
 from penstock.engine.request import Update
-from penstock.v1 import decode_pb2, decode_pb2_grpc
+from penstock.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from penstock.worker.convert import (
     cache_to_message,
     finish_to_message,
@@ -56,7 +56,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         source: HandoffPrefix | None = None
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
-            source = HandoffPrefix(channel, asked.id, request.handoff.epoch, work, left_s)
+            wanted = prefill_pb2.HandoffRequest(request_id=asked.id, epoch=request.handoff.epoch)
+            source = HandoffPrefix(channel, wanted, work, self._worker.handoffs, left_s)
         first, counted = True, False
         metrics = self._worker.metrics
         try:

@@ -8,6 +8,7 @@ disappears when it is taken, or `keep_s` after the prefill has ended.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ class HandoffEntry:
 
     sink: BlockSink
     token: TokenOut | None = None
+    token_at: float = 0.0
+    """When it was sampled, on the monotonic clock."""
     failed: bool = False
 
     def finish(self, token: TokenOut) -> None:
         """The first token is sampled."""
-        self.token = token
+        self.token, self.token_at = token, time.monotonic()
         self.sink.changed.set()
 
     def fail(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -98,6 +99,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             valid_tokens=entry.sink.valid_tokens or 0,
             tail_bytes=len(tail),
             tail_checksum=xxhash.xxh3_128_digest(tail) if tail else b"",
+            age_s=time.monotonic() - entry.token_at if entry.token is not None else 0.0,
         )
         chunks = [tail[at : at + _CHUNK] for at in range(0, len(tail), _CHUNK)]
         return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import structlog
 import xxhash
@@ -10,8 +12,11 @@ from penstock.engine.hooks import LoadResult, PageWriter
 from penstock.rpc.context import outgoing
 from penstock.v1 import prefill_pb2, prefill_pb2_grpc
 from penstock.worker.convert import token_from_message
+from penstock.worker.rates import FetchRates
 from penstock.worker.worker import Work
 
+_OLD_S = 60.0
+"""A token that has waited longer for its decode worker says nothing about hand-offs."""
 _LOG = structlog.get_logger("penstock.worker")
 
 
@@ -27,10 +32,17 @@ class HandoffPrefix:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, request_id: str, epoch: int, work: Work, timeout_s: float | None
+        self,
+        channel: grpc.aio.Channel,
+        asked: prefill_pb2.HandoffRequest,
+        work: Work,
+        costs: FetchRates,
+        timeout_s: float | None,
     ) -> None:
+        """`costs` learn from this one."""
         self._stub = prefill_pb2_grpc.PrefillStub(channel)
-        self._asked = prefill_pb2.HandoffRequest(request_id=request_id, epoch=epoch)
+        self._asked = asked
+        self._costs = costs
         self._fetcher = work.fetcher
         self._fetchable = work.fetchable
         self._timeout_s = timeout_s
@@ -52,6 +64,7 @@ class HandoffPrefix:
     async def _follow(self, pages: PageWriter) -> LoadResult:
         call = self._stub.Handoff(self._asked, timeout=self._timeout_s, metadata=outgoing())
         done: prefill_pb2.Handoff | None = None
+        heard_at = 0.0
         tail = bytearray()
         try:
             async for event in call:
@@ -59,14 +72,19 @@ class HandoffPrefix:
                 if kind == "stored_blocks":
                     await self._fetcher.upto(min(event.stored_blocks, len(self._fetcher.keys)), pages)
                 elif kind == "done":
-                    done = event.done
+                    done, heard_at = event.done, time.monotonic()
                 elif kind == "tail":
                     tail += event.tail
         finally:
             call.cancel()
         if done is None:
             raise HandoffFault("the stream ended before the token")
-        return await self._take(done, bytes(tail), pages)
+        result = await self._take(done, bytes(tail), pages)
+        if result.valid_tokens == done.valid_tokens and 0 <= done.age_s <= _OLD_S:
+            fetched = [tier for tier in self._fetcher.tiers if tier != "worker"]
+            size = self._fetcher.fetched_bytes + len(tail)
+            self._costs.fetched(fetched, size, time.monotonic() - heard_at + done.age_s)
+        return result
 
     async def _take(self, done: prefill_pb2.Handoff, tail: bytes, pages: PageWriter) -> LoadResult:
         token = token_from_message(done.token)

@@ -24,6 +24,7 @@ from penstock.bench.engine.process import Failed
 from penstock.bench.engine.shapes import SMALL
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, figure, missing
+from penstock.cli.mesh import MeshOptions
 from penstock.router.workers import StepCost
 from penstock.simulator.simulation import SimulatedMesh, Simulation
 from penstock.simulator.workers import WorkerModel
@@ -35,11 +36,11 @@ _SHRINK = 4
 """Prompts are so many times shorter than recorded: a laptop serves them."""
 _REQUESTS = (120, 40)
 """Of a round; of a quick one."""
-_LOAD = 0.4
-"""The part of the time in which prompts are computed, if nothing is computed twice."""
+_LOAD = 0.5
+"""The part of the time that prompts and answers would take one after the other, if no prompt is computed twice."""
 _LENGTHS = (16, 128, 512, 1024, 3072)
-_STREAMS = (1, 4, 8)
-_CONTEXTS = (64, 2048)
+_SHAPES = ((1, 64), (4, 64), (8, 64), (1, 2048), (3, 4096), (8, 2048))
+"""Streams and the tokens of their prompts."""
 _FIRST = 300
 """No prompt has tokens below; as in `bench.e2e.loads`."""
 _TTFT_P50, _TTFT_P90 = 50.0, 90.0
@@ -56,11 +57,35 @@ class Calibration:
     prefill_context_s: float
     """What each token of the context before it adds."""
     step: StepCost
+    fetch_rate: float
+    """Bytes/s from the store."""
+
+    def mean(self, other: Calibration) -> Calibration:
+        """Of two: the machine is another one now and then."""
+        one, two = self.step, other.step
+        return Calibration(
+            overhead_s=(self.overhead_s + other.overhead_s) / 2,
+            prefill_rate=(self.prefill_rate + other.prefill_rate) / 2,
+            prefill_context_s=(self.prefill_context_s + other.prefill_context_s) / 2,
+            step=StepCost(
+                (one.base_s + two.base_s) / 2, (one.sequence_s + two.sequence_s) / 2, (one.token_s + two.token_s) / 2
+            ),
+            fetch_rate=(self.fetch_rate + other.fetch_rate) / 2,
+        )
 
     @property
     def model(self) -> WorkerModel:
-        """Of a worker that does both."""
-        return WorkerModel(prefill_rate=self.prefill_rate, prefill_context_s=self.prefill_context_s, step=self.step)
+        """Of a worker that does both, with the settings of `penstock up`."""
+        settings = MeshOptions().engine
+        return WorkerModel(
+            prefill_rate=self.prefill_rate,
+            prefill_context_s=self.prefill_context_s,
+            step=self.step,
+            max_running=settings.max_running,
+            chunk_tokens=settings.max_batch_tokens,
+            kv_tokens=settings.kv_pool_tokens,
+            fetch_rate=self.fetch_rate,
+        )
 
 
 async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
@@ -76,7 +101,9 @@ async def validation_figures(trace: Path, quick: bool) -> list[Figure]:
                 asks = _workload(trace, found, requests=_REQUESTS[quick])
                 print(f"round {round + 1}: {found}", file=sys.stderr, flush=True)
                 measured = [one.time_to_first_token for one in await _play(asks, ask, f"{round}")]
-                predicted = simulated(asks, found)
+                after = await calibrated(ask, PromptSource(SMALL.vocab, f"calibration/{round}/after"))
+                print(f"after it: {after}", file=sys.stderr, flush=True)
+                predicted = simulated(asks, found.mean(after))
                 for percent, off in errors.items():
                     real, model = percentile(measured, percent), percentile(predicted, percent)
                     print(
@@ -100,12 +127,29 @@ async def calibrated(ask: Asking, source: PromptSource) -> Calibration:
     shapes = [(1.0, length, length * length / 2) for length in lengths]
     overhead_s, token_s, context_s = _fitted(shapes, medians)
     rows, steps = [], []
-    for streams, context in [(streams, _CONTEXTS[0]) for streams in _STREAMS] + [(1, _CONTEXTS[-1])]:
+    for streams, context in _SHAPES:
         answers = (await PlainLoad(streams=streams, prompt=context, output=64).run(ask, source))["plain"]
         rows.append((1.0, streams, streams * (context + 32)))
         steps.append(statistics.median(gap for answer in answers for gap in answer.gaps[16:]))
     step = StepCost(*_fitted(rows, steps))
-    return Calibration(overhead_s=overhead_s, prefill_rate=1 / token_s, prefill_context_s=context_s, step=step)
+    return Calibration(
+        overhead_s=overhead_s,
+        prefill_rate=1 / token_s,
+        prefill_context_s=context_s,
+        step=step,
+        fetch_rate=await _fetch_rate(ask, source, overhead_s),
+    )
+
+
+async def _fetch_rate(ask: Asking, source: PromptSource, overhead_s: float) -> float:
+    """Bytes/s of a prompt that only the store has: others have taken its place in the worker's pages."""
+    length = _LENGTHS[-1]
+    mine = source.tokens(length)
+    await ask(mine, 1, "")
+    for _ in range(MeshOptions().engine.kv_pool_tokens // length + 1):
+        await ask(source.tokens(length), 1, "")
+    took_s = (await ask(mine, 1, "")).time_to_first_token - overhead_s
+    return length * SMALL.kv_bytes / max(took_s, 1e-3)
 
 
 def _fitted(rows: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> list[float]:
@@ -123,27 +167,30 @@ def _fitted(rows: Sequence[tuple[float, float, float]], seconds: Sequence[float]
 
 def simulated(trace: Trace, found: Calibration) -> list[float]:
     """TTFT of the same requests before a modelled worker, in seconds, as their clients would see it."""
-    mesh = SimulatedMesh(both=1, token_bytes=SMALL.kv_bytes, model=found.model)
+    blocks = MeshOptions().kv_host_bytes // (SMALL.kv_bytes * trace.block_tokens)
+    mesh = SimulatedMesh(both=1, token_bytes=SMALL.kv_bytes, store_blocks=blocks, model=found.model)
     return [one.ttft_s + found.overhead_s for one in Simulation(mesh, trace).run().requests]
 
 
 def _workload(path: Path, found: Calibration, requests: int) -> Trace:
     trace = shrunk(half(load(path), second=True), _SHRINK)
     news = zip(trace.asks, new_tokens(trace), strict=True)
-    busy_s = sum(found.model.prefill_s(ask.tokens - new, ask.tokens) for ask, new in news) / _LOAD
+    prompts_s = sum(found.model.prefill_s(ask.tokens - new, ask.tokens) for ask, new in news)
+    answers_s = sum(ask.output * found.step.seconds(1, ask.tokens) for ask in trace.asks)
+    busy_s = (prompts_s + answers_s) / _LOAD
     return crowded(trace, session_seconds(trace) / busy_s, requests)
 
 
 async def _play(trace: Trace, ask: Asking, round: str) -> list[TimedAnswer]:
     """Sends each request at its time, whatever became of those before."""
+    prompts = [[*_tokens(recorded, trace.block_tokens, round)] for recorded in trace.asks]
     begun = time.perf_counter()
 
-    async def one(recorded: RecordedAsk) -> TimedAnswer:
+    async def one(recorded: RecordedAsk, prompt: Sequence[int]) -> TimedAnswer:
         await asyncio.sleep(recorded.at - (time.perf_counter() - begun))
-        prompt = [*_tokens(recorded, trace.block_tokens, round)]
         return await ask(prompt, recorded.output, f"{recorded.session}-{round}")
 
-    return await asyncio.gather(*map(one, trace.asks))
+    return await asyncio.gather(*map(one, trace.asks, prompts))
 
 
 def _tokens(ask: RecordedAsk, block: int, round: str) -> Iterator[int]:
