@@ -95,13 +95,14 @@ def _hints(now: Results) -> Iterator[str]:
 
 
 def _real(now: Results) -> str:
-    if not now.has("simulator_ttft_error"):
+    lines = [line for line in _REAL if now.has(line.id)]
+    if not lines:
         return ""
     return f"""
 Beside a real mesh of the 135M shape with random weights: the simulator under the same requests, and two workers that do
 both beside one that prefills and one that decodes, on the same cores, while long prompts come beside four streams:
 
-{figures(_REAL, now, None)}
+{figures(lines, now, None)}
 """
 
 
