@@ -93,7 +93,7 @@ class Stage:
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     model = write_checkpoint(tmp_path_factory.mktemp("deep") / "deep", DEEP)
     options = MeshOptions(
-        port=0, model=str(model), draft="ngram", prefill=1, decode=1, kv_host_bytes=64 << 20, hung_s=4.0
+        port=0, models=(str(model),), draft="ngram", prefill=1, decode=1, kv_host_bytes=64 << 20, hung_s=4.0
     )
     async with (
         mortal_mesh(options, wired=["decode-0"]) as mesh,

@@ -126,6 +126,7 @@ async def test_a_decode_worker_that_dies_leaves_no_torn_text(mesh, alone):
         [dies] = [seat for seat in seats if seat.member.address == address]
         [healthy] = [seat for seat in seats if seat.member.role == dies.member.role and seat is not dies]
         healthy.draining = True
+        mesh.router.planner.registry.changed.add(healthy.member.id)
         seen = [asyncio.Event() for _ in alone]
         running = asyncio.gather(
             *[answer_of(mesh, sampling, event) for sampling, event in zip((GREEDY, SEEDED), seen, strict=True)]
@@ -133,6 +134,7 @@ async def test_a_decode_worker_that_dies_leaves_no_torn_text(mesh, alone):
         await asyncio.gather(*[event.wait() for event in seen])
         assert not running.done()
         healthy.draining = False
+        mesh.router.planner.registry.changed.add(healthy.member.id)
         before = mesh.decode[0].worker.engine.stats().generated_tokens
         os.kill(pid, signal.SIGKILL)
         answers = await running
