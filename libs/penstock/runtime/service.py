@@ -43,10 +43,6 @@ class OpenService(Protocol):
 _SWITCH_S = 0.0005
 
 
-async def _never() -> None:
-    await asyncio.Event().wait()
-
-
 Config = TypeVar("Config", bound=ServiceConfig)
 Service = TypeVar("Service", bound=OpenService)
 
@@ -88,7 +84,7 @@ def service_main(
                 gc.freeze()  # else each full collection holds the loop while it walks all that imports made
                 with exposed(service.metrics, config.metrics_address):
                     lifecycle.ready(**tells(service))
-                    await first_of(lifecycle.stopped(), done(service) if done else _never())
+                    await first_of(lifecycle.stopped(), *((done(service),) if done else ()))
 
         with telemetry(name, config.log_level):
             run(main)

@@ -109,7 +109,7 @@ async def running(
     lines, its_lines = os.pipe()
     with ours:
         try:
-            process = await _started(spec, its_lines, theirs.fileno(), zygote)
+            process = await _started(spec, its_lines, theirs.fileno(), zygote, on_line)
         except BaseException:
             os.close(lines)
             raise
@@ -133,11 +133,16 @@ async def running(
             child.kill()
 
 
-async def _started(spec: ChildSpec, lines: int, supervisor: int, zygote: Zygote | None) -> Process:
+async def _started(
+    spec: ChildSpec, lines: int, supervisor: int, zygote: Zygote | None, on_line: Callable[[str, str], None]
+) -> Process:
     """A process that writes its lines to the first descriptor and is told of the second."""
     if zygote is not None and spec.imports:
-        with contextlib.suppress(NoZygote):
+        try:
             return await zygote.fork(spec.module, spec.arguments, spec.environment, (lines, supervisor))
+        except NoZygote as error:
+            said = {"event": "could not be forked, and imports everything itself", "reason": str(error)}
+            on_line(spec.name, json.dumps({**said, "level": "warning"}))
     return await asyncio.create_subprocess_exec(
         *spec.command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -56,6 +56,11 @@ class Zygote:
         """Of the zygote itself; None when there is none at the moment."""
         return None if self._line is None or self._line.over else self._line.pid
 
+    @property
+    def forking(self) -> bool:
+        """Whether it has an order that it has not answered."""
+        return self._line is not None and self._line.ordered
+
     async def fork(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]
     ) -> Forked:
@@ -107,6 +112,11 @@ class _Line:
         self._codes: dict[int, asyncio.Future[int]] = {}
         """Of those that have not ended, by pid."""
         self._loop.add_reader(control, self._hear)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._born is not None
 
     async def fork(self, order: bytes, fds: Sequence[int]) -> Forked:
         try:

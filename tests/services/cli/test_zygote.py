@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +101,7 @@ async def test_without_a_zygote_a_child_is_started_as_usual() -> None:
     async with supervised([lost], seen.change, seen.line) as supervisor:
         await supervisor.ready()
         assert parent(supervisor.pids()["a"]) == os.getpid()
+    assert any("could not be forked" in line and "warning" in line for _, line in seen.lines), "and it is said"
 
 
 async def test_settings_that_no_message_holds_are_not_sent() -> None:
@@ -108,35 +111,38 @@ async def test_settings_that_no_message_holds_are_not_sent() -> None:
         assert zygote.pid is None
 
 
-async def test_a_fork_that_nobody_waits_for_leaves_no_process(tmp_path: Path) -> None:
+async def test_a_fork_that_nobody_waits_for_leaves_no_process() -> None:
     """Cancelled before the answer: the process is killed as soon as it is known, and the next fork gets its own."""
     readers: list[int] = []
+    with ExitStack() as stack:
 
-    async def fork(zygote: Zygote, number: int) -> int:
-        lines, its_lines = os.pipe()
-        readers.append(lines)
-        try:
-            return (await zygote.fork(MODULE, [f"n{number}", "slow"], ENVIRONMENT, (its_lines, its_lines))).pid
-        finally:
-            os.close(its_lines)
+        async def fork(zygote: Zygote, number: int) -> int:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)  # open to the end: what ends before was killed
+            lines, its_lines = os.pipe()
+            stack.callback(os.close, lines)
+            readers.append(lines)
+            try:
+                with theirs:
+                    fds = its_lines, theirs.fileno()
+                    return (await zygote.fork(MODULE, [f"n{number}", "slow"], ENVIRONMENT, fds)).pid
+            finally:
+                os.close(its_lines)
 
-    async with prepared(["penstock.rpc.server"], ENVIRONMENT) as zygote:
-        first = await fork(zygote, 0)
-        job = asyncio.ensure_future(fork(zygote, 1))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        job.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await job
-        third = await fork(zygote, 2)
-        titles = {pid: command_line(pid) for pid in (first, third)}
-        await end_of_file(readers[1])
-        for pid in (first, third):
-            os.killpg(pid, signal.SIGKILL)
-            await until_gone(pid)
-    assert " n0 " in titles[first] and " n2 " in titles[third]
-    for reader in readers:
-        os.close(reader)
+        async with prepared(["penstock.rpc.server"], ENVIRONMENT) as zygote:
+            first = await fork(zygote, 0)
+            job = asyncio.ensure_future(fork(zygote, 1))
+            while not zygote.forking:
+                await asyncio.sleep(0)
+            job.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await job
+            third = await fork(zygote, 2)
+            await end_of_file(readers[1])
+            assert " n0 " in command_line(first) and " n2 " in command_line(third)
+            for pid in (first, third):
+                os.killpg(pid, signal.SIGKILL)
+                await until_gone(pid)
 
 
 async def end_of_file(pipe: int) -> None:
