@@ -145,8 +145,7 @@ async def test_a_worker_that_hangs_costs_seconds(victim, tiny, meshes, oracle, h
             else:
                 await until(lambda: hangs.report.running == 4, "the load runs")
                 os.kill(pid, signal.SIGSTOP)
-            healthy.draining = False
-            mesh.router.planner.registry.changed.add(healthy.member.id)
+            healthy.drain(False)
             others = mesh.decode[0].worker.engine
             before = others.stats().generated_tokens
             # less than it takes until the connection is given up

@@ -125,16 +125,14 @@ async def test_a_decode_worker_that_dies_leaves_no_torn_text(mesh, alone):
         seats = [seat for seat in mesh.router.planner.registry if seat.member.role]
         [dies] = [seat for seat in seats if seat.member.address == address]
         [healthy] = [seat for seat in seats if seat.member.role == dies.member.role and seat is not dies]
-        healthy.draining = True
-        mesh.router.planner.registry.changed.add(healthy.member.id)
+        healthy.drain()
         seen = [asyncio.Event() for _ in alone]
         running = asyncio.gather(
             *[answer_of(mesh, sampling, event) for sampling, event in zip((GREEDY, SEEDED), seen, strict=True)]
         )
         await asyncio.gather(*[event.wait() for event in seen])
         assert not running.done()
-        healthy.draining = False
-        mesh.router.planner.registry.changed.add(healthy.member.id)
+        healthy.drain(False)
         before = mesh.decode[0].worker.engine.stats().generated_tokens
         os.kill(pid, signal.SIGKILL)
         answers = await running

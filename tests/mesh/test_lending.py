@@ -40,8 +40,7 @@ async def test_kill_9_of_the_lender_costs_the_next_turn_nothing(meshes, tiny, ht
         async with process("decode", *store, *served) as (address, pid):
             seats = mesh.router.planner.registry
             await until(lambda: any(one.member.address == address for one in seats), "the other one has joined", 30)
-            seat.draining = True
-            seats.changed.add(seat.member.id)
+            seat.drain()
             tokens = prompt("killed", 300)
             first = await ask(http, mesh, tokens, LONG, session="s")
             assert first.ids == (await oracle(tokens, LONG)).ids
@@ -51,8 +50,7 @@ async def test_kill_9_of_the_lender_costs_the_next_turn_nothing(meshes, tiny, ht
             assert mesh.kvstore.stats().blocks == 0, "they are lent"
             os.kill(pid, signal.SIGKILL)
             await until(lambda: not any(one.member.address == address for one in seats), "the router knows")
-            seat.draining = False
-            seats.changed.add(seat.member.id)
+            seat.drain(False)
             again = [*full, *prompt("more", 10)]
             answer = await ask(http, mesh, again, SHORT, session="s")
             assert answer.ids == (await oracle(again, SHORT)).ids
@@ -65,13 +63,11 @@ async def test_another_worker_takes_what_one_has_lent(meshes, tiny, http, oracle
     async with meshes(MeshSetup(model=tiny, aggregated=True, decode=2)) as mesh:
         one, two = (seat for seat in mesh.router.planner.registry if seat.member.role)
         tokens = prompt("other", 200)
-        changed = mesh.router.planner.registry.changed
-        two.draining = True
-        changed.add(two.member.id)
+        two.drain()
         await ask(http, mesh, tokens, SHORT)
         await settled(mesh, tokens[: 12 * BLOCK])
-        one.draining, two.draining = True, False
-        changed.update((one.member.id, two.member.id))
+        one.drain()
+        two.drain(False)
         answer = await ask(http, mesh, tokens, SHORT)
         assert answer.ids == (await oracle(tokens, SHORT)).ids
         assert answer.usage["penstock"]["cached_tokens"]["host"] == 12 * BLOCK
