@@ -249,11 +249,10 @@ class Fleet:
         moved: Floats = np.minimum(beside[hosts] + whole, least + apart)
         return moved
 
-    def delay_floors(self, demand: Demand, columns: Numbers, placed: Placed, size: int) -> Floats:
+    def delay_floors(self, demand: Demand, columns: Numbers, shared_tokens: int) -> Floats:
         """Seconds that the sequences of these workers, in ascending columns, lose at least by a prompt that is computed
-        beside them."""
-        at, most = _span(columns), demand.prompt_tokens - 1
-        known = np.minimum(np.maximum(placed.held[at], placed.deepest) * size, most)
+        beside them, of which at most `shared_tokens` need not be computed."""
+        at, known = _span(columns), min(shared_tokens, demand.prompt_tokens - 1)
         token, context = self._matrix[_TOKEN : _CONTEXT + 1, at]
         delays: Floats = self._matrix[_DELAY, at] * _computed_s(known, demand.prompt_tokens, token, context)
         return delays

@@ -41,7 +41,7 @@ class Option(NamedTuple):
 
     @property
     def cost_s(self) -> float:
-        """What is to be as little as possible."""
+        """Seconds that the request takes, and that others lose by it: what is to be as little as possible."""
         return self.total_s + self.others_s
 
     @property
@@ -77,7 +77,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     choices: int
     """Workers that could have decoded it, looked at or not."""
     beyond_s: float = inf
-    """Seconds of the whole answer that it would take, at least, with those that were not looked at."""
+    """What it would have cost, at least, with those that were not looked at."""
 
     @property
     def prefill(self) -> WorkerFacts | None:
@@ -106,7 +106,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def other_s(self) -> float | None:
-        """Seconds of the whole answer with the cheapest of the others, at least; None: there is no other."""
+        """What the cheapest of the others would have cost, at least, as `Option.cost_s`; None: there is no other."""
         looked_at = (option.cost_s for option in self.options if option is not self.chosen)
         least = min(self.beyond_s, *looked_at, inf)
         return None if least == inf else least

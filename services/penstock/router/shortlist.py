@@ -191,7 +191,7 @@ class Shortlist:
                 roomy, local_s = roomy[soon], local_s[soon]
         answer_s, least_s = fleet.answer_floors(demand, roomy, holdings.shared_tokens), 0.0
         if len(able):
-            local_s += fleet.delay_floors(demand, roomy, holdings.placed, holdings.block_size)
+            local_s += fleet.delay_floors(demand, roomy, holdings.shared_tokens)
             least_s = float(answer_s.min())
             moved_s = self._moved_s(demand, roomy, prefillers, holdings)
             local_s = np.where(fleet.both(roomy), local_s, np.minimum(local_s, moved_s))
