@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.errors import EngineError
@@ -390,6 +390,14 @@ class Play:
         assert (stats.running, stats.waiting, stats.loading, stats.queued_tokens) == (0, 0, 0, 0)
 
 
+@example(
+    requests=[(1, 1, 0), (29, 9, 0), (29, 1, 0), (28, 1, 0), (1, 1, 0)],
+    limits=StepLimits(4, 2, 4),
+    spare=0,
+    drafted=False,
+    chunk=None,
+    seed=270,
+)  # a running sequence takes the pages of all that it has still to compute but its last token
 @settings(max_examples=150)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=12),

@@ -246,17 +246,15 @@ class Scheduler:
         """Sequences take the pages of blocks that came since the last step: those that run, and in the line those that
         may begin now, so that the others hold nothing back."""
         for live in self._running:
-            self._advance(live)
+            if self._sharing.advance(live):
+                self._progressed(live)
         need = len(self._running)
         for live in self.next_in_line():
-            self._advance(live)
+            if self._sharing.advance(live):
+                self._outstanding.follow(live)
             need += max(0, self._limits.pages_for(live.length) - len(live.pages))
             if need > self._pool.free:
                 break
-
-    def _advance(self, live: Live) -> None:
-        if self._sharing.advance(live):
-            self._outstanding.follow(live)
 
     def _progressed(self, live: Live) -> None:
         """A sequence begins to run, or more of its prompt is computed. Its last token is a decode row."""
