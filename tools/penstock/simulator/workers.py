@@ -154,7 +154,7 @@ class ModelledWorker:
                     break
                 prompt.left = prompt.begin()
             if not portions and not self.streams and prompt.left > most:
-                left = (prompt.left - 1) // most * most  # whole chunks, in which nothing else finds room
+                left = (ceil(prompt.left / most) - 1) * most  # whole chunks, in which nothing else finds room
             tokens = min(left, prompt.left)
             portions.append((prompt, tokens))
             left -= tokens
