@@ -82,7 +82,9 @@ async def shared(opened) -> AsyncIterator[Setup]:
 
 
 @pytest.fixture
-async def setup(shared) -> Setup:
-    """The gateway that most tests share, before a mesh as new."""
+async def setup(shared) -> AsyncIterator[Setup]:
+    """The gateway that most tests share, before a mesh as new. What a test leaves hanging goes on after it, so that the
+    next one finds nothing open."""
     await shared.mesh.reset(plain_script(shared.tokenizer))
-    return shared
+    yield shared
+    shared.mesh.script.gate.set()

@@ -140,12 +140,14 @@ async def test_a_broken_listener_is_opened_again(setup):
     first = asyncio.create_task(ask(setup))
     worker = setup.mesh.decodes[0]
     await setup.mesh.until(lambda: worker.live == 1)
-    setup.script.listens, setup.script.hang = True, False
-    await ask(setup)
-    assert arrays(worker)
+    setup.script.listens = True
+    second = asyncio.create_task(ask(setup))
+    await setup.mesh.until(lambda: worker.live == 2 and worker.listening == 1)
     setup.script.gate.set()
-    [text], _ = await first
-    assert text == TEXT
+    for answer in (first, second):
+        [text], _ = await answer
+        assert text == TEXT
+    assert arrays(worker)
 
 
 async def test_a_defect_of_the_reader_moves_its_calls_and_is_counted(setup, standing, monkeypatch):
