@@ -93,6 +93,7 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
     draft_failures: int = 0
+    draft_wait_s: float = 0.0
     load_failures: int = 0
     sink_failures: int = 0
     failed_steps: int = 0

@@ -1,172 +1,242 @@
-"""Asks a drafter for drafts, for as many as have lately been worth their cost."""
+"""Asks all proposers for drafts, and settles how many of whose a step verifies.
+
+A step without drafts is always a choice, and costs nothing then: where no draft could raise the tokens per second no
+proposer is asked. Guesses are compared with what came whether they were verified or not.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.hooks import DraftAsk, Drafter, GrammarAsk
+from penstock.engine.hooks import Drafter
 from penstock.engine.scheduling.live import Live
-from penstock.engine.speculation.appetite import Appetite
+from penstock.engine.speculation.ahead import Ahead, Beside, RunningAhead
+from penstock.engine.speculation.costs import DraftCosts
+from penstock.engine.speculation.depths import MARGIN, StepSeconds, depths
+from penstock.engine.speculation.guess import NOTHING, Guess
+from penstock.engine.speculation.looking import Looked, Looking
 from penstock.engine.stats import Counters
-from penstock.runtime.tasks import being_cancelled
+from penstock.engine.step.run import Run
 
-_LONGEST_PAUSE = 256
-_RELIABLE = 64
-"""A drafter that was late or failed is called reliable again after this many answers in a row."""
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from penstock.engine.speculation.lookup.lookup import Lookup
+
+GRAMMAR, LOOKUP, MODEL = "grammar", "lookup", "model"
+"""The proposers."""
+_FIRST_STEPS = 4
+"""Steps without drafts before any, to know what they take."""
+_TRIAL_EVERY, _LONGEST_PAUSE = 64, 1024
+"""Decoding steps without drafts after which some are verified, to learn what they cost now: at first, and at most. They
+double."""
+_TRIAL_DRAFTS = 4
+
+
+@dataclass(slots=True)
+class DraftAccount:
+    """What was drafted for one sequence, and how much of it was accepted, by proposer."""
+
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+
+    def add(self, proposer: str, drafted: int, accepted: int) -> None:
+        """A step verified `drafted` drafts of the proposer and accepted `accepted` of them."""
+        self.drafted[proposer] = self.drafted.get(proposer, 0) + drafted
+        self.accepted[proposer] = self.accepted.get(proposer, 0) + accepted
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The drafts of one sequence."""
+
+    proposer: str = GRAMMAR
+    guess: Guess = NOTHING
+    forced: int = 0
+    """How many leading ones its grammar forces."""
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A sequence, and what is known of its proposers."""
+
+    live: Live
+    ahead: Ahead | None
+    account: DraftAccount = field(default_factory=DraftAccount)
+    looked: Looked = field(default_factory=Looked)
+    choice: _Choice = _Choice()
+    """Of the last step."""
 
 
 class Speculation:
-    """Asks the engine's drafter, if it has one, for drafts.
+    """The proposers of an engine: grammars that force tokens, its lookup, and its drafter if it has one.
 
-    When a drafter is late, fails or gives an invalid answer, the step runs without drafts. Each further failure in a
-    row doubles the number of steps for which it is not asked again.
+    What a drafter says is never trusted, and it is waited for as long as what it is expected to bring is worth: when it
+    is late or away, the step runs without its drafts.
     """
 
-    def __init__(self, config: EngineConfig, vocab_size: int, drafter: Drafter | None, counters: Counters) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        drafter: Drafter | None,
+        lookup: Lookup | None,
+        counters: Counters,
+    ) -> None:
         self._most = config.draft_tokens
-        self._timeout_s = config.draft_timeout_s
         self._vocab_size = vocab_size
-        self._drafter = drafter
-        self._grammars: dict[int, GrammarAsk] = {}
-        """By ticket, of the sequences that have one."""
-        self._free: dict[int, int] = {}
-        """By ticket: how many of the drafts at hand the grammar forces."""
         self._counters = counters
-        self._appetites: dict[int, Appetite] = {}
-        self._pause = 0
-        self._misses = 0
-        self._answers = 0
-        """Answers in a row."""
-        self._reliable = True
-        self._failed = False
+        self._costs = DraftCosts()
+        self._looking = None if lookup is None else Looking(lookup)
+        self._ahead = (
+            None
+            if drafter is None
+            else RunningAhead(drafter, self._costs, counters, config.draft_timeout_s, config.draft_tokens)
+        )
+        self._writers: dict[int, _Writer] = {}
+        """By ticket."""
+        self._plain_steps = 0
+        """Decoding steps since the last one with drafts."""
+        self._patience = _TRIAL_EVERY
 
     @property
-    def active(self) -> bool:
-        """Whether there may be drafts: from a drafter, or because a grammar forces tokens."""
-        return self._drafter is not None or (bool(self._grammars) and self._most > 0)
+    def asked(self) -> int:
+        """Sequences for which the drafter drafts during the step."""
+        return 0 if self._ahead is None else self._ahead.asked
 
-    @property
-    def waits(self) -> bool:
-        """Whether `ask` waits for a drafter."""
-        return self._drafter is not None
-
-    def begin(self, live: Live) -> Appetite:
+    def begin(self, live: Live) -> DraftAccount:
         """The account of a new sequence; ends with `forget`."""
-        self._appetites[live.ticket] = appetite = Appetite()
-        if live.guide is not None:
-            self._grammars[live.ticket] = GrammarAsk(
-                live.request.sampling.grammar, len(live.request.prompt), live.stops
-            )
-        return appetite
+        ahead = None if self._ahead is None else self._ahead.begin(live)
+        self._writers[live.ticket] = writer = _Writer(live, ahead)
+        return writer.account
 
-    async def ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
-        """Proposed tokens by ticket, for sequences whose next step is a decode step. Where a grammar forces tokens,
-        these are proposed, and what the drafter adds to them; what a grammar forbids is not."""
-        drafts = await self._ask(decoding)
-        if not self._grammars or not self._most:
-            return drafts
-        self._free.clear()
-        for live in decoding:
-            if live.guide is None:
-                continue
-            forced = _forced(live)
-            legal = live.guide.legal(drafts.get(live.ticket, ()))
-            chosen = legal if legal[: len(forced)] == forced else forced
-            if chosen:
-                drafts[live.ticket] = chosen
-                self._free[live.ticket] = len(forced)
-            else:
-                drafts.pop(live.ticket, None)
+    def forget(self, live: Live) -> None:
+        """Forgets a sequence that has ended, here and in the proposers."""
+        writer = self._writers.pop(live.ticket, None)
+        if writer is not None and self._looking is not None:
+            self._looking.forget(live, writer.looked)
+        if self._ahead is not None:
+            self._ahead.drafter.forget(live.id)
+
+    async def ask(self, decoding: Sequence[Live], idle: Callable[[], None]) -> Mapping[int, tuple[int, ...]]:
+        """Drafts by ticket, for sequences whose next step is a decode step. Calls `idle` before it waits for any."""
+        if not decoding or not self._most:
+            return {}
+        count = len(decoding)
+        writers = [self._writers[live.ticket] for live in decoding]
+        step = self._costs.step(count, sum(live.length for live in decoding))
+        trial = self._plain_steps >= self._patience
+        if self._costs.steps(count) < _FIRST_STEPS or not (trial or step.pays(count)):
+            self._rest(writers)
+            return {}
+        self._look(writers, step)
+        await self._run_ahead(writers, step, idle)
+        choices = [self._chosen(writer) for writer in writers]
+        reaches = [choice.guess.reach for choice in choices]
+        lengths = depths(reaches, step, MARGIN)
+        if any(lengths):
+            self._patience = _TRIAL_EVERY
+        elif trial:
+            lengths, self._patience = _some(reaches), min(2 * self._patience, _LONGEST_PAUSE)
+        drafts: dict[int, tuple[int, ...]] = {}
+        for writer, choice, length in zip(writers, choices, lengths, strict=True):
+            writer.choice = choice
+            if length:
+                drafts[writer.live.ticket] = choice.guess.tokens[:length]
         return drafts
-
-    async def _ask(self, decoding: Sequence[Live]) -> dict[int, tuple[int, ...]]:
-        """The drafter's proposals."""
-        if self._drafter is None:
-            return {}
-        if self._pause:
-            self._pause -= 1
-            return {}
-        asks = {live.ticket: ask for live in decoding if (ask := self._ask_of(live)).k > 0}
-        if not asks:
-            return {}
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                found = await self._drafter.propose(list(asks.values()))
-            self._answered()
-            return {ticket: self._usable(ask, found.get(ask.id, ())) for ticket, ask in asks.items()}
-        except (Exception, asyncio.CancelledError) as error:
-            if being_cancelled():
-                raise
-            self._missed(error)
-            return {}
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""
-        free = min(self._free.get(live.ticket, 0), drafted)
-        self._appetites[live.ticket].learn(drafted, accepted, free)
         self._counters.drafted += drafted
         self._counters.accepted += accepted
-
-    def forget(self, live: Live) -> None:
-        """Forgets a sequence that has ended, here and in the drafter."""
-        self._appetites.pop(live.ticket, None)
-        self._grammars.pop(live.ticket, None)
-        if self._drafter is None:
+        writer = self._writers.get(live.ticket)
+        if writer is None:
             return
-        try:
-            self._drafter.forget(live.id)
-        except Exception:
-            _log.warning("the drafter could not forget %s", live.id, exc_info=True)
+        choice, account = writer.choice, writer.account
+        forced = min(choice.forced, drafted)
+        if forced:
+            account.add(GRAMMAR, forced, min(forced, accepted))
+        if drafted > forced:
+            account.add(choice.proposer, drafted - forced, max(0, accepted - forced))
 
-    def _ask_of(self, live: Live) -> DraftAsk:
-        params, free = live.request.sampling, len(_forced(live))
-        room = params.max_tokens - live.generated - 1
-        wanted = self._appetites[live.ticket].wanted(min(self._most, room - free))
-        return DraftAsk(
-            id=live.id,
-            tokens=live.tokens,
-            k=wanted + free if wanted > 0 else 0,
-            seed=params.seed,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            grammar=self._grammars.get(live.ticket),
-        )
+    def timed(self, seconds: float, runs: Sequence[Run]) -> None:
+        """A step of these runs, none of them of a prompt, took `seconds`."""
+        drafts = sum(run.tokens - run.known for run in runs)
+        self._plain_steps = 0 if drafts else self._plain_steps + 1
+        self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
 
-    def _usable(self, ask: DraftAsk, proposed: Sequence[int]) -> tuple[int, ...]:
-        """The proposal up to the first entry that is not a token."""
-        usable: list[int] = []
-        for token in proposed[: ask.k]:
+    def _rest(self, writers: Sequence[_Writer]) -> None:
+        if self._ahead is not None:
+            self._ahead.rest(_aheads(writers))
+
+    def _look(self, writers: Sequence[_Writer], step: StepSeconds) -> None:
+        if self._looking is None:
+            return
+        token_s = step.plain / len(writers)
+        for writer in writers:
+            live, forced = writer.live, _forced(writer.live)
+            writer.looked.look_back(live.tokens)
+            self._looking.look(live, writer.looked, forced, max(0, self._room(live) - len(forced)), token_s)
+
+    async def _run_ahead(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
+        if self._ahead is None:
+            return
+        sequences = _aheads(writers)
+        local = [len(_forced(writer.live)) + writer.looked.believed.hope for writer in writers]
+        beside = Beside(len(writers), step, local)
+        self._ahead.look_back(sequences)
+        self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
+        await self._ahead.wait(sequences, beside, idle)
+
+    def _chosen(self, writer: _Writer) -> _Choice:
+        """The drafts from which most is hoped. What a grammar forces comes first, and what it forbids is left out."""
+        forced, room = _forced(writer.live), self._room(writer.live)
+        sure = Guess(forced, (1.0,) * len(forced))
+        options = [_Choice(GRAMMAR, sure, len(forced))]
+        looked = writer.looked.believed
+        if looked.tokens:
+            options.append(_Choice(LOOKUP, self._legal(writer.live, _joined(sure, looked)), len(forced)))
+        if self._ahead is not None and writer.ahead is not None:
+            guess = self._usable(self._ahead.offer(writer.ahead, room))
+            if guess.tokens and guess.tokens[: len(forced)] == forced:
+                rest = Guess(guess.tokens[len(forced) :], guess.chances[len(forced) :])
+                options.append(_Choice(MODEL, self._legal(writer.live, _joined(sure, rest)), len(forced)))
+        return max(options, key=_hope)
+
+    def _legal(self, live: Live, guess: Guess) -> Guess:
+        return guess if live.guide is None else guess.cut(len(live.guide.legal(guess.tokens)))
+
+    def _room(self, live: Live) -> int:
+        """Most drafts for the sequence: its last token is sampled, not drafted."""
+        return max(0, min(self._most, live.request.sampling.max_tokens - live.generated - 1))
+
+    def _usable(self, guess: Guess) -> Guess:
+        """Up to the first entry that is not a token."""
+        for place, token in enumerate(guess.tokens):
             if not isinstance(token, int) or not 0 <= token < self._vocab_size:
-                break
-            usable.append(token)
-        return tuple(usable)
+                return guess.cut(place)
+        return guess
 
-    def _answered(self) -> None:
-        self._misses = 0
-        self._answers += 1
-        if not self._reliable and self._answers >= _RELIABLE:
-            self._reliable, self._failed = True, False
-            _log.info("the drafter answers in time again")
 
-    def _missed(self, error: BaseException) -> None:
-        self._counters.draft_failures += 1
-        self._misses += 1
-        self._answers = 0
-        self._pause = min(2**self._misses, _LONGEST_PAUSE)
-        # Each is said once: a drafter on a busy host is late all the time, and nothing is wrong then.
-        if isinstance(error, TimeoutError):
-            if self._reliable:
-                _log.info("the drafter is late, and is asked less often")
-        elif not self._failed:
-            self._failed = True
-            _log.warning("the drafter failed, and is asked less often: %r", error)
-        self._reliable = False
+def _aheads(writers: Sequence[_Writer]) -> list[Ahead]:
+    return [writer.ahead for writer in writers if writer.ahead is not None]
+
+
+def _hope(choice: _Choice) -> float:
+    return choice.guess.hope
+
+
+def _joined(one: Guess, other: Guess) -> Guess:
+    return Guess(one.tokens + other.tokens, one.chances + other.chances) if one.tokens else other
+
+
+def _some(reaches: Sequence[Sequence[float]]) -> list[int]:
+    """A few drafts, to learn what they cost: of the sequence for which most is hoped."""
+    lengths = [0] * len(reaches)
+    at = max(range(len(reaches)), key=lambda at: sum(reaches[at]))
+    lengths[at] = min(_TRIAL_DRAFTS, len(reaches[at]))
+    return lengths
 
 
 def _forced(live: Live) -> tuple[int, ...]:

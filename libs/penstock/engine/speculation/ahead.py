@@ -1,0 +1,239 @@
+"""A drafter's part in drafting: for which sequences it drafts ahead, how far, and how long a step waits for it.
+
+It is asked where what it brings is worth what it costs: the rows that verify, the time that steps wait, and the time by
+which they are longer while it works on the same cores. What it costs is learned from steps beside which it rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.engine.hooks import DraftAsk, Drafter
+from penstock.engine.scheduling.live import Live
+from penstock.engine.speculation.costs import DraftCosts
+from penstock.engine.speculation.depths import MARGIN, StepSeconds
+from penstock.engine.speculation.guess import Guess, right
+from penstock.engine.speculation.trust import Positions, Trust
+from penstock.engine.stats import Counters
+
+_PAUSE, _LONGEST_PAUSE = 64, 1024
+"""Steps for which a drafter that was not worth it is not asked for a sequence: at first, and at most. They double."""
+_TRIAL = 3
+"""Steps for which it is asked then, whatever is known of it."""
+_TRIAL_DEPTH = 4
+_CHECK_EVERY, _CHECK = 64, 3
+"""After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
+_NEW = 0.1
+"""What the last step weighs in an average."""
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What is known of a drafter for one sequence."""
+
+    live: Live
+    supply: float
+    """How much of what is hoped of the drafter has been at hand lately."""
+    trust: Trust = field(default_factory=Trust)
+    judged: int = 0
+    """Place of the first token for which none of the drafter's has been judged."""
+    wanted: int = 0
+    """Drafts that it was told are wanted."""
+    trial: int = 0
+    """Steps for which it is still asked whatever is known of it."""
+    pause: int = _PAUSE
+    resting: int = 0
+    """Steps for which it is not asked."""
+
+    def at_hand(self, drafter: Drafter) -> Sequence[int]:
+        """The drafter's tokens that go on from the text."""
+        begin, drafted = drafter.guessed(self.live.id)
+        came = self.live.tokens[begin:]
+        return drafted[len(came) :] if right(drafted, came) == len(came) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A step that is about to be planned."""
+
+    sequences: int
+    seconds: StepSeconds
+    local: Sequence[float]
+    """By sequence, how many tokens its drafts bring without the drafter."""
+
+
+class RunningAhead:
+    """An engine's drafter, and what is known of it."""
+
+    def __init__(self, drafter: Drafter, costs: DraftCosts, counters: Counters, timeout_s: float, most: int) -> None:
+        """A step waits for drafts for at most `timeout_s`, and verifies `most` of a sequence."""
+        self.drafter = drafter
+        self.asked = 0
+        """Sequences for which it drafts during the step."""
+        self._costs = costs
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._most = most
+        self._positions = Positions()
+        self._chances: tuple[float, ...] = ()
+        """Of the tokens of a guess, for this step."""
+        self._supply = 1.0
+        """As of a sequence, over all."""
+        self._wait_s = 0.0
+        """Seconds for which steps wait, on average."""
+        self._steps = 0
+        """Steps in a row beside which it worked."""
+        self._check_every = _CHECK_EVERY
+        self._check = 0
+        """Steps for which it still rests, to learn what it costs."""
+
+    def begin(self, live: Live) -> Ahead:
+        """Of a new sequence."""
+        return Ahead(live, self._supply)
+
+    def look_back(self, sequences: Sequence[Ahead]) -> None:
+        """Learns from what came of its tokens. Each place counts once, and what was wrong before anybody could use it
+        counts too: else a drafter that runs ahead would be known by its right tokens alone."""
+        for ahead in sequences:
+            if not ahead.wanted:
+                continue
+            begin, drafted = self.drafter.guessed(ahead.live.id)
+            came = ahead.live.tokens[begin : begin + len(drafted)]
+            hits, first = right(drafted, came), max(0, ahead.judged - begin)
+            if first < len(came) and hits >= first:
+                ahead.judged = begin + min(len(came), hits + 1)
+                self._positions.learn(drafted, came, first)
+                chances = self._positions.chances(len(drafted))[first:]
+                ahead.trust.learn(Guess(tuple(drafted[first:]), chances), came[first:])
+        self._chances = self._positions.chances(self._most)
+
+    def rest(self, sequences: Sequence[Ahead]) -> None:
+        """It is not asked for this step."""
+        if self.asked:
+            self._tell(sequences, [0] * len(sequences))
+
+    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: Beside) -> None:
+        """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most that it can."""
+        self._wait_s *= 1 - _NEW
+        if self.asked:
+            self._steps += 1
+            if self._steps >= self._check_every:
+                self._check, self._steps = _CHECK, 0
+                self._check_every = min(2 * self._check_every, _LONGEST_PAUSE)
+        if self._check:
+            self._check -= 1
+            self.rest(sequences)
+            return
+        wanted = [
+            self._wanted(ahead, room, beside, local)
+            for ahead, room, local in zip(sequences, rooms, beside.local, strict=True)
+        ]
+        self._tell(sequences, wanted)
+
+    async def wait(self, sequences: Sequence[Ahead], beside: Beside, idle: Callable[[], None]) -> None:
+        """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before."""
+        if not self.asked or not beside.seconds.plain:
+            return
+        missing = [at for at, one in enumerate(sequences) if one.wanted and not one.at_hand(self.drafter)]
+        wait_s = self._worth_waiting(missing, sequences, beside) if missing else 0.0
+        if not wait_s:
+            return
+        idle()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(min(wait_s, self._timeout_s)):
+                while any(not sequences[at].at_hand(self.drafter) for at in missing):
+                    await self.drafter.arrived()
+        except TimeoutError:
+            self._counters.draft_failures += 1
+        self._counters.draft_wait_s += loop.time() - began
+        self._wait_s += _NEW * (loop.time() - began)
+
+    def offer(self, ahead: Ahead, room: int) -> Guess:
+        """What there is, up to `room` tokens."""
+        if not ahead.wanted:
+            return Guess()
+        tokens = tuple(ahead.at_hand(self.drafter)[:room])
+        full = self._guess(ahead, (0,) * min(ahead.wanted, room))
+        offered = self._guess(ahead, tokens)
+        share = min(1.0, offered.hope / full.hope) if full.hope else 0.0
+        ahead.supply += _NEW * (share - ahead.supply)
+        self._supply += _NEW / 4 * (share - self._supply)
+        return offered
+
+    def _guess(self, ahead: Ahead, tokens: tuple[int, ...]) -> Guess:
+        return ahead.trust.corrected(Guess(tokens, self._chances[: len(tokens)]))
+
+    def _tell(self, sequences: Sequence[Ahead], wanted: Sequence[int]) -> None:
+        asks = []
+        for ahead, count in zip(sequences, wanted, strict=True):
+            if count or ahead.wanted:
+                asks.append(_ask_of(ahead.live, count))
+            ahead.wanted = count
+        self.asked = sum(1 for count in wanted if count)
+        if asks:
+            self.drafter.tell(asks)
+
+    def _wanted(self, ahead: Ahead, room: int, beside: Beside, local: float) -> int:
+        """How far it should be ahead of the sequence; 0: not at all."""
+        if ahead.resting:
+            ahead.resting -= 1
+            ahead.trial = 0 if ahead.resting else _TRIAL
+            return 0
+        guess = self._guess(ahead, (0,) * room)
+        more_s = self._costs.ahead(beside.sequences) + self._wait_s
+        depth = _worth([chance * ahead.supply for chance in guess.reach], beside, local, more_s)
+        if depth:
+            ahead.pause = _PAUSE
+        elif ahead.trial:
+            ahead.trial -= 1
+            depth = min(_TRIAL_DEPTH, room)
+        else:
+            ahead.resting, ahead.pause = ahead.pause, min(2 * ahead.pause, _LONGEST_PAUSE)
+        return depth + round(depth * guess.reach[depth - 1]) + 1 if depth else 0
+
+    def _worth_waiting(self, missing: Sequence[int], sequences: Sequence[Ahead], beside: Beside) -> float:
+        """Seconds; 0: it is not worth it."""
+        tokens = float(beside.sequences)
+        best_rate, best, rows = (1 + MARGIN) * tokens / beside.seconds.plain, 0.0, 0
+        expected = sorted((self.drafter.expected(sequences[at].live.id), at) for at in missing)
+        for wait_s, at in expected:
+            guess = self._guess(sequences[at], (0,) * min(sequences[at].wanted, self._most))
+            rows += len(guess.tokens)
+            tokens += max(0.0, guess.hope - beside.local[at])
+            rate = tokens / (beside.seconds.of(rows) + wait_s)
+            if rate > best_rate:
+                best_rate, best = rate, 1.5 * wait_s + 0.0005
+        return best
+
+
+def _worth(reach: Sequence[float], beside: Beside, local: float, more_s: float) -> int:
+    """How many drafts of a drafter to verify for one of the sequences for most tokens per second, if asking makes the
+    step `more_s` longer. 0: asking isn't worth it beside the `local` tokens, which cost nothing more."""
+    step, tokens = beside.seconds, float(beside.sequences)
+    if not step.plain:
+        return len(reach)
+    best, best_rate = 0, (1 + MARGIN) * (tokens + local) / step.plain
+    for depth, chance in enumerate(reach, 1):
+        tokens += chance
+        rate = tokens / (step.of(depth) + more_s)
+        if rate > best_rate:
+            best, best_rate = depth, rate
+    return best
+
+
+def _ask_of(live: Live, k: int) -> DraftAsk:
+    params = live.request.sampling
+    return DraftAsk(
+        id=live.id,
+        tokens=live.tokens,
+        k=k,
+        seed=params.seed,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+    )

@@ -1,0 +1,46 @@
+"""What drafts cost a step, learned from the steps."""
+
+from __future__ import annotations
+
+from penstock.engine.fit import LinearFit
+from penstock.engine.speculation.depths import StepSeconds
+
+_UNITS = (1.0, 16.0, 16_384.0, 1.0, 8.0, 4.0)
+"""Of the step itself, its sequences, the tokens of their context, whether it verifies any drafts, how many, and how
+many sequences are drafted for meanwhile."""
+
+
+class DraftCosts:
+    """Seconds of decoding steps, as a linear function of what they compute, of one for each magnitude of the batch: a
+    draft costs next to nothing beside one sequence, whose step reads weights, and a sequence's share beside many, whose
+    step multiplies."""
+
+    def __init__(self) -> None:
+        self._fits: dict[int, LinearFit] = {}
+        self._steps: dict[int, int] = {}
+
+    def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
+        """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
+        and a drafter that may be on the same cores drafted for `ahead` sequences meanwhile."""
+        self._steps[sequences.bit_length()] = self.steps(sequences) + 1
+        self._fit(sequences).add(seconds, (1.0, sequences, context, drafts > 0, drafts, ahead))
+
+    def steps(self, sequences: int) -> int:
+        """How many steps were seen of that magnitude."""
+        return self._steps.get(sequences.bit_length(), 0)
+
+    def step(self, sequences: int, context: int, ahead: int = 0) -> StepSeconds:
+        """Of the next step; all 0 before the like was measured."""
+        base, sequence, token, verify, row, each = self._fit(sequences).known
+        plain = base + sequence * sequences + token * context + each * ahead
+        return StepSeconds(plain, verify, row)
+
+    def ahead(self, sequences: int) -> float:
+        """Seconds by which a step is longer for each sequence that is drafted for meanwhile."""
+        return self._fit(sequences).known[-1]
+
+    def _fit(self, sequences: int) -> LinearFit:
+        magnitude = sequences.bit_length()
+        if magnitude not in self._fits:
+            self._fits[magnitude] = LinearFit(_UNITS)
+        return self._fits[magnitude]

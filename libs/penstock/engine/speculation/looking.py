@@ -1,0 +1,82 @@
+"""The lookup's part in drafting: guesses for each sequence for which looking is worth its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.engine.scheduling.live import Live
+from penstock.engine.speculation.guess import NOTHING, Guess
+from penstock.engine.speculation.trust import Trust
+
+if TYPE_CHECKING:
+    from penstock.engine.speculation.lookup.lookup import Lookup
+
+_SELDOM = 8
+"""Steps between two looks where these cost more than they have brought lately."""
+_FADING = 0.8
+
+
+@dataclass(slots=True)
+class Looked:
+    """What is known of one sequence."""
+
+    trust: Trust = field(default_factory=Trust)
+    told: int = 0
+    """Tokens that the lookup has."""
+    skipped: int = 0
+    """Steps since the last look."""
+    brought: float = 1.0
+    """Tokens that a look has been hoped to bring lately."""
+    begin: int = 0
+    """Where the last guess begins."""
+    guess: Guess = NOTHING
+    """For the last step, with the lookup's own chances."""
+
+    def look_back(self, tokens: Sequence[int]) -> None:
+        """Learns from what came of the last guess, verified or not."""
+        guess, self.guess = self.guess, NOTHING
+        self.trust.learn(guess, tokens[self.begin : self.begin + len(guess.tokens)])
+
+    @property
+    def believed(self) -> Guess:
+        """The guess with the chances that are believed."""
+        return self.trust.corrected(self.guess)
+
+
+class Looking:
+    """Asks an engine's lookup."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._look_s = 0.0
+        """Seconds of a look, on average."""
+
+    def look(self, live: Live, looked: Looked, after: tuple[int, ...], most: int, token_s: float) -> None:
+        """A guess of up to `most` tokens behind the text and the tokens `after`, which come next for sure. A token is
+        worth `token_s` seconds."""
+        if looked.brought * token_s < self._look_s and looked.skipped < _SELDOM:
+            looked.skipped += 1
+            return
+        began = time.perf_counter()
+        self._tell(live, looked)
+        looked.begin, looked.skipped = live.length + len(after), 0
+        looked.guess = self._lookup.propose(live.ticket, most, after)
+        looked.brought = _FADING * looked.brought + (1 - _FADING) * (looked.believed.hope + len(after))
+        self._look_s += 0.02 * (time.perf_counter() - began - self._look_s)
+
+    def forget(self, live: Live, looked: Looked) -> None:
+        """The sequence has ended; others may find its text."""
+        if looked.told:
+            self._tell(live, looked)
+            self._lookup.end(live.ticket)
+
+    def _tell(self, live: Live, looked: Looked) -> None:
+        key, request = live.ticket, live.request
+        if not looked.told:
+            self._lookup.begin(key, live.tokens, len(request.prompt), request.tenant, request.session)
+        elif live.length > looked.told:
+            self._lookup.extend(key, live.tokens[looked.told :])
+        looked.told = live.length
