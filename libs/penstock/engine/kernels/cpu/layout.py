@@ -140,8 +140,7 @@ STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, Leg
 
 _TEAM, _CORPUS = pointer("Team"), pointer("Corpus")
 _LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointer("const Step")
-_ROOM = pointer("int32_t")
-_WORDS, _INDEX = pointer("const uint16_t"), pointer("const uint8_t")
+_WORDS, _INDEX, _TEXTS = pointer("const uint16_t"), pointer("const uint8_t"), pointer("const Corpus")
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     # The type of the result, then those of the arguments. The definitions in C++ say what the functions do.
@@ -162,7 +161,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "corpus_open": (_CORPUS, c_int64),
     "corpus_close": (None, _CORPUS),
     "corpus_append": (None, _CORPUS, INTS, c_int64),
-    "guess": (c_int32, *(pointer("const Corpus"),) * 3, INTS, c_int32, INTS, c_int32, _ROOM, _ROOM),
+    "guess": (c_int32, _TEXTS, _TEXTS, _TEXTS, INTS, c_int32, INTS, c_int32, pointer("int32_t"), pointer("double")),
 }
 
 _PLAIN = {

@@ -209,10 +209,10 @@ void penstock_corpus_close(Corpus *corpus) { delete corpus; }
 // Appends tokens, and -1 between texts.
 void penstock_corpus_append(Corpus *corpus, const int32_t *tokens, int64_t count) { corpus->append(tokens, count); }
 
-// Guesses what comes behind the last text of `own` and then `after`: at most `most` tokens, each with its chance in
-// 1 / 65536. `own` and the others that are not null say what followed before. `chances` is the table of chances.py.
+// Guesses what comes behind the last text of `own` and then `after`: at most `most` tokens, each with its chance.
+// `own` and the others that are not null say what followed before. `chances` is the table of chances.py.
 int32_t penstock_guess(const Corpus *own, const Corpus *second, const Corpus *third, const int32_t *after,
-                       int32_t added, const int32_t *chances, int32_t most, int32_t *tokens, int32_t *found) {
+                       int32_t added, const int32_t *chances, int32_t most, int32_t *tokens, double *found) {
   int32_t room[2 * kLongest], *const context = room + 2 * kLongest;
   const int forced = std::min(added, kLongest);
   std::memcpy(context - forced, after + added - forced, forced * sizeof(int32_t));
@@ -233,7 +233,7 @@ int32_t penstock_guess(const Corpus *own, const Corpus *second, const Corpus *th
       if (path.worth > best.worth) best = path;
     }
   std::copy_n(best.tokens, best.length, tokens);
-  std::copy_n(best.chances, best.length, found);
+  for (int i = 0; i < best.length; ++i) found[i] = double(best.chances[i]) / kOne;
   return best.length;
 }
 }

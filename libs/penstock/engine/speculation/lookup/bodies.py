@@ -8,33 +8,33 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-import xxhash
+import numpy as np
 
 from penstock.engine.speculation.lookup.chances import BREAK, LONGEST
 from penstock.engine.speculation.lookup.corpus import Corpora
 
 _BLOCK = 64
+_BASE = 0x9E3779B97F4A7C15
 _FEW = 256
+_PIECE = 8192
 _log = logging.getLogger(__name__)
 
 
 class Chained:
-    """A text's blocks of 64 tokens, as digests that cover all before them too."""
+    """A text's blocks of 64 tokens, as digests that cover all before them too: values of a polynomial modulo 2^64."""
 
     def __init__(self) -> None:
-        self._digest = 0
-        self._rest = array("i")
+        self._count = 0
+        self._sum = np.zeros(1, np.uint64)
 
     def add(self, tokens: array[int]) -> list[int]:
         """The text goes on: the digests of the blocks that are full now."""
-        self._rest += tokens
-        full = len(self._rest) // _BLOCK * _BLOCK
-        data, digests = memoryview(self._rest), []
-        for at in range(0, full, _BLOCK):
-            self._digest = xxhash.xxh3_64_intdigest(data[at : at + _BLOCK], self._digest)
-            digests.append(self._digest)
-        data.release()
-        self._rest = self._rest[full:]
+        powers = np.full(len(tokens) + 1, _BASE, np.uint64)
+        powers[0] = pow(_BASE, self._count, 1 << 64)
+        terms = (np.frombuffer(tokens, np.int32).astype(np.uint64) + 1) * np.multiply.accumulate(powers)[:-1]
+        sums = np.cumsum(np.concatenate((self._sum, terms)))
+        digests: list[int] = sums[_BLOCK - self._count % _BLOCK :: _BLOCK].tolist()
+        self._count, self._sum = self._count + len(tokens), sums[-1:]
         return digests
 
 
@@ -73,9 +73,14 @@ class Body:
         self._corpus.append(text)
         self._end += 1 + len(text)
 
-    def take_in(self, prompt: array[int], chained: Chained) -> None:
-        """In a job: appends what was not taken in before with all that stands in front of it. `chained` is new."""
-        digests = chained.add(prompt)
+    def take_in(self, tokens: Sequence[int], chained: Chained) -> None:
+        """In a job: appends of a prompt what was not taken in before with all that stands in front of it. `chained` is
+        new."""
+        prompt, digests = array("i"), list[int]()
+        for at in range(0, len(tokens), _PIECE):  # the event loop gets the interpreter in between
+            piece = array("i", tokens[at : at + _PIECE])
+            prompt += piece
+            digests += chained.add(piece)
         known = len(digests)
         while known and not self._has(digests[known - 1]):
             known -= 1

@@ -96,7 +96,7 @@ class Lookup:
         own.append(answer)
         body, outputs = self._bodies(tenant, session)
         self._speakers[key] = speaker = _Speaker(own, answer, len(tokens) - prompt, body, outputs)
-        body.do(lambda: body.take_in(array("i", given), speaker.prompt))
+        body.do(lambda: body.take_in(given, speaker.prompt))
         self._forget()
 
     def extend(self, key: int, tokens: Sequence[int]) -> None:

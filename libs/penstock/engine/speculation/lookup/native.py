@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import CDLL, c_int32
+from ctypes import CDLL, addressof, c_double, c_int32
 
 from penstock.engine.kernels.cpu.build import NotBuilt, library
-from penstock.engine.speculation.lookup.chances import MOST, ONE, table
-from penstock.engine.speculation.lookup.corpus import Corpora, Guess
+from penstock.engine.speculation.lookup.chances import MOST, table
+from penstock.engine.speculation.lookup.corpus import NOTHING, Corpora, Guess
 from penstock.engine.speculation.lookup.plain import PlainCorpora
+
+_NONE = array("i")
 
 
 class NativeCorpus:
@@ -33,9 +35,9 @@ class NativeCorpora:
     def __init__(self, library: CDLL) -> None:
         self._library = library
         self._guess = library.penstock_guess
-        self._chances = table()
-        self._table, _ = self._chances.buffer_info()
-        self._tokens, self._found = (c_int32 * MOST)(), (c_int32 * MOST)()
+        self._table = table()
+        self._tokens, self._chances = (c_int32 * MOST)(), (c_double * MOST)()
+        self._places = self._table.buffer_info()[0], addressof(self._tokens), addressof(self._chances)
 
     def new(self, limit: int) -> NativeCorpus:
         """See `Corpora`."""
@@ -49,11 +51,20 @@ class NativeCorpora:
         most: int,
     ) -> Guess:
         """See `Corpora`."""
-        second, third = (each and each.handle for each in others)
-        behind = array("i", after)
-        address, count = behind.buffer_info()
-        found = self._guess(own.handle, second, third, address, count, self._table, most, self._tokens, self._found)
-        return Guess(tuple(self._tokens[:found]), tuple([chance / ONE for chance in self._found[:found]]))
+        second, third = others
+        forced = array("i", after) if after else _NONE
+        chances, tokens, found = self._places
+        count = self._guess(
+            own.handle,
+            second and second.handle,
+            third and third.handle,
+            *forced.buffer_info(),
+            chances,
+            most,
+            tokens,
+            found,
+        )
+        return Guess(tuple(self._tokens[:count]), tuple(self._chances[:count])) if count else NOTHING
 
 
 def corpora() -> Corpora:
