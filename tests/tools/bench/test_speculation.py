@@ -44,8 +44,8 @@ async def test_what_was_asked_for_is_replayed_and_goals_have_their_traces(tmp_pa
 
 
 def test_a_step_keeps_what_is_right_and_one_token_more() -> None:
-    """The prompt has all of it. After a first token without a guess, and another that rests on one token, guesses are as
-    long as they may be; the last token needs none."""
+    """The prompt has all of it. After a token without a guess, and a guess that rests on one token, guesses are as long
+    as they may be; the last token needs none."""
     poem = tuple(range(100, 151))
     tally = replay([RecordedTurn(b"s", poem, poem)], corpora(), "_prompt")
     assert (tally.steps, tally.tokens, tally.drafted, tally.accepted) == (5, 51, 3 + 16 + 16 + 11, 46)
