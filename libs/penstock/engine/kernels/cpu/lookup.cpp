@@ -4,7 +4,6 @@
 #include "layout.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 namespace penstock {
@@ -215,7 +214,7 @@ int32_t penstock_guess(const Corpus *own, const Corpus *second, const Corpus *th
                        int32_t added, const int32_t *chances, int32_t most, int32_t *tokens, double *found) {
   int32_t room[2 * kLongest], *const context = room + 2 * kLongest;
   const int forced = std::min(added, kLongest);
-  std::memcpy(context - forced, after + added - forced, forced * sizeof(int32_t));
+  std::copy_n(after + (added - forced), forced, context - forced);
   const int known = forced + own->last(kLongest - forced, context - forced);
   uint64_t hashes[kCount], hash = 0, factor = 1;
   for (int back = 1, which = 0; back <= known; ++back, factor *= kBase) {
