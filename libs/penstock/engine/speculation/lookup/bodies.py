@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ _BLOCK = 64
 _BASE = 0x9E3779B97F4A7C15
 _FEW = 256
 _PIECE = 8192
+_PAUSE_S = 50e-6
+"""After a piece of a prompt the event loop gets the interpreter, which it would otherwise ask for in vain for 5 ms."""
 _log = logging.getLogger(__name__)
 
 
@@ -77,29 +81,31 @@ class Body:
         """In a job: appends of a prompt what was not taken in before with all that stands in front of it. `chained` is
         new."""
         prompt, digests = array("i"), list[int]()
-        for at in range(0, len(tokens), _PIECE):  # the event loop gets the interpreter in between
+        for at in range(0, len(tokens), _PIECE):
             piece = array("i", tokens[at : at + _PIECE])
             prompt += piece
             digests += chained.add(piece)
+            if self._executor is not None:
+                time.sleep(_PAUSE_S)
         known = len(digests)
         while known and not self._has(digests[known - 1]):
             known -= 1
         start, place = max(0, known * _BLOCK - LONGEST), self._end + 1
         if known * _BLOCK < len(prompt):
             self.append(prompt[start:])
-        self._note(digests[known:], place + known * _BLOCK - start, _BLOCK)
+        self._note(digests[known:], count(place + known * _BLOCK - start, _BLOCK))
 
     def take_on(self, answer: array[int], output: int, chained: Chained) -> None:
         """In a job: appends an answer, whose last tokens are the output behind the text of `chained`."""
         place = self._end
         self.append(answer)
-        self._note(chained.add(answer[len(answer) - output :]), place, 0)
+        self._note(chained.add(answer[len(answer) - output :]), repeat(place))
 
     def _has(self, digest: int) -> bool:
         return digest in self._places and self._places[digest] >= self._end - self._limit
 
-    def _note(self, digests: Sequence[int], place: int, apart: int) -> None:
-        self._places.update((digest, place + apart * number) for number, digest in enumerate(digests))
+    def _note(self, digests: Sequence[int], places: Iterable[int]) -> None:
+        self._places.update(zip(digests, places, strict=False))
         if len(self._places) > 2 * self._limit // _BLOCK + _FEW:
             self._places = {digest: place for digest, place in self._places.items() if self._has(digest)}
 

@@ -5,43 +5,47 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import CDLL, addressof, c_double, c_int32
+from ctypes import CDLL, PyDLL, addressof, c_double, c_int32
 
 from penstock.engine.kernels.cpu.build import NotBuilt, library
+from penstock.engine.kernels.cpu.layout import declare
 from penstock.engine.speculation.lookup.chances import MOST, table
 from penstock.engine.speculation.lookup.corpus import NOTHING, Corpora, Guess
 from penstock.engine.speculation.lookup.plain import PlainCorpora
 
 _NONE = array("i")
+_SHORT = 256
+"""So many tokens are appended without letting go of the GIL: to get it back may take longer."""
 
 
 class NativeCorpus:
-    """Owns a corpus of the library. To append releases the GIL."""
+    """Owns a corpus of the library."""
 
-    def __init__(self, library: CDLL, limit: int) -> None:
-        self.handle: int = library.penstock_corpus_open(limit)
-        self._append = library.penstock_corpus_append
-        weakref.finalize(self, library.penstock_corpus_close, self.handle).atexit = False
+    def __init__(self, quick: PyDLL, library: CDLL, limit: int) -> None:
+        self.handle: int = quick.penstock_corpus_open(limit)
+        self._append_short, self._append_long = quick.penstock_corpus_append, library.penstock_corpus_append
+        weakref.finalize(self, quick.penstock_corpus_close, self.handle).atexit = False
 
     def append(self, tokens: array[int]) -> None:
         """See `Corpus`."""
         address, count = tokens.buffer_info()
-        self._append(self.handle, address, count)
+        (self._append_short if count <= _SHORT else self._append_long)(self.handle, address, count)
 
 
 class NativeCorpora:
     """See `Corpora`. One thread at a time may ask for guesses."""
 
     def __init__(self, library: CDLL) -> None:
-        self._library = library
-        self._guess = library.penstock_guess
+        self._library, self._quick = library, PyDLL(library._name, handle=library._handle)
+        declare(self._quick)
+        self._guess = self._quick.penstock_guess
         self._table = table()
         self._tokens, self._chances = (c_int32 * MOST)(), (c_double * MOST)()
         self._places = self._table.buffer_info()[0], addressof(self._tokens), addressof(self._chances)
 
     def new(self, limit: int) -> NativeCorpus:
         """See `Corpora`."""
-        return NativeCorpus(self._library, limit)
+        return NativeCorpus(self._quick, self._library, limit)
 
     def guess(
         self,
