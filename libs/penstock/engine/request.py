@@ -67,7 +67,10 @@ class Request:
     output: tuple[int, ...] = ()
     """Tokens that were generated and emitted before, by this or another worker; new indices continue after them."""
     owner: bytes = b""
-    """Whose it is; its priority counts beside others of the same owner only."""
+    """Whose it is: the namespace of a tenant. Its priority counts beside others of the same owner only, and its tokens
+    are guessed from texts of the same owner only."""
+    session: bytes = b""
+    """Names the conversation that it belongs to, beside others of the same owner; empty: unknown."""
     priority: int = 0
     """Seconds by which it is later in line than it came, or earlier. Lower is earlier."""
 

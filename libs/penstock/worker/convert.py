@@ -40,6 +40,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         output=tuple(message.output_ids),
         sampling=_sampling(message.sampling, max_tokens),
         owner=message.namespace,
+        session=message.session.encode(),
         priority=_priority(message.priority),
     )
     origin = Origin(message.session, message.namespace, tuple(message.sources))

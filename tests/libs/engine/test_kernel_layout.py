@@ -42,7 +42,8 @@ def test_nor_one_that_only_python_has(tmp_path, structure):
 
 
 @pytest.mark.parametrize(
-    ("name", "source"), [("linear", "entry.cpp"), ("checksum", "packing.cpp"), ("read", "read.cpp")]
+    ("name", "source"),
+    [("linear", "entry.cpp"), ("checksum", "packing.cpp"), ("read", "read.cpp"), ("guess", "lookup.cpp")],
 )
 def test_a_function_with_other_arguments_does_not_compile(tmp_path, name, source):
     changed = re.sub(rf"(penstock_{name}\()", r"\1int8_t, ", layout.header())

@@ -45,6 +45,8 @@ async def test_tenants_are_kept_apart(opened, tmp_path):
         assert a.block_keys == a2.block_keys
         assert not set(keys_of("a", a.block_keys)) & set(keys_of("b", b.block_keys))
         assert a.session == a2.session != b.session
+        said = [(request.namespace, request.session) for request in setup.mesh.decodes[0].requests]
+        assert said[0] == said[2] == (said[0][0], a.session) and said[0][0] != said[1][0] and said[1][1] == b.session
         requests = setup.mesh.prefills[0].requests
         root = root_key(setup.mesh.spec, namespace(bytes.fromhex("ab" * 16), "a"))
         assert requests[0].cache_root == root != requests[1].cache_root

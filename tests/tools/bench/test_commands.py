@@ -46,6 +46,7 @@ def test_help_of_the_command_line_imports_no_bench() -> None:
         "overhead",
         "paired",
         "router",
+        "speculation",
     ],
 )
 def test_every_bench_has_help(name: str) -> None:

@@ -156,6 +156,27 @@ def router(
 
 
 @app.command
+def speculation(
+    options: Options = None,
+    *,
+    part: list[Literal["replay"]] | None = None,
+    trace: list[Path] | None = None,
+) -> None:
+    """What drafts are worth: tokens of a verify step with guesses by lookup, on recorded sessions of agents.
+
+    Parameters
+    ----------
+    part:
+        Only these. Default: all.
+    trace:
+        Recorded requests with their texts; may be given more than once. Default: the excerpt in loadtest/traces/texts.
+    """
+    from penstock.bench.speculation.measure import measure
+
+    _run(lambda quick: measure(quick, part or (), trace or ()), options)
+
+
+@app.command
 def failover(options: Options = None) -> None:
     """What clients see when a service is killed or stopped in the middle of their streams: gaps, lost streams, wrong
     tokens."""

@@ -1,6 +1,7 @@
 """Cuts an excerpt of a trace for the repository: `python -m penstock.traces.excerpt SOURCE TARGET --first N`.
 
-What is kept are numbers: times, lengths, and which blocks are the same. Texts become ids of blocks.
+What is kept are numbers: times, lengths, and which blocks are the same. Texts become ids of blocks, unless `--texts`
+keeps them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ app = App(name="excerpt", help="Cut an excerpt of a trace.")
 
 
 @app.default
-def excerpt(source: Path, target: Path, *, first: int) -> None:
+def excerpt(source: Path, target: Path, *, first: int, texts: bool = False) -> None:
     """Writes JSON lines with `hash_ids`, or of coding agents' sessions the lines themselves, gzipped.
 
     Parameters
@@ -28,10 +29,12 @@ def excerpt(source: Path, target: Path, *, first: int) -> None:
         The file to write; its name ends in .jsonl.gz.
     first:
         How many requests, or of coding agents sessions, from the beginning.
+    texts:
+        Keep the lines as they are.
     """
     with gzip.open(source, "rt", encoding="utf-8") as lines:
         head = [line for line, _ in zip(lines, range(first), strict=False)]
-    rows = head if "requests" in json.loads(head[0]) else _rows(source, first)
+    rows = head if texts or "requests" in json.loads(head[0]) else _rows(source, first)
     text = "".join(f"{row.strip()}\n" for row in rows)
     target.write_bytes(gzip.compress(text.encode(), mtime=0))
 

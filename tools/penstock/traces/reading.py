@@ -73,19 +73,27 @@ class Trace:
         return any(ask.session for ask in self.asks)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedTexts:
+    """What one recorded request said and was answered."""
+
+    session: str
+    input: str
+    output: str
+
+
+def texts(path: Path) -> list[RecordedTexts]:
+    """Reads a trace with texts, in the order of its times. Raises TraceError."""
+    try:
+        rows = sorted(_rows(path), key=lambda row: row["timestamp"])
+        return [RecordedTexts(str(row.get("session_id", "")), row["input"], row["output"]) for row in rows]
+    except (KeyError, TypeError) as error:
+        raise TraceError(f"no texts in it: {error!r}") from None
+
+
 def load(path: Path) -> Trace:
     """Reads a trace. Raises TraceError."""
-    try:
-        with _opened(path) as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise TraceError("no such file") from None
-    except (OSError, ValueError) as error:
-        if path.name.endswith((".csv", ".csv.gz")):
-            raise TraceError("a table of lengths: without block ids nothing is known of reuse") from None
-        raise TraceError(f"not JSON lines: {error}") from None
-    if not rows:
-        raise TraceError("no request in it")
+    rows = _rows(path)
     try:
         read = _from_ids if "hash_ids" in rows[0] else _from_sessions if "requests" in rows[0] else _from_text
         block, asks = read(rows)
@@ -97,6 +105,22 @@ def load(path: Path) -> Trace:
     trace = Trace(path.name.split(".")[0], block, tuple(moved))
     _check_chains(path, trace)
     return trace
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a trace, at least one."""
+    try:
+        with _opened(path) as lines:
+            rows = [json.loads(line) for line in lines if line.strip()]
+    except FileNotFoundError:
+        raise TraceError("no such file") from None
+    except (OSError, ValueError) as error:
+        if path.name.endswith((".csv", ".csv.gz")):
+            raise TraceError("a table of lengths: without block ids nothing is known of reuse") from None
+        raise TraceError(f"not JSON lines: {error}") from None
+    if not rows:
+        raise TraceError("no request in it")
+    return rows
 
 
 def _opened(path: Path) -> Any:

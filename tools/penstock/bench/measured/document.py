@@ -8,7 +8,18 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.bench.measured import e2e, engine, evict, failover, gateway, house, kv, overhead, router
+from penstock.bench.measured import (
+    e2e,
+    engine,
+    evict,
+    failover,
+    gateway,
+    house,
+    kv,
+    overhead,
+    router,
+    speculation,
+)
 from penstock.bench.measured.results import Results
 
 RESULTS = Path("loadtest/results")
@@ -21,11 +32,12 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "kv": kv.section,
     "gateway": gateway.section,
     "router": router.section,
+    "speculation": speculation.section,
     "failover": failover.section,
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "gateway", "router", "failover")
+_LATER = ("e2e", "gateway", "router", "speculation", "failover")
 """Benches without a section as long as no run of theirs is kept."""
 _HEAD = """# Measured
 

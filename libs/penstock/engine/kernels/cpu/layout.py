@@ -138,9 +138,9 @@ class StepArgs(Structure):
 
 STRUCTURES: tuple[type[Structure], ...] = (LinearArgs, LayerArgs, ModelArgs, LegalArgs, StepArgs)
 
-_TEAM = pointer("Team")
+_TEAM, _CORPUS = pointer("Team"), pointer("Corpus")
 _LINEAR, _MODEL, _STEP = pointer("const Linear"), pointer("const Model"), pointer("const Step")
-_WORDS, _INDEX = pointer("const uint16_t"), pointer("const uint8_t")
+_WORDS, _INDEX, _TEXTS = pointer("const uint16_t"), pointer("const uint8_t"), pointer("const Corpus")
 
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     # The type of the result, then those of the arguments. The definitions in C++ say what the functions do.
@@ -158,6 +158,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pack": (None, BYTES, c_int64, c_int32, c_int32, c_int32, ROOM, FLOAT_ROOM, BYTES),
     "checksum": (None, BYTES, c_int64, c_int64, pointer("uint64_t")),
     "read": (c_double, BYTES, c_int64, c_int32, c_int32, pointer("uint64_t")),
+    "corpus_open": (_CORPUS, c_int64),
+    "corpus_close": (None, _CORPUS),
+    "corpus_append": (None, _CORPUS, INTS, c_int64),
+    "guess": (c_int32, _TEXTS, _TEXTS, _TEXTS, INTS, c_int32, INTS, c_int32, pointer("int32_t"), pointer("double")),
 }
 
 _PLAIN = {
@@ -176,7 +180,8 @@ def header() -> str:
 
 
 def _declarations() -> str:
-    parts = ["#pragma once", "#include <cstddef>", "#include <cstdint>", "", "namespace penstock {", "struct Team;"]
+    parts = ["#pragma once", "#include <cstddef>", "#include <cstdint>", "", "namespace penstock {"]
+    parts += ["struct Team;", "struct Corpus;"]
     parts += ["enum Kind : int32_t {", *(f"  {kind.name} = {kind.value}," for kind in Kind), "};"]
     for structure in STRUCTURES:
         parts += _structure(structure)
@@ -220,5 +225,5 @@ def declare(library: ctypes.CDLL) -> None:
     """Gives the library's functions their types."""
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, f"penstock_{name}")
-        function.restype = c_void_p if result is _TEAM else result
+        function.restype = c_void_p if result in (_TEAM, _CORPUS) else result
         function.argtypes = arguments

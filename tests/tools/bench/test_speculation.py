@@ -1,0 +1,74 @@
+"""`penstock bench speculation` over the texts of the repository, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.measured.document import section
+from penstock.bench.speculation.measure import measure
+from penstock.bench.speculation.replay import EXCERPT, RecordedTurn, recorded_turns, replay
+from penstock.engine.speculation.lookup.native import corpora
+from penstock.runtime.config import ConfigError
+from penstock.traces.excerpt import excerpt
+from penstock.traces.reading import TraceError, texts
+
+ROOT = Path(__file__).parents[3]
+
+
+async def test_who_knows_more_guesses_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    report = await measure(quick=False)
+    found = {one.id: one.value for one in report.figures}
+    alone, session, tenant = (found[f"tokens_per_step_agents{end}"] for end in ("_prompt", "_session", ""))
+    assert alone is not None and session is not None and tenant is not None
+    assert 1.5 < alone < session < tenant
+    for name in ("agents_prompt", "agents_session", "agents"):
+        accepted = (found[f"tokens_per_step_{name}"] or 0) - 1
+        assert accepted == pytest.approx(
+            (found[f"drafted_per_step_{name}"] or 0) * (found[f"accepted_share_{name}"] or 0)
+        )
+    text = section(report.json())
+    assert f"| agents, its own text | {alone:.2f} |" in text and "n/a" not in text
+
+
+async def test_what_was_asked_for_is_replayed_and_goals_have_their_traces(tmp_path: Path) -> None:
+    names = ("a_miniswe", "a_taubench", "a_other")
+    for name in names:
+        excerpt(ROOT / EXCERPT, tmp_path / f"{name}.jsonl.gz", first=9, texts=True)
+    report = await measure(True, ["replay"], [tmp_path / f"{name}.jsonl.gz" for name in names])
+    goals = {one.id: one.goal for one in report.figures if one.goal is not None}
+    assert goals == {"tokens_per_step_miniswe": 4.0, "tokens_per_step_taubench": 2.3}
+
+
+def test_a_step_keeps_what_is_right_and_one_token_more() -> None:
+    """The prompt has all of it. After a token without a guess, and a guess that rests on one token, guesses are as long
+    as they may be; the last token needs none."""
+    poem = tuple(range(100, 151))
+    tally = replay([RecordedTurn(b"s", poem, poem)], corpora(), "_prompt")
+    assert (tally.steps, tally.tokens, tally.drafted, tally.accepted) == (5, 51, 3 + 16 + 16 + 11, 46)
+
+
+def test_turns_are_those_with_an_answer_in_the_order_of_their_times(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 2, "input": "b", "output": "two", "session_id": "x"},
+        {"timestamp": 3, "input": "c", "output": "", "session_id": "x"},
+        {"timestamp": 1, "input": "a", "output": "one", "session_id": "y"},
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert [turn.session for turn in recorded_turns(path)] == [b"y", b"x"]
+    assert all(turn.prompt and turn.output for turn in recorded_turns(path))
+
+
+async def test_what_has_no_texts_is_named(tmp_path: Path) -> None:
+    for path, word in (
+        (tmp_path / "none.jsonl", "no such file"),
+        (ROOT / "loadtest/traces/swe_agents.jsonl.gz", "texts"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            await measure(True, [], [path])
+        with pytest.raises(TraceError, match=word):
+            texts(path)

@@ -1,0 +1,1 @@
+"""Measures what drafts are worth."""
