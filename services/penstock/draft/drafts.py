@@ -135,7 +135,8 @@ class Drafts:
         """Works until cancelled. After a failure nothing is known any more, and all streams are over."""
         threads = started_threads(1, "draft")
         try:
-            async with asyncio.TaskGroup() as self._rulings:
+            async with asyncio.TaskGroup() as rulings:
+                self._rulings = rulings
                 await to_its_end(threads, self._work, stop=self._close)
         finally:
             self._close()
