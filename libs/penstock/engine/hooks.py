@@ -166,6 +166,8 @@ class DraftTerms:
     """Leading tokens of the sequence that are no output."""
     stops: frozenset[int]
     """Tokens that end the output."""
+    owner: bytes = b""
+    """Whose it is: what was computed for one owner is used for no other."""
 
 
 @dataclass(frozen=True, slots=True)

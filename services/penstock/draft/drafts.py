@@ -19,7 +19,7 @@ from penstock.engine.hooks import DraftTerms
 from penstock.engine.request import SamplingParams
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.speculation.drafting import vocabulary
-from penstock.engine.speculation.leads import DraftTold, Foresight, DraftLead, DraftStep, SequenceId
+from penstock.engine.speculation.leads import DraftLead, DraftStep, DraftTold, Foresight, SequenceId
 from penstock.runtime.capacity import gpu_bytes, memory_bytes
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics

@@ -15,7 +15,7 @@ from penstock.draft.drafts import Drafts
 from penstock.engine.checks import check_sampling
 from penstock.engine.errors import RequestRefused
 from penstock.engine.hooks import DraftTerms
-from penstock.engine.speculation.leads import DraftTold, DraftLead, SequenceId
+from penstock.engine.speculation.leads import DraftLead, DraftTold, SequenceId
 from penstock.errors import InvalidRequest
 from penstock.rpc.bounds import bad
 from penstock.rpc.context import read_trace
@@ -179,7 +179,7 @@ def _terms(message: draft_pb2.DraftTerms) -> DraftTerms:
         check_sampling(sampling, _MOST_IDS)
     except RequestRefused as error:
         raise InvalidRequest(str(error), field=error.field) from error
-    return DraftTerms(sampling, message.prompt, frozenset(message.ends))
+    return DraftTerms(sampling, message.prompt, frozenset(message.ends), message.owner)
 
 
 def _letters(terms: DraftTerms) -> int:

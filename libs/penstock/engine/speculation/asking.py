@@ -49,7 +49,8 @@ class Speculation:
         if live.guide is not None:
             self._guided.add(live.ticket)
         if self._drafter is not None and live.request.sampling.max_tokens - live.generated > 1:
-            terms = DraftTerms(live.request.sampling, len(live.request.prompt), live.stops)
+            request = live.request
+            terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner)
             self._terms[live.ticket] = terms
             self._drafter.tell([DraftAsk(live.id, live.tokens, 0, terms)])
         return appetite

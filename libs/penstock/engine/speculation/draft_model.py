@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import takewhile
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import settled
@@ -17,10 +19,11 @@ from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
-from penstock.engine.speculation.leads import DraftStats, DraftTold, DraftLead, DraftStep, SequenceId
+from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, SequenceId
 from penstock.engine.step.run import Run
 from penstock.grammar.guide import Guide
 from penstock.grammar.matcher import GrammarLeft
+from penstock.kv.identity import Chain
 
 _NEAR = 16
 """Tokens by which a sequence may be behind and still take part in every step."""
@@ -56,6 +59,10 @@ class _Sequence:
     pages: list[int] = field(default_factory=list)
     version: int = 0
     computed: int = 0
+    chain: Chain
+    """Names the full blocks of what was told."""
+    named: int = 0
+    """Leading blocks whose pages have their keys, or are shared: nobody writes to them."""
     choice: Choice
     """Refers to `tokens`; made anew whenever the text goes another way than was guessed."""
     waits: bool = False
@@ -67,7 +74,7 @@ class _Sequence:
     unfit: bool = False
     """There will be no guesses: the text is too long, has tokens that this model doesn't know, or can't be computed."""
     served: int = 0
-    """Number of the last step that it took part in."""
+    """Number of its last turn: in a step each sequence has one, and the number grows from one to the next."""
 
     @property
     def guesses(self) -> bool:
@@ -92,6 +99,9 @@ class DraftModel:
     have much to catch up take turns with slices of it. Guesses are drawn with the target's own noise (see `noise`) and
     in its own way, so that draft and target agree as often as their distributions allow.
 
+    Full blocks of what was told stay in their pages as long as there is room, and are used for other texts of the same
+    owner that begin so: the next turn of a session.
+
     A sequence has pages for all that is wanted, or none and no guesses: those that want none for a while give way to
     those that do, and younger ones to older ones. Not thread-safe: one thread at a time.
     """
@@ -112,7 +122,7 @@ class DraftModel:
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._refused: list[SequenceId] = []
         """Since the last step."""
-        self._made = self._steps = 0
+        self._made = self._turns = 0
         self._dropped = self._evicted = self._refusals = 0
 
     def begin(self) -> None:
@@ -159,11 +169,11 @@ class DraftModel:
     def step(self) -> DraftStep:
         """Computes one step, for all sequences that want one."""
         work = self._work()
-        self._steps += bool(work)
         answers = self._answers([self._run(sequence, count) for sequence, count in work])
         leads = []
         for (sequence, count), answer in zip(work, answers, strict=True):
-            sequence.served = self._steps
+            self._turns += 1
+            sequence.served = self._turns
             self._take(sequence, count, answer)
             if len(sequence.tokens) > sequence.given:
                 leads.append(DraftLead(sequence.id, sequence.after, sequence.given, sequence.tokens[sequence.given :]))
@@ -195,6 +205,7 @@ class DraftModel:
             born=self._made,
             terms=terms,
             tokens=tokens,
+            chain=Chain(sha256(terms.owner).digest(), self._block_size),
             choice=Choice(terms.sampling, terms.stops, tokens, terms.prompt),
             waits=told.ruled,
         )
@@ -203,6 +214,9 @@ class DraftModel:
 
     def _turn(self, sequence: _Sequence, told: DraftTold) -> None:
         """The text went another way than was guessed, or further."""
+        if told.keep < sequence.told:
+            self._free(sequence)  # begins anew, as nobody may write where others read
+            sequence.chain = Chain(sequence.chain.root, self._block_size)
         tokens, length = sequence.tokens, told.keep + len(told.tokens)
         same = told.keep + _common(tokens[told.keep : length], told.tokens)
         self._dropped += max(0, len(tokens) - max(same, sequence.told))
@@ -269,10 +283,34 @@ class DraftModel:
                 self._refuse(sequence)
             return False
         sequence.refused = False
+        if not sequence.pages:
+            need -= self._share(sequence)
         if need > 0:
             sequence.pages += self._pool.allocate(sequence.owner, need)
             sequence.version += 1
         return True
+
+    def _share(self, sequence: _Sequence) -> int:
+        """Uses the leading blocks that are there already; returns how many. The last token is always computed."""
+        sequence.chain.cover(sequence.tokens[: sequence.told])
+        keys = sequence.chain.keys[: (sequence.told - 1) // self._block_size]
+        pages = [page for page in takewhile(lambda page: page is not None, map(self._pool.find, keys)) if page]
+        self._pool.share(sequence.owner, pages)
+        sequence.pages, sequence.named = pages, len(pages)
+        sequence.computed = len(pages) * self._block_size
+        sequence.version += 1
+        return len(pages)
+
+    def _name(self, sequence: _Sequence) -> None:
+        """Lets others use the full blocks of what was told."""
+        whole = min(sequence.computed, sequence.told) // self._block_size
+        if whole <= sequence.named:
+            return
+        chain = sequence.chain
+        chain.cover(sequence.tokens[: sequence.told])
+        for block in range(sequence.named, whole):
+            self._pool.name(sequence.pages[block], chain.keys[block], chain.parent(block), block * self._block_size)
+        sequence.named = whole
 
     def _make_room(self, sequence: _Sequence, need: int) -> bool:
         """Takes `need` pages from sequences behind this one, the last first; none where these have too few."""
@@ -296,7 +334,7 @@ class DraftModel:
 
     def _free(self, sequence: _Sequence) -> None:
         self._pool.release(sequence.owner, sequence.pages)
-        sequence.pages, sequence.computed = [], 0
+        sequence.pages, sequence.computed, sequence.named = [], 0, 0
 
     # A step
 
@@ -319,12 +357,14 @@ class DraftModel:
         """A step has computed `count` tokens of the sequence, and given the answer."""
         if isinstance(answer, EngineError):
             if sequence.choice.guide is None:
+                self._pool.forget(sequence.pages)  # they may be damaged
                 self._give_up(sequence)
             else:
                 sequence.over = True  # what was guessed, or forced, has left the grammar
                 self._refused.append(sequence.id)
             return
         sequence.computed += count
+        self._name(sequence)
         if answer and sequence.guesses:
             token = answer[0].token
             sequence.tokens.append(token)

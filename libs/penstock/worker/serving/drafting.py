@@ -328,7 +328,8 @@ class DraftClient:
 
 
 def _terms(terms: DraftTerms) -> draft_pb2.DraftTerms:
-    return draft_pb2.DraftTerms(sampling=sampling_to_message(terms.sampling), prompt=terms.prompt, ends=terms.stops)
+    sampling = sampling_to_message(terms.sampling)
+    return draft_pb2.DraftTerms(sampling=sampling, prompt=terms.prompt, ends=terms.stops, owner=terms.owner)
 
 
 @asynccontextmanager
