@@ -27,8 +27,11 @@ from penstock.kv.identity import Chain
 
 _NEAR = 16
 """Tokens by which a sequence may be behind and still take part in every step."""
-_SLICE = 64
-"""Most tokens that sequences further behind compute in a step beside the others."""
+_FIRST_SLICE, _LEAST_SLICE = 64, 16
+"""Tokens that sequences further behind may compute in a step, while it is not known how long that takes, and however
+long it does."""
+_BESIDE_S, _ALONE_S = 0.004, 0.02
+"""Seconds that they may take otherwise, beside others and alone: whoever wants a guess meanwhile has to wait."""
 _REST_S = 2.0
 """Seconds without a wish after which a sequence gives way to any that has one."""
 _log = logging.getLogger(__name__)
@@ -123,6 +126,8 @@ class DraftModel:
         self._refused: list[SequenceId] = []
         """Since the last step."""
         self._made = self._turns = 0
+        self._row_s: float | None = None
+        """Seconds that a row of a step with many takes, learned."""
         self._dropped = self._evicted = self._refusals = 0
 
     def begin(self) -> None:
@@ -169,7 +174,9 @@ class DraftModel:
     def step(self) -> DraftStep:
         """Computes one step, for all sequences that want one."""
         work = self._work()
+        began = self._clock()
         answers = self._answers([self._run(sequence, count) for sequence, count in work])
+        self._learn(work, self._clock() - began)
         leads = []
         for (sequence, count), answer in zip(work, answers, strict=True):
             self._turns += 1
@@ -260,13 +267,25 @@ class DraftModel:
             if count <= budget:
                 work.append((sequence, count))
                 budget -= count
-        if work:
-            budget = min(budget, _SLICE)
+        budget = min(budget, self._slice(_BESIDE_S if work else _ALONE_S))
         for sequence, count in far[: self._most - len(work)]:
             if budget:
                 work.append((sequence, min(count, budget)))
                 budget -= min(count, budget)
         return work
+
+    def _slice(self, seconds: float) -> int:
+        """Tokens of texts that are far behind that may be computed in that time."""
+        if self._row_s is None:
+            return _FIRST_SLICE
+        return max(_LEAST_SLICE, round(min(seconds, self._budget * self._row_s) / self._row_s))
+
+    def _learn(self, work: list[tuple[_Sequence, int]], took_s: float) -> None:
+        """A step has taken so long. How long a row takes, steps with many of them tell."""
+        rows = sum(count for _, count in work)
+        if rows >= _LEAST_SLICE and took_s > 0:
+            each = took_s / rows
+            self._row_s = each if self._row_s is None else self._row_s + 0.25 * (each - self._row_s)
 
     def _rank(self, sequence: _Sequence) -> tuple[bool, int]:
         """Who comes before whom where there is not room for all."""

@@ -29,7 +29,7 @@ from penstock.worker.sampling import sampling_to_message
 
 _LOG = structlog.get_logger("penstock.worker")
 _DESCRIBE_S = 5.0
-_MOST_SENT = 1 << 18
+_MOST_SENT = 1 << 15
 """Tokens in one message; a longer text goes in parts."""
 _MOST_AHEAD = 256
 """Drafts of one sequence that are kept: no service is asked for as many."""
