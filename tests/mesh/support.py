@@ -14,11 +14,14 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import psutil
 
+from penstock.checkpoint import tokenizer_fingerprint
 from penstock.draft.service import SERVICE
 from penstock.engine.engine import Engine
 from penstock.engine.request import SamplingParams
@@ -222,28 +225,45 @@ def held(engine: Engine) -> Iterator[None]:
 
 
 class Adversary(draft_pb2_grpc.DraftServicer):
-    """Proposes special tokens, tokens that do not exist, and far too many."""
+    """Proposes special tokens, tokens that do not exist and far too many, for texts that never were, places that are
+    none and sequences of nobody. It says that it has the tokens of `tokenizer`."""
 
-    async def Propose(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.DraftProposal]:
-        turn = 0
+    def __init__(self, tokenizer: str) -> None:
+        self._tokenizer = tokenizer
+        self.told = 0
+        """Sequences for which drafts were wanted, each time."""
+
+    async def Propose(self, request_iterator: Any, context: Any) -> AsyncIterator[draft_pb2.DraftLeads]:
         async for message in request_iterator:
-            turn += 1
-            wrong = ([257, 257, 259, 256], [4_000_000_000, 1], [0] * 500, [])[turn % 4]
-            yield draft_pb2.DraftProposal(
-                number=message.number,
-                sequences=[draft_pb2.DraftTokens(id=sequence.id, tokens=wrong) for sequence in message.sequences],
-            )
+            for one in message.sequences:
+                if one.k:
+                    self.told += 1
+                    yield self._lie(message.number, one.id, one.keep + len(one.tokens))
+
+    def _lie(self, number: int, id: int, length: int) -> draft_pb2.DraftLeads:
+        tokens = ([257, 257, 259, 256], [4_000_000_000, 1], [0] * 500, [], [7] * 100)[self.told % 5]
+        after = (number, number, number + 1000, max(0, number - 1))[self.told % 4] if self.told % 3 else number
+        places = (length, length, length + 1, length - 1, 0, 2**32 - 1)
+        return draft_pb2.DraftLeads(
+            ids=[id, id + 1, 2**63],
+            after=[after] * 3,
+            lengths=[places[self.told % 6], length, length],
+            counts=[len(tokens), 1, 2**32 - 1],
+            tokens=[*tokens, 5],
+            refused=[id] if self.told % 7 == 0 else [],
+        )
 
     async def Describe(self, request: Any, context: Any) -> draft_pb2.DescribeResponse:
-        return draft_pb2.DescribeResponse(proposer="adversary")
+        return draft_pb2.DescribeResponse(tokenizer=self._tokenizer)
 
 
 @asynccontextmanager
-async def adversarial_draft() -> AsyncIterator[str]:
-    """The address of a draft service that means harm."""
-    add = draft_pb2_grpc.add_DraftServicer_to_server
-    async with serve("127.0.0.1:0", lambda server: add(Adversary(), server), [SERVICE], grace=0.1) as server:
-        yield f"127.0.0.1:{server.port}"
+async def adversarial_draft(target: Path) -> AsyncIterator[tuple[str, Adversary]]:
+    """A draft service that means harm, and its address."""
+    adversary = Adversary(tokenizer_fingerprint(target))
+    register = partial(draft_pb2_grpc.add_DraftServicer_to_server, adversary)
+    async with serve("127.0.0.1:0", register, [SERVICE], grace=0.1) as server:
+        yield f"127.0.0.1:{server.port}", adversary
 
 
 @asynccontextmanager

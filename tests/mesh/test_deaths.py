@@ -7,7 +7,7 @@ import json
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -92,8 +92,9 @@ class Stage:
 @pytest.fixture(scope="module")
 async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     model = write_checkpoint(tmp_path_factory.mktemp("deep") / "deep", DEEP)
+    draft = write_checkpoint(tmp_path_factory.mktemp("draft") / "draft", replace(DEEP, layers=1))
     options = MeshOptions(
-        port=0, models=(str(model),), draft="ngram", prefill=1, decode=1, kv_host_bytes=64 << 20, hung_s=4.0
+        port=0, models=(str(model),), draft=str(draft), prefill=1, decode=1, kv_host_bytes=64 << 20, hung_s=4.0
     )
     async with (
         mortal_mesh(options, wired=["decode-0"]) as mesh,

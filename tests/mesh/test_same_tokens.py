@@ -1,6 +1,6 @@
 """The master test: the same request gives the same tokens, however the mesh serves it.
 
-{cold, cached} x {aggregated, disaggregated} x {no draft, draft model, n-gram, adversarial draft} x {alone, batched}
+{cold, cached} x {aggregated, disaggregated} x {no draft, wrong, right, adversarial draft} x {alone, batched}
 x {greedy, seeded}, in float32, over real sockets, against one engine in one process that caches nothing.
 """
 
@@ -18,7 +18,7 @@ from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, adversarial_draft, ask, drafting, prompt, settled
 
-DRAFTS = ("none", "model", "same", "ngram", "adversarial")
+DRAFTS = ("none", "model", "same", "adversarial")
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 """Special tokens have no text, and so no place among the logprobs of a text."""
 PLAIN = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -57,7 +57,7 @@ async def mesh(request, placement, tiny, other, meshes, http):
 @asynccontextmanager
 async def draft_for(kind, tiny, other) -> AsyncIterator[str]:
     if kind == "adversarial":
-        async with adversarial_draft() as address:
+        async with adversarial_draft(tiny) as (address, _):
             yield f"address:{address}"
     else:
         yield {"model": str(other), "same": str(tiny)}.get(kind, kind)
@@ -71,9 +71,10 @@ async def test_cold_then_cached(mesh, oracle, http, sampling, together, request)
     await asyncio.gather(*(two_turns(mesh, oracle, http, f"{name}/{number}", sampling) for number in range(together)))
     after = mesh.decode[0].worker.engine.stats()
     drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
-    if name.startswith("same-"):
-        # The draft is the target, but it knows no logit_bias and no penalties.
-        assert accepted > (0.6 if sampling is GREEDY else 0.2) * drafted > 0
+    if name.startswith("same-"):  # the draft is the target, and knows all that the target samples by
+        assert accepted > 0.9 * drafted > 0
+    if name.startswith("model-"):
+        assert drafted > 0
     if name.startswith("adversarial-"):
         assert accepted < 0.1 * drafted
 

@@ -25,8 +25,8 @@ POLICIES = {
     "block events": "restart",
     "disk": "restart",
     "disk mover": "restart",
-    "draft asks": "stop",
     "draft client": "restart",
+    "drafting": "restart",
     "event replay": "restart",
     "grammars": "restart",
     "health": "restart",
@@ -48,9 +48,7 @@ POLICIES = {
 """Every background task of a mesh that is idle, and what its failure does. Whoever adds a task adds it here. Tasks of
 settings that this mesh does without, keys and certificates, are not here."""
 
-STREAMS = {"draft asks"}
-"""Those that "stop" only the stream that they run beside."""
-ENDS = [name for name, policy in POLICIES.items() if policy == "stop" and name not in STREAMS]
+ENDS = [name for name, policy in POLICIES.items() if policy == "stop"]
 
 # A reading of gRPC that is made to fail completes once more, later.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -71,7 +69,7 @@ async def whole_mesh(model: Path, disk: Path) -> AsyncIterator[Mesh]:
         "events_address": "tcp://127.0.0.1:0",
         "events_replay_address": "tcp://127.0.0.1:0",
     }
-    async with open_mesh(MeshSetup(model=model, draft="ngram", store=store, router={"balance": True})) as mesh:
+    async with open_mesh(MeshSetup(model=model, draft=str(model), store=store, router={"balance": True})) as mesh:
         yield mesh
 
 

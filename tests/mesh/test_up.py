@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 from openai import AsyncOpenAI
 
+from penstock.testing.checkpoints import write_checkpoint
+
 from .support import until, up
 
 TOOLS = [
@@ -124,7 +126,7 @@ def _shared_anonymous(pid: int) -> int:
 
 async def test_nothing_outlives_a_killed_supervisor():
     before = left_behind()
-    async with up("--aggregated", "--draft", "ngram") as (process, children, _):
+    async with up("--aggregated") as (process, children, _):
         process.kill()
         await process.wait()
         await until(lambda: gone(children), "all services have ended", 20)
@@ -139,6 +141,17 @@ async def test_the_demo_is_served_from_the_cache():
     text = output.decode()
     assert process.returncode == 0, text
     assert re.search(r"prompt tokens \(\d\d%\) were reused", text)
+
+
+async def test_a_draft_with_other_tokens_is_refused_before_anything_starts(tmp_path):
+    """With the first difference."""
+    draft = str(write_checkpoint(tmp_path / "draft"))
+    command = (sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--draft", draft)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(30):
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"has other tokens than the model" in errors and b"of the draft and" in errors
 
 
 async def test_a_wrong_model_is_refused_before_anything_starts(tmp_path):

@@ -168,7 +168,7 @@ class Engine:
         or cancelling the generator drops the request and frees its pages, those in use by a step or a sink as
         soon as these let go. Raises EngineError when this request's part of a step failed.
         """
-        rules = await self._rules.of(request)
+        rules = await self._rules.of(request.sampling, len(request.prompt))
         outlet = self._accept(request, source, sink, rules, chain=chain)
         try:
             if outlet.empty:

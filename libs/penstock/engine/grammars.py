@@ -9,7 +9,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.engine.bans import RequestBans
 from penstock.engine.checks import check_sampling
 from penstock.engine.errors import EngineBusy, GrammarFailed
-from penstock.engine.request import Request
+from penstock.engine.request import SamplingParams
 from penstock.engine.rules import FREE, TextRules
 from penstock.grammar.compiled import Grammars, GrammarsBusy
 from penstock.grammar.guide import Endings, Guide
@@ -47,13 +47,12 @@ class RequestGrammars:
         self._eos = checkpoint.eos_token_ids
         self._grammars = Grammars(load)
 
-    async def of(self, request: Request) -> Guide:
-        """The request's way through its grammar, before its first token of output: `Request.output` is followed by the
-        step that needs it. Raises GrammarFailed or EngineBusy."""
-        sampling = request.sampling
+    async def of(self, sampling: SamplingParams, prompt: int) -> Guide:
+        """The way through its grammar of a request with a prompt of `prompt` tokens, before its first token of output:
+        `Request.output` is followed by the step that needs it. Raises GrammarFailed or EngineBusy."""
         endings = Endings(sampling.stop_token_ids | self._eos, not sampling.ignore_eos, sampling.min_tokens)
         try:
-            guide = await self._grammars.guide(sampling.grammar, endings, len(request.prompt))
+            guide = await self._grammars.guide(sampling.grammar, endings, prompt)
         except GrammarsBusy as error:
             raise EngineBusy(str(error)) from error
         except (ValueError, OSError) as error:  # a broken grammar, or a tokenizer that llguidance can't read
@@ -72,12 +71,12 @@ class RequestRules:
         self._bans = RequestBans(tokens)
         self._vocab_size = checkpoint.config.vocab_size
 
-    async def of(self, request: Request) -> TextRules:
-        """The request's rules, before its first token of output. Raises RequestRefused or EngineBusy."""
-        sampling = request.sampling
+    async def of(self, sampling: SamplingParams, prompt: int) -> TextRules:
+        """The rules of a request with a prompt of `prompt` tokens, before its first token of output. Raises
+        RequestRefused or EngineBusy."""
         if not (sampling.grammar or sampling.bad_words):
             return FREE
         check_sampling(sampling, self._vocab_size)
-        guide = await self._grammars.of(request) if sampling.grammar else None
+        guide = await self._grammars.of(sampling, prompt) if sampling.grammar else None
         words = await self._bans.of(sampling) if sampling.bad_words else None
         return TextRules(guide, words)

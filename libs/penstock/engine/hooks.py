@@ -6,15 +6,12 @@ layout that `Engine.spec` names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from penstock.engine.request import TokenOut, Update
+from penstock.engine.request import SamplingParams, TokenOut, Update
 from penstock.kv.device.memory import DeviceView
-
-if TYPE_CHECKING:
-    from penstock.grammar.guide import Guide
 
 Source = memoryview | DeviceView
 """A block's bytes: in host memory, or on the engine's device."""
@@ -161,38 +158,50 @@ spares the request's reader one wake per token."""
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarAsk:
-    """What a sequence's output keeps to."""
+class DraftTerms:
+    """What a sequence's output keeps to, for whoever guesses how it goes on."""
 
-    text: str
-    """As in SamplingParams."""
+    sampling: SamplingParams
     prompt: int
     """Leading tokens of the sequence that are no output."""
-    ends: frozenset[int]
+    stops: frozenset[int]
     """Tokens that end the output."""
+    owner: bytes = b""
+    """Whose it is: what was computed for one owner is used for no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
-    """Asks a drafter for `k` tokens of one sequence."""
+    """Says how far a sequence is, and asks for `k` tokens beyond that; 0: for none until told anew."""
 
     id: str
     tokens: Sequence[int]
-    """Prompt and output so far. Shared, not copied: it grows after the call is over."""
+    """Prompt and output so far. Shared, not copied: it only grows, and does so after the call."""
     k: int
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    grammar: GrammarAsk | None = None
-    guide: Guide | None = None
-    """The way through the grammar, if the drafter follows it; then nobody else uses it while the ask is answered."""
+    terms: DraftTerms
+    """The same whenever the sequence is told of."""
 
 
 class Drafter(Protocol):
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """Up to `k` tokens for each ask; short or missing answers are fine."""
+    """Guesses how sequences go on, ahead of what it is told. Nothing here raises, or waits but for `arrived`."""
+
+    def tell(self, asks: Sequence[DraftAsk]) -> None:
+        """Says how far the sequences are, and how many tokens beyond that are wanted. The first time is best before the
+        first token is wanted, with k = 0, so that the drafter can get ready."""
+        ...
+
+    def ahead(self, id: str, length: int) -> Sequence[int]:
+        """Drafts at hand that go on from the sequence's first `length` tokens as they were told last; () when there are
+        none, or when those at hand began from other tokens."""
+        ...
+
+    def expected(self, id: str) -> float:
+        """Seconds by which drafts for what was told last should be there, as learned: 0.0 when they are, inf when none
+        are to be expected."""
+        ...
+
+    async def arrived(self) -> None:
+        """Returns when any drafts have come since the last call."""
         ...
 
     def forget(self, id: str) -> None:

@@ -352,9 +352,25 @@ class RouterMetrics(Metrics):
 
 
 class DraftMetrics(Metrics):
-    """Proposals."""
+    """What the draft service guesses."""
+
+    BUSY_S = "penstock_draft_busy_seconds"
+    """Seconds in which it computed; their share of all seconds is its utilisation."""
+    SEQUENCES = "penstock_draft_sequences"
+    FREE_PAGES = "penstock_draft_free_pages"
+    DROPPED = "penstock_draft_tokens_dropped"
+    """Guesses of which the text went another way."""
+    EVICTED = "penstock_draft_evictions"
+    """Times that a sequence lost its KV to another."""
+    REFUSED = "penstock_draft_refusals"
+    """Times that a sequence got no guesses for lack of room."""
+    _TOTALS = frozenset({BUSY_S, DROPPED, EVICTED, REFUSED})
 
     def __init__(self) -> None:
         super().__init__()
-        self.proposals = self._counter("penstock_draft_proposals", "Asks answered")
-        self.tokens = self._counter("penstock_draft_tokens", "Tokens proposed")
+        self.proposals = self._counter("penstock_draft_proposals", "Guesses sent, counted once for each sequence")
+        self.tokens = self._counter("penstock_draft_tokens", "Tokens guessed")
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """From now on `read` gives figures by the names above. Not twice."""
+        self.registry.register(_Figures("", read, self._TOTALS))

@@ -36,13 +36,18 @@ class DraftStub:
         """
         self.Propose = channel.stream_stream(
                 '/penstock.v1.Draft/Propose',
-                request_serializer=penstock_dot_v1_dot_draft__pb2.DraftAsk.SerializeToString,
-                response_deserializer=penstock_dot_v1_dot_draft__pb2.DraftProposal.FromString,
+                request_serializer=penstock_dot_v1_dot_draft__pb2.DraftNews.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_draft__pb2.DraftLeads.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/penstock.v1.Draft/Describe',
                 request_serializer=penstock_dot_v1_dot_draft__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_draft__pb2.DescribeResponse.FromString,
+                _registered_method=True)
+        self.Vocabulary = channel.unary_stream(
+                '/penstock.v1.Draft/Vocabulary',
+                request_serializer=penstock_dot_v1_dot_draft__pb2.VocabularyRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_draft__pb2.VocabularyPart.FromString,
                 _registered_method=True)
 
 
@@ -50,7 +55,7 @@ class DraftServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Propose(self, request_iterator, context):
-        """One stream per decode worker. Each ask is answered by one proposal with the same number, in order.
+        """One stream per decode worker. The worker says how far its sequences are, the service what it guesses behind them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,18 +67,30 @@ class DraftServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Vocabulary(self, request, context):
+        """Every token of the draft's tokenizer, in parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DraftServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Propose': grpc.stream_stream_rpc_method_handler(
                     servicer.Propose,
-                    request_deserializer=penstock_dot_v1_dot_draft__pb2.DraftAsk.FromString,
-                    response_serializer=penstock_dot_v1_dot_draft__pb2.DraftProposal.SerializeToString,
+                    request_deserializer=penstock_dot_v1_dot_draft__pb2.DraftNews.FromString,
+                    response_serializer=penstock_dot_v1_dot_draft__pb2.DraftLeads.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=penstock_dot_v1_dot_draft__pb2.DescribeRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_draft__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Vocabulary': grpc.unary_stream_rpc_method_handler(
+                    servicer.Vocabulary,
+                    request_deserializer=penstock_dot_v1_dot_draft__pb2.VocabularyRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_draft__pb2.VocabularyPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -101,8 +118,8 @@ class Draft:
             request_iterator,
             target,
             '/penstock.v1.Draft/Propose',
-            penstock_dot_v1_dot_draft__pb2.DraftAsk.SerializeToString,
-            penstock_dot_v1_dot_draft__pb2.DraftProposal.FromString,
+            penstock_dot_v1_dot_draft__pb2.DraftNews.SerializeToString,
+            penstock_dot_v1_dot_draft__pb2.DraftLeads.FromString,
             options,
             channel_credentials,
             insecure,
@@ -130,6 +147,33 @@ class Draft:
             '/penstock.v1.Draft/Describe',
             penstock_dot_v1_dot_draft__pb2.DescribeRequest.SerializeToString,
             penstock_dot_v1_dot_draft__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Vocabulary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Draft/Vocabulary',
+            penstock_dot_v1_dot_draft__pb2.VocabularyRequest.SerializeToString,
+            penstock_dot_v1_dot_draft__pb2.VocabularyPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.engine.request import FinishReason, Request, SamplingParams, TokenOut, Update
+from penstock.engine.request import FinishReason, Request, TokenOut, Update
 from penstock.errors import InvalidRequest
 from penstock.kv.bounds import check_namespace
 from penstock.kv.client.origin import Origin
@@ -13,6 +13,7 @@ from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_
 from penstock.v1 import common_pb2
 from penstock.worker.order import Mark, Order
 from penstock.worker.retaining import Kept
+from penstock.worker.sampling import sampling_from_message
 
 _FINISH = {
     None: common_pb2.FINISH_UNSPECIFIED,
@@ -38,7 +39,7 @@ def order_from_message(message: common_pb2.Request, max_tokens: int | None = Non
         id=message.request_id,
         prompt=tuple(message.prompt_ids),
         output=tuple(message.output_ids),
-        sampling=_sampling(message.sampling, max_tokens),
+        sampling=sampling_from_message(message.sampling, max_tokens),
         owner=message.namespace,
         session=message.session.encode(),
         priority=_priority(message.priority),
@@ -61,28 +62,6 @@ def _marks(message: common_pb2.Request) -> tuple[Mark, ...]:
         if not 0 < wish.ttl_s < float("inf"):
             raise bad("retain.ttl_s", str(wish.ttl_s), "must be a number of seconds, more than 0")
     return tuple(Mark(wish.ttl_s, wish.blocks or None) for wish in message.retain)
-
-
-def _sampling(message: common_pb2.Sampling, max_tokens: int | None) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=message.max_tokens if max_tokens is None else max_tokens,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=message.seed,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        grammar=message.grammar,
-        banned_token_ids=frozenset(message.banned_token_ids),
-        bad_words=tuple(message.bad_words),
-    )
 
 
 def token_to_message(token: TokenOut) -> common_pb2.Token:

@@ -12,12 +12,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
-from penstock.checkpoint import ModelConfig, inspect
+from penstock.checkpoint import Checkpoint, ModelConfig, inspect
 from penstock.cli.child import ChildSpec
 from penstock.cli.hub import model_directory, public_name
 from penstock.cli.ports import Ports
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineSettings, kv_token_bytes
+from penstock.engine.speculation.drafting import draft_misfit
 from penstock.models import NAMES
 from penstock.runtime.capacity import check_blocks, check_gpu_bytes, check_host_bytes, check_nvme
 from penstock.runtime.config import (
@@ -67,7 +68,7 @@ class MeshOptions:
     tool_format: str = ""
     """How the first model writes tool calls, see docs/design/tool-calls.md. Default: as its chat template shows."""
     draft: str = ""
-    """What drafts: a model directory or name (for the first model), ngram, or none. Default: the draft of an embedded
+    """What drafts: a model directory or name (for the first model), or none. Default: the draft of an embedded
     model, else none."""
     prefill: int | None = None
     """Number of prefill workers of each model. Default: 1 where prefill and decode have cores of their own, two or more
@@ -137,8 +138,8 @@ class MeshOptions:
         return not self.aggregated and self.prefill is None
 
     def draft_of(self, number: int) -> str:
-        """What drafts for one of the models: a model directory or name, `ngram` or `none`."""
-        if self.draft and (number == 0 or self.draft in ("ngram", "none")):
+        """What drafts for one of the models: a model directory or name, or `none`."""
+        if self.draft and (number == 0 or self.draft == "none"):
             return self.draft
         return NAMES[1] if self.models[number] == NAMES[0] else "none"
 
@@ -175,8 +176,8 @@ class _Model:
     name: str
     directory: Path
     weights_bytes: int
-    draft: str
-    """A model directory or name, `ngram` or `none`."""
+    draft: Path | None
+    """A model directory."""
     draft_address: HostPort | None
     """Of its draft service, when there is one."""
 
@@ -187,14 +188,25 @@ def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
         directory = model_directory("model", chosen)
         checkpoint = inspect(directory)
         _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
-        draft = options.draft_of(number)
+        draft = _draft(options.draft_of(number), checkpoint)
         yield _Model(
             name=options.names[number],
             directory=directory,
             weights_bytes=sum(file.stat().st_size for file in checkpoint.weight_files),
             draft=draft,
-            draft_address=ports.reserve() if draft != "none" else None,
+            draft_address=None if draft is None else ports.reserve(),
         )
+
+
+def _draft(chosen: str, target: Checkpoint) -> Path | None:
+    """The directory of the model that drafts for `target`. Raises ConfigError."""
+    if chosen == "none":
+        return None
+    directory = model_directory("draft", chosen)
+    reason = draft_misfit(target, inspect(directory))
+    if reason is not None:
+        raise ConfigError("draft", chosen, f"has other tokens than the model: {reason}")
+    return directory
 
 
 def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPlan:
@@ -301,10 +313,9 @@ def _tiers(options: MeshOptions) -> Iterator[str]:
 def _drafts(options: MeshOptions, models: Sequence[_Model]) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
         if model.draft_address is not None:
-            what = model.draft if model.draft == "ngram" else str(model_directory("draft", model.draft))
             which = place if len(models) > 1 else None
-            listen = ("--address", model.draft_address)
-            yield _child(options, "draft", _DRAFT, *listen, "--model", what, "--threads", "1", number=which)
+            what = ("--address", model.draft_address, "--model", str(model.draft), "--threads", "1")
+            yield _child(options, "draft", _DRAFT, *what, number=which)
 
 
 def _child(options: MeshOptions, service: str, stage: int, *arguments: str, number: int | None = None) -> ChildSpec:

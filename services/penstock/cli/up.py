@@ -25,7 +25,7 @@ def reporting(options: MeshOptions, main: Callable[[View], Awaitable[int]]) -> i
     """Runs `main(view)`; reports the reason when the mesh cannot start."""
     try:
         for name, chosen in (*(("model", model) for model in options.models), ("draft", options.draft)):
-            if chosen not in ("", "none", "ngram"):
+            if chosen not in ("", "none"):
                 fetch(name, chosen)  # its progress bars come before the view's own line
     except ConfigError as error:
         print(f"penstock: {error}", file=sys.stderr)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from penstock.engine.config import EngineConfig
 from penstock.runtime.config import (
     LOG_LEVELS,
     Address,
@@ -21,21 +23,29 @@ class DraftConfig:
     """A draft service. `model` is the only setting without a default."""
 
     model: str
-    """A Hugging Face model directory, or ngram for guesses from the text itself."""
+    """A Hugging Face model directory."""
     address: Address = HostPort("127.0.0.1:0")
     """Address to listen on, host:port; port 0 picks a free port."""
     dtype: str = "auto"
-    """Type of the weights: auto, float32 or bfloat16. auto: the checkpoint's own, and bfloat16 for one in float16."""
+    """Type of the weights: auto, float32, bfloat16, int8, or on a CUDA device float8. auto: the checkpoint's own, and
+    bfloat16 for one in float16."""
+    device: str = "cpu"
+    """Where the model is computed: cpu, cuda, or cuda:0, cuda:1..."""
     threads: int = 1
     """Threads that compute one step."""
-    max_sequences: int = 256
-    """Most sequences whose KV is kept; the one that was used longest ago makes room."""
+    kv_pool_tokens: int = 0
+    """Room for the KV of the sequences that are drafted for, in tokens; 0: what a sixteenth of the memory holds. Where
+    it is too small for all, the youngest get no drafts."""
+    max_batch_tokens: int = 512
+    """Most tokens of one step: guesses, and what sequences have to catch up."""
+    max_running: int = 64
+    """Most sequences in one step."""
     max_streams: int = 64
     """Most decode workers that are served at once."""
     max_stream_sequences: int = 1024
     """Most sequences of one decode worker at a time."""
     max_stream_tokens: int = 1 << 22
-    """Most tokens in all sequences of one decode worker together; each takes 4 bytes of memory."""
+    """Most tokens in all sequences of one decode worker together; each takes about 40 bytes of memory."""
     metrics_address: OptionalAddress = None
     """Address where Prometheus can read metrics, host:port; empty: none."""
     log_level: str = "info"
@@ -44,5 +54,19 @@ class DraftConfig:
     def __post_init__(self) -> None:
         addresses(self, "address")
         optional_addresses(self, "metrics_address")
-        at_least(self, 1, "threads", "max_sequences", "max_streams", "max_stream_sequences", "max_stream_tokens")
+        at_least(self, 0, "kv_pool_tokens")
+        at_least(self, 1, "threads", "max_streams", "max_stream_sequences", "max_stream_tokens")
         one_of(self, LOG_LEVELS, "log_level")
+        self.engine(1)  # checks the rest
+
+    def engine(self, kv_pool_tokens: int) -> EngineConfig:
+        """The settings as an engine has them. Raises ConfigError."""
+        return EngineConfig(
+            model=Path(self.model),
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            kv_pool_tokens=kv_pool_tokens,
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+        )

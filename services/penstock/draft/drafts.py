@@ -1,94 +1,251 @@
-"""One proposer for all streams: loaded once, asked in a thread of its own."""
+"""One draft model for all streams: loaded once, at work in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from threading import Condition
+from typing import Protocol
 
 from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
-from penstock.engine.hooks import DraftAsk, GrammarAsk
-from penstock.engine.speculation.drafting import NgramProposer, Proposer
-from penstock.grammar.compiled import Grammars
-from penstock.grammar.guide import Endings, Guide
+from penstock.engine.config import kv_token_bytes
+from penstock.engine.errors import EngineError
+from penstock.engine.hooks import DraftTerms
+from penstock.engine.request import SamplingParams
+from penstock.engine.rules import FREE, TextRules
+from penstock.engine.speculation.drafting import vocabulary
+from penstock.engine.speculation.leads import DraftLead, DraftStep, DraftTold, Foresight, SequenceId
+from penstock.runtime.capacity import gpu_bytes, memory_bytes
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics
-from penstock.runtime.threads import started_threads
+from penstock.runtime.tasks import beside
+from penstock.runtime.threads import started_threads, to_its_end
+
+_MOST_NEWS = 256
+"""Untaken news; while there are so many, those who bring more wait."""
+_AGAIN_S = 0.5
+"""Seconds after which sequences that there was no room for are looked at again."""
+_POOL_SHARE = 16
+"""Part of the memory that the KV of all sequences may have where the settings don't say."""
+_LEAST_TOKENS, _MOST_TOKENS = 1 << 15, 1 << 20
 
 
-@dataclass(frozen=True)
+class DraftReader(Protocol):
+    """A stream, as far as it hears of guesses."""
+
+    def take(self, leads: Sequence[DraftLead], refused: Sequence[SequenceId]) -> None:
+        """Guesses for some of its sequences, and sequences that get none."""
+        ...
+
+    def end(self) -> None:
+        """Everything is forgotten: the stream is over."""
+        ...
+
+
+class Ruling(Protocol):
+    """Makes the rules of texts: RequestRules."""
+
+    async def of(self, sampling: SamplingParams, prompt: int) -> TextRules: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
-    """The kind of a proposer, and its vocabulary."""
+    """A draft's vocabulary."""
 
-    proposer: str
-    tokenizer: str = ""
-    vocab_size: int = 0
+    tokenizer: str
+    """Fingerprint."""
+    vocabulary: Callable[[], Mapping[str, int]]
+    """Reads the id of each text; in a thread."""
 
 
 class Drafts:
-    """One proposer and the thread it works in, shared by all streams."""
+    """One draft model and the thread it works in, shared by all streams. Made by `open_drafts`."""
 
-    def __init__(
-        self,
-        proposer: Proposer,
-        description: Description,
-        thread: ThreadPoolExecutor | None = None,
-        grammars: Grammars | None = None,
-    ) -> None:
-        """`grammars` are those of a proposer that follows them."""
-        self._proposer = proposer
-        self._grammars = grammars
-        self._thread = thread or started_threads(1, "propose")
+    def __init__(self, model: Foresight, description: Description, ruling: Ruling | None = None) -> None:
+        """`ruling` is that of a model that follows rules."""
+        self._model = model
+        self._ruling = ruling
+        self._readers: dict[int, DraftReader] = {}
+        self._news: list[Callable[[], None]] = []
+        """What the thread does before its next step."""
+        self._line = Condition()
+        self._closing = False
+        self._room = asyncio.Event()
+        self._rulings: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self._busy_s = 0.0
         self.description = description
         self.metrics = DraftMetrics()
+        self.metrics.watch(self._figures)
 
-    async def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """At most k tokens for each ask."""
-        loop = asyncio.get_running_loop()
-        answers = await loop.run_in_executor(self._thread, self._proposer.propose, asks)
-        self.metrics.proposals.inc(len(asks))
-        self.metrics.tokens.inc(sum(map(len, answers)))
-        return answers
+    # Streams
 
-    def guide(self, asked: GrammarAsk) -> Guide | None:
-        """The way through a grammar; None while it is being compiled, and when it can't be."""
-        if self._grammars is None:
-            return None
-        return self._grammars.guide_if_ready(asked.text, Endings(asked.ends), asked.prompt)
+    def attach(self, stream: int, reader: DraftReader) -> None:
+        """From now on the reader hears of the stream's sequences; `detach` ends that."""
+        self._readers[stream] = reader
 
-    def forget(self, id: str) -> None:
-        """The sequence is gone; in the proposer's own thread."""
-        self._thread.submit(self._proposer.forget, id)
+    def detach(self, stream: int, sequences: Sequence[SequenceId]) -> None:
+        """The stream is over, and so are its sequences."""
+        del self._readers[stream]
+        self.forget(sequences)
 
-    def close(self) -> None:
-        """Waits for the call in progress."""
-        self._thread.shutdown()
+    async def tell(self, news: Sequence[DraftTold]) -> None:
+        """Tells the model; waits while it has not taken what it was told before."""
+        while len(self._news) >= _MOST_NEWS:
+            self._room.clear()
+            await self._room.wait()
+        self._add([partial(self._model.tell, self._announced(told)) for told in news])
+
+    def forget(self, sequences: Sequence[SequenceId]) -> None:
+        """The sequences are gone."""
+        self._add([partial(self._model.forget, id) for id in sequences])
+
+    def _add(self, news: Sequence[Callable[[], None]]) -> None:
+        with self._line:
+            self._news += news
+            self._line.notify()
+
+    def _announced(self, told: DraftTold) -> DraftTold:
+        """The same; begins with the rules of a sequence that has some."""
+        sampling = None if told.terms is None else told.terms.sampling
+        if sampling is None or self._ruling is None or self._rulings is None:
+            return told
+        if not (sampling.grammar or sampling.bad_words):
+            return told
+        self._rulings.create_task(self._rule(told.id, told.terms))
+        return replace(told, ruled=True)
+
+    async def _rule(self, id: SequenceId, terms: DraftTerms | None) -> None:
+        assert terms is not None and self._ruling is not None
+        try:
+            sampling = replace(terms.sampling, stop_token_ids=terms.stops)
+            rules = await self._ruling.of(sampling, terms.prompt)
+        except EngineError:  # who asked knows it, too, and checks what it gets
+            rules = FREE
+        self._add([partial(self._model.rule, id, rules)])
+
+    # The thread
+
+    async def run(self) -> None:
+        """Works until cancelled. After a failure nothing is known any more, and all streams are over."""
+        threads = started_threads(1, "draft")
+        try:
+            async with asyncio.TaskGroup() as rulings:
+                self._rulings = rulings
+                await to_its_end(threads, self._work, stop=self._close)
+        finally:
+            self._close()
+            threads.shutdown()
+            self._closing, self._rulings = False, None
+            self._news.clear()
+            for reader in list(self._readers.values()):
+                reader.end()
+
+    def _close(self) -> None:
+        with self._line:
+            self._closing = True
+            self._line.notify()
+
+    def _work(self) -> None:
+        """In the thread."""
+        made = DraftStep()
+        self._model.begin()
+        try:
+            while self._wait(made.worked):
+                began = time.perf_counter()
+                made = self._model.step()
+                self._busy_s += time.perf_counter() - began
+                if made.leads or made.refused:
+                    self._loop.call_soon_threadsafe(self._hand_out, made)
+        finally:
+            self._model.clear()
+
+    def _wait(self, worked: bool) -> bool:
+        """Takes the news in. Waits for them if there was nothing to do before; False when it is time to end."""
+        with self._line:
+            if not (worked or self._news or self._closing):
+                self._line.wait(_AGAIN_S)
+            news, self._news = self._news, []
+            closing = self._closing
+        if len(news) >= _MOST_NEWS:
+            self._loop.call_soon_threadsafe(self._room.set)
+        for each in news:
+            each()
+        return not closing
+
+    def _hand_out(self, made: DraftStep) -> None:
+        self.metrics.proposals.inc(len(made.leads))
+        self.metrics.tokens.inc(sum(len(lead.tokens) for lead in made.leads))
+        leads: dict[int, list[DraftLead]] = {}
+        refused: dict[int, list[SequenceId]] = {}
+        for lead in made.leads:
+            leads.setdefault(lead.id[0], []).append(lead)
+        for id in made.refused:
+            refused.setdefault(id[0], []).append(id)
+        for stream in leads.keys() | refused.keys():
+            reader = self._readers.get(stream)
+            if reader is not None:
+                reader.take(leads.get(stream, []), refused.get(stream, []))
+
+    def _figures(self) -> dict[str, float]:
+        stats = self._model.stats()
+        return {
+            DraftMetrics.BUSY_S: self._busy_s,
+            DraftMetrics.SEQUENCES: stats.sequences,
+            DraftMetrics.FREE_PAGES: stats.free_pages,
+            DraftMetrics.DROPPED: stats.dropped,
+            DraftMetrics.EVICTED: stats.evicted,
+            DraftMetrics.REFUSED: stats.refused,
+        }
 
 
-def load_drafts(config: DraftConfig) -> Drafts:
-    """The proposer that the settings name; torch is imported only for a model.
+@asynccontextmanager
+async def open_drafts(
+    model: Foresight, description: Description, ruling: Ruling | None = None
+) -> AsyncIterator[Drafts]:
+    """A draft model at work for the length of the block."""
+    drafts = Drafts(model, description, ruling)
+    async with beside(drafts.run, name="drafting", on_failure="restart", failed=drafts.metrics.task_failed):
+        yield drafts
 
-    Raises ConfigError for a directory that is not a model.
-    """
-    if config.model == "ngram":
-        return Drafts(NgramProposer(), Description("ngram"))
-    from penstock.engine.config import EngineConfig
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """What a draft service works with."""
+
+    model: Foresight
+    description: Description
+    ruling: Ruling
+
+
+def load_draft(config: DraftConfig) -> LoadedDraft:
+    """The model that the settings name. Raises ConfigError for a directory that is not a model."""
     from penstock.engine.forward.model import set_threads
-    from penstock.engine.grammars import tokenizer_of
-    from penstock.engine.speculation.draft_model import ModelProposer
+    from penstock.engine.grammars import RequestRules
+    from penstock.engine.speculation.draft_model import DraftModel
 
     set_threads(config.threads)  # this thread loads, and decides how many compute
     try:
-        settings = EngineConfig(model=Path(config.model), dtype=config.dtype)
-        proposer = ModelProposer(settings, config.max_sequences)
+        model = DraftModel(config.engine(config.kv_pool_tokens or _room(config)))
+        checkpoint = model.checkpoint
+        description = Description(tokenizer_fingerprint(checkpoint), partial(vocabulary, checkpoint))
     except CheckpointError as error:
         raise ConfigError("model", config.model, str(error)) from error
-    checkpoint = proposer.checkpoint
-    description = Description("model", tokenizer_fingerprint(checkpoint), checkpoint.config.vocab_size)
-    thread = started_threads(1, "propose")
-    thread.submit(set_threads, config.threads)
-    return Drafts(proposer, description, thread, Grammars(partial(tokenizer_of, checkpoint)))
+    return LoadedDraft(model, description, RequestRules(checkpoint, drafting=True))
+
+
+def _room(config: DraftConfig) -> int:
+    """Tokens for whose KV there is memory."""
+    from penstock.checkpoint import inspect
+    from penstock.engine.checks import settled
+
+    checkpoint = inspect(config.model)
+    engine, shape = settled(config.engine(1), checkpoint), checkpoint.config
+    size = kv_token_bytes(engine.kv, shape.n_layers, shape.n_kv_heads, shape.head_dim)
+    memory = memory_bytes() if config.device == "cpu" else gpu_bytes()
+    return min(max(memory // _POOL_SHARE // size, _LEAST_TOKENS), _MOST_TOKENS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,10 +13,11 @@ import torch
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
-from penstock.engine.hooks import DraftAsk, Drafter, KvSink, KvSource, LoadResult, PageRef, PageWriter
+from penstock.engine.hooks import DraftAsk, KvSink, KvSource, LoadResult, PageRef, PageWriter
 from penstock.engine.request import Request, SamplingParams, TokenOut, Update
 from penstock.kv.identity import Chain
 from penstock.testing.checkpoints import write_checkpoint
+from penstock.testing.drafters import InlineDrafter
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -204,20 +205,21 @@ class Source:
         return self.written * pages.block_size if self.result is None else self.result
 
 
-class Drafts(Drafter):
+class Drafts(InlineDrafter):
     """Answers by a function of the ask; remembers what it was asked and told to forget."""
 
     def __init__(self, propose: Callable[[DraftAsk], Sequence[int]]) -> None:
-        self._propose = propose
+        super().__init__(propose)
         self.asked: list[str] = []
         self.forgotten: list[str] = []
 
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        self.asked.extend(ask.id for ask in asks)
-        return {ask.id: self._propose(ask) for ask in asks}
+    def tell(self, asks: Sequence[DraftAsk]) -> None:
+        self.asked.extend(ask.id for ask in asks if ask.k)
+        super().tell(asks)
 
     def forget(self, id: str) -> None:
         self.forgotten.append(id)
+        super().forget(id)
 
 
 Kit.Sink, Kit.Source, Kit.Drafts = Sink, Source, Drafts

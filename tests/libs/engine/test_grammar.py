@@ -19,16 +19,16 @@ from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.errors import GrammarFailed, RequestRefused
-from penstock.engine.grammars import tokenizer_of
-from penstock.engine.hooks import DraftAsk
+from penstock.engine.grammars import RequestRules
+from penstock.engine.hooks import DraftTerms
 from penstock.engine.request import Request, SamplingParams
-from penstock.engine.speculation.draft_model import ModelProposer
+from penstock.engine.speculation.draft_model import DraftModel
+from penstock.engine.speculation.leads import DraftTold
 from penstock.grammar.compiled import Grammars
-from penstock.grammar.guide import Endings
 from penstock.grammar.recipe import Part, build
 from penstock.models import embedded
 from penstock.testing import schemas
-from penstock.testing.drafters import thread_drafter
+from penstock.testing.drafters import model_drafter
 
 MINI = embedded("penstock-mini")
 TOKENIZER = Tokenizer.from_file(str(MINI / "tokenizer.json"))
@@ -118,7 +118,7 @@ async def test_every_answer_is_an_instance_of_its_schema(plainly):
             assert all(token.logprob is not None and len(token.top) == 2 for token in answer.tokens)
 
 
-@pytest.mark.parametrize("kind", ["forced", "right", "illegal", "model", "guided model"])
+@pytest.mark.parametrize("kind", ["forced", "right", "illegal", "model"])
 async def test_drafts_change_no_token(kit, mini, plainly, kind):
     """Over a few hundred schemas: a state that is wrong after refused drafts shows up in one of some hundred texts."""
     source = random.Random(kind)
@@ -134,13 +134,13 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
             tokens[source.randrange(len(tokens))] = source.choice([EOS, 3, source.randrange(4096)])
         return tokens
 
-    if "model" in kind:
-        proposer = ModelProposer(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))
-        grammars = Grammars(lambda: tokenizer_of(proposer.checkpoint)) if kind == "guided model" else None
-        with thread_drafter(proposer, grammars) as drafter:
-            async with Engine.open(mini, drafter) as engine:
-                answers = await read_all(kit, engine, asked)
-                stats = engine.stats()
+    if kind == "model":
+        async with (
+            model_drafter(DraftModel(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))) as drafter,
+            Engine.open(mini, drafter) as engine,
+        ):
+            answers = await read_all(kit, engine, asked)
+            stats = engine.stats()
     else:
         drafters = {"right": kit.Drafts(right), "illegal": kit.Drafts(illegal)}
         async with Engine.open(mini, drafters.get(kind)) as engine:
@@ -156,25 +156,30 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
 
 async def test_a_guided_drafter_proposes_what_is_legal_and_what_is_forced_costs_it_no_step(plainly):
     """From every place of a text; as many tokens as are wanted, unless the text ends before."""
-    proposer = ModelProposer(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))
-    grammars, steps = Grammars(lambda: tokenizer_of(proposer.checkpoint)), []
-    real = proposer._runner.step
-    proposer._runner.step = lambda runs: steps.append(len(runs)) or real(runs)
+    model = DraftModel(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))
     request, answer = requests()[20], plainly[20]
-    ends, begin = frozenset({EOS}), len(request.prompt)
-    guide, judge = [await grammars.guide(request.sampling.grammar, Endings(ends), begin) for _ in range(2)]
-    most_forced = 0
+    begin, sampling, most_forced = len(request.prompt), request.sampling, 0
+    rules = await RequestRules(model.checkpoint, drafting=True).of(sampling, begin)
+    terms, judge = DraftTerms(sampling, begin, frozenset({EOS})), rules.guide.copy()
     for count in range(len(answer.ids)):
-        tokens = [*request.prompt, *answer.ids[:count]]
-        ask = DraftAsk("a", tokens, 6, 0, 0.0, 0, 1.0, 0.0, guide=guide)
-        before = len(steps)
-        [guesses] = proposer.propose([ask])
+        tokens, steps, guesses = [*request.prompt, *answer.ids[:count]], 0, []
+        if count == 0:
+            model.tell(DraftTold((1, 1), 1, 0, tokens, 6, terms, ruled=True))
+            while model.step().worked:
+                assert not model._sequences[1, 1].given > begin, "none before its rules are there"
+            model.rule((1, 1), rules)
+        else:  # the text so far again, so that everything is guessed anew
+            model.tell(DraftTold((1, 1), 2 * count, len(tokens) - 1, [(tokens[-1] + 1) % 256], 0))
+            model.tell(DraftTold((1, 1), 2 * count + 1, len(tokens) - 1, tokens[-1:], 6))
+        while (made := model.step()).worked:
+            steps += 1
+            guesses += [token for lead in made.leads for token in lead.tokens]
         judge.follow(tokens)
         text = guesses[: guesses.index(EOS)] if EOS in guesses else guesses
         assert judge.legal(text) == tuple(text) and (len(guesses) == 6 or guesses[-1] == EOS)
         forced = judge.forced[:5]
         assert tuple(guesses[: len(forced)]) == forced
-        assert len(steps) - before <= 6 - len(forced)
+        assert steps <= 6 - len(forced)
         most_forced = max(most_forced, len(forced))
     assert most_forced > 2
 

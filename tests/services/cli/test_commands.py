@@ -25,6 +25,7 @@ from penstock.models import NAMES, embedded
 from penstock.rpc.server import serve
 from penstock.runtime import cores
 from penstock.runtime.config import ConfigError
+from penstock.testing.checkpoints import write_checkpoint
 
 
 def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -261,7 +262,13 @@ def test_the_processes_of_a_mesh() -> None:
         *("prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"),
         *("router", "kvstore", "gateway"),
     ]
-    assert names(aggregated=True, prefill=2, draft="ngram") == ["decode-0", "draft", "router", "kvstore", "gateway"]
+    assert names(aggregated=True, prefill=2, draft="penstock-mini-draft") == [
+        "decode-0",
+        "draft",
+        "router",
+        "kvstore",
+        "gateway",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -461,14 +468,20 @@ def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:
         plan_mesh(MeshOptions(port=0, draft=str(tmp_path)), ports)
 
 
+def test_a_draft_with_other_tokens_is_refused_with_the_difference(tmp_path: Path) -> None:
+    draft = str(write_checkpoint(tmp_path / "draft"))
+    with reserved_ports() as ports, pytest.raises(ConfigError, match=r"draft = .*' is token \d+ of the draft and"):
+        plan_mesh(MeshOptions(port=0, draft=draft), ports)
+
+
 def test_the_draft_follows_the_model() -> None:
     assert MeshOptions().draft_of(0) == "penstock-mini-draft"
     assert MeshOptions(models=("/some/where",)).draft_of(0) == "none"
     assert MeshOptions(models=("/some/where",)).names == ("where",)
-    assert MeshOptions(draft="ngram").draft_of(0) == "ngram"
+    assert MeshOptions(draft="/a/draft").draft_of(0) == "/a/draft"
     both = MeshOptions(models=("/some/where", "penstock-mini"))
     assert [both.draft_of(0), both.draft_of(1)] == ["none", "penstock-mini-draft"]
-    ngram = MeshOptions(models=("/some/where", "penstock-mini"), draft="ngram")
-    assert [ngram.draft_of(0), ngram.draft_of(1)] == ["ngram", "ngram"]
+    none = MeshOptions(models=("/some/where", "penstock-mini"), draft="none")
+    assert [none.draft_of(0), none.draft_of(1)] == ["none", "none"]
     own = MeshOptions(models=("/some/where", "penstock-mini"), draft="/a/draft")
     assert [own.draft_of(0), own.draft_of(1)] == ["/a/draft", "penstock-mini-draft"], "it has the tokens of the first"

@@ -1,62 +1,69 @@
-"""The draft service on a real socket: readers that leave, workers that ask too fast, and too much."""
+"""The draft service on a real socket: readers that leave, workers that tell too fast, and too much."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.draft.config import DraftConfig
-from penstock.draft.drafts import Description, Drafts
-from penstock.draft.service import SERVICE, DraftService
-from penstock.rpc.server import serve
-from penstock.v1 import draft_pb2, draft_pb2_grpc
+from penstock.draft.drafts import Description
+from penstock.engine.errors import EngineBusy
+from penstock.engine.rules import FREE
+from penstock.testing.drafters import PlainForesight, served_drafts
+from penstock.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 
-class Slow:
-    """Proposes the last token again, once the gate is open."""
-
-    def __init__(self):
-        self.gate = threading.Event()
-        self.asked = threading.Event()
-        self.forgotten = []
-        self.calls = 0
-
-    def propose(self, asks):
-        self.calls += 1
-        self.asked.set()
-        self.gate.wait(30)
-        return [[ask.tokens[-1]] * ask.k for ask in asks]
-
-    def forget(self, id):
-        self.forgotten.append(id)
+def last_again(text):
+    return text[-1]
 
 
 @asynccontextmanager
-async def drafting(proposer, **settings):
+async def drafting(model, ruling=None, **settings):
     """A service: its stub, its drafts and its server."""
-    drafts = Drafts(proposer, Description("test"))
-    service = DraftService(drafts, DraftConfig(model="ngram", **settings))
-    add = draft_pb2_grpc.add_DraftServicer_to_server
+    vocabulary = {str(number): number for number in range(9000)}
     try:
-        async with serve("127.0.0.1:0", lambda server: add(service, server), [SERVICE], grace=5) as server:
+        async with served_drafts(model, Description("test", lambda: vocabulary), ruling, **settings) as (
+            server,
+            drafts,
+        ):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
                 yield draft_pb2_grpc.DraftStub(channel), drafts, server
     finally:
-        proposer.gate.set()
-        drafts.close()
+        model.gate.set()
 
 
-def message(number, *sequences):
-    return draft_pb2.DraftAsk(
-        number=number,
-        sequences=[draft_pb2.DraftSequence(id=id, keep=keep, tokens=tokens, k=2) for id, keep, tokens in sequences],
+def message(number, *sequences, k=2, forget=(), **sampling):
+    terms = draft_pb2.DraftTerms(
+        sampling=common_pb2.Sampling(**{"max_tokens": 9, "repetition_penalty": 1.0, "top_p": 1.0, **sampling}), prompt=1
     )
+    return draft_pb2.DraftNews(
+        number=number,
+        sequences=[
+            draft_pb2.DraftSequence(id=id, keep=keep, tokens=tokens, k=k, terms=None if keep else terms)
+            for id, keep, tokens in sequences
+        ],
+        forget=forget,
+    )
+
+
+async def heard(call, wanted):
+    """Reads until there are that many tokens in all; those of each sequence, as (after, length, tokens)."""
+    found = {}
+    async with asyncio.timeout(10):
+        while sum(len(tokens) for _, _, tokens in found.values()) < wanted:
+            leads, first = await call.read(), 0
+            for id, after, length, count in zip(leads.ids, leads.after, leads.lengths, leads.counts, strict=True):
+                own, first = list(leads.tokens[first : first + count]), first + count
+                if id in found and found[id][0] == after:
+                    assert length == found[id][1] + len(found[id][2])
+                    found[id][2].extend(own)
+                else:
+                    found[id] = after, length, own
+    return found
 
 
 async def idle(server):
@@ -64,75 +71,182 @@ async def idle(server):
         await server.in_flight.idle()
 
 
-@pytest.mark.parametrize("when", ["while it is answered", "after its answer"])
+async def until(fact):
+    async with asyncio.timeout(10):
+        while not fact():
+            await asyncio.sleep(0.001)
+
+
+async def test_all_streams_are_guessed_for_in_one_step_and_each_hears_of_its_own():
+    model = PlainForesight(last_again)
+    async with drafting(model) as (stub, drafts, _):
+        calls, steps = [stub.Propose() for _ in range(3)], []
+        real = model.step
+        model.step = lambda: steps.append(real()) or steps[-1]
+        model.gate.clear()
+        for number, call in enumerate(calls):
+            await call.write(message(5, (1, 0, [number]), (2, 0, [number + 10])))
+        await until(lambda: len(model.told) + len(drafts._news) == 6)
+        model.gate.set()
+        for number, call in enumerate(calls):
+            assert await heard(call, 4) == {1: (5, 1, [number] * 2), 2: (5, 1, [number + 10] * 2)}
+        assert max(len(made.leads) for made in steps) == 6
+        assert drafts.metrics.tokens._value.get() == 12
+
+
+async def test_what_was_guessed_right_is_gone_on_from():
+    async with drafting(PlainForesight(lambda text: text[-1] + 1)) as (stub, _, _):
+        call = stub.Propose()
+        await call.write(message(3, (1, 0, [7]), k=3))
+        assert await heard(call, 3) == {1: (3, 1, [8, 9, 10])}
+        await call.write(message(4, (1, 1, [8, 9]), k=3))
+        assert await heard(call, 2) == {1: (3, 4, [11, 12])}
+        await call.write(message(5, (1, 3, [20]), k=1))
+        assert await heard(call, 1) == {1: (5, 4, [21])}
+
+
+async def test_a_worker_that_reads_nothing_gets_all_guesses_at_once():
+    """They are merged, not queued."""
+    model = PlainForesight(lambda text: text[-1] + 1)
+    async with drafting(model) as (stub, drafts, _):
+        call = stub.Propose()
+        await call.write(message(1, (1, 0, [0]), k=100))
+        await until(lambda: drafts.metrics.tokens._value.get() == 100)
+        assert await heard(call, 100) == {1: (1, 1, list(range(1, 101)))}
+
+
+@pytest.mark.parametrize("when", ["while it is guessed", "after its guesses"])
 async def test_a_reader_that_leaves_leaves_nothing_in_the_log(when, caplog):
-    proposer = Slow()
+    model = PlainForesight(last_again)
     with capture_logs() as lines, caplog.at_level(logging.WARNING):
-        async with drafting(proposer) as (stub, drafts, server):
+        async with drafting(model) as (stub, drafts, server):
+            if when == "while it is guessed":
+                model.gate.clear()
             call = stub.Propose()
             await call.write(message(1, (7, 0, [1, 2, 3])))
-            await asyncio.to_thread(proposer.asked.wait, 10)
-            if when == "after its answer":
-                proposer.gate.set()
-                assert (await call.read()).number == 1
+            if when == "after its guesses":
+                await heard(call, 2)
+            else:
+                await until(lambda: model.told or drafts._news)
             call.cancel()
             await idle(server)
+            model.gate.set()
+            await until(lambda: model.forgotten)
             text = drafts.metrics.text().decode()
         assert "penstock_task_failures_total{" not in text
-    assert proposer.forgotten == ["1/7"], "and nothing in the proposer"
+    assert model.forgotten == [(1, 7)], "and nothing in the model"
     assert [line for line in lines if line["log_level"] not in ("debug", "info")] == []
     assert caplog.records == []
 
 
-async def test_a_reader_that_takes_no_answers_leaves_nothing_in_the_log(caplog):
-    """Answers are written until the connection takes no more: the handler is cancelled in the middle of one."""
-    proposer = Slow()
-    proposer.gate.set()
-    with capture_logs() as lines, caplog.at_level(logging.WARNING):
-        async with drafting(proposer) as (stub, _, server):
-            call = stub.Propose()
-            for number in range(100):
-                await call.write(message(number, *((id, number, [number]) for id in range(50))))
-            await asyncio.to_thread(proposer.asked.wait, 10)
-            call.cancel()
-            await idle(server)
-    assert len(proposer.forgotten) == 50
-    assert [line for line in lines if line["log_level"] not in ("debug", "info")] == []
-    assert caplog.records == []
-
-
-async def test_a_worker_that_asks_too_fast_gets_every_answer_in_order():
-    proposer, count = Slow(), 200
-    async with drafting(proposer) as (stub, _, _):
+async def test_a_worker_that_tells_too_fast_has_to_wait():
+    model = PlainForesight(last_again)
+    model.gate.clear()
+    async with drafting(model) as (stub, drafts, _):
         call = stub.Propose()
 
         async def write():
-            for number in range(count):
-                await call.write(message(number, (1, number, [number])))
-            await call.done_writing()
+            for number in range(1, 2001):
+                await call.write(message(number, (1, number - 1, [number])))
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(write())
-            await asyncio.to_thread(proposer.asked.wait, 10)
-            proposer.gate.set()
-            async with asyncio.timeout(20):
-                answers = [answer async for answer in call]
-    assert [answer.number for answer in answers] == list(range(count))
-    assert list(answers[-1].sequences[0].tokens) == [count - 1] * 2
-    assert not any(answer.unknown for answer in answers)
-    assert proposer.calls < count, "asks that were overtaken are not proposed for"
+            await until(lambda: len(drafts._news) >= 256)
+            for _ in range(100):
+                await asyncio.sleep(0)
+                assert len(drafts._news) <= 256
+            model.gate.set()
+        await until(lambda: len(model.told) == 2000)
 
 
 async def test_too_much_ends_the_stream_and_names_the_field():
-    proposer = Slow()
-    proposer.gate.set()
-    async with drafting(proposer, max_stream_sequences=2, max_stream_tokens=10) as (stub, _, server):
+    model = PlainForesight(last_again)
+    async with drafting(model, max_stream_sequences=2, max_stream_tokens=10) as (stub, _, server):
         for field, ids, tokens in (("sequences", (1, 2, 3), [5]), ("tokens", (1,), [5] * 11)):
             call = stub.Propose()
             await call.write(message(1, *((id, 0, tokens) for id in ids)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call.read()
+                while True:
+                    await call.read()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert caught.value.details().startswith(field)
         await idle(server)
-    assert sorted(proposer.forgotten) == ["1/1", "1/2"]
+
+
+BAD = {
+    "keep": message(1, (1, 4, [5])),
+    "number": message(0, (1, 0, [5])),
+    "tokens": message(1, (1, 0, [])),
+    "temperature": message(1, (1, 0, [5]), temperature=float("nan")),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+async def test_what_does_not_fit_ends_the_stream_and_is_named(field):
+    async with drafting(PlainForesight(last_again)) as (stub, _, server):
+        call = stub.Propose()
+        await call.write(BAD[field])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and field in caught.value.details()
+        await idle(server)
+
+
+async def test_a_defect_of_the_model_ends_all_streams_and_the_next_ones_are_served():
+    model = PlainForesight(last_again)
+    with capture_logs() as lines:
+        async with drafting(model) as (stub, drafts, server):
+            call = stub.Propose()
+            await call.write(message(1, (1, 0, [5])))
+            await heard(call, 2)
+            model.defect = ZeroDivisionError()
+            assert await call.read() is grpc.aio.EOF
+            await idle(server)
+            await until(lambda: (1, 1) in model.forgotten)
+            call = stub.Propose()
+            await call.write(message(1, (1, 0, [6])))
+            assert await heard(call, 2) == {1: (1, 1, [6, 6])}
+            assert 'penstock_task_failures_total{task="drafting"} 1.0' in drafts.metrics.text().decode()
+    assert [line["task"] for line in lines if line["event"] == "background task failed"] == ["drafting"]
+
+
+class Rules:
+    """Has none, or is busy."""
+
+    async def of(self, sampling, prompt):
+        if sampling.grammar == "busy":
+            raise EngineBusy("busy")
+        return sampling.grammar or sampling.bad_words, prompt, sampling.stop_token_ids
+
+
+async def test_sequences_with_rules_wait_for_them():
+    model = PlainForesight(last_again)
+    async with drafting(model, Rules()) as (stub, _, _):
+        call = stub.Propose()
+        for id, sampling in enumerate(({}, {"grammar": "a"}, {"bad_words": ["b"]}, {"grammar": "busy"})):
+            await call.write(message(id + 1, (id, 0, [5]), **sampling))
+        await until(lambda: len(model.rules) == 3)
+        assert [told.ruled for told in model.told] == [False, True, True, True]
+        assert model.rules == {(1, 1): ("a", 1, frozenset()), (1, 2): (("b",), 1, frozenset()), (1, 3): FREE}
+
+
+async def test_it_names_its_tokens():
+    async with drafting(PlainForesight(last_again)) as (stub, _, _):
+        assert (await stub.Describe(draft_pb2.DescribeRequest())).tokenizer == "test"
+        found = {}
+        async for part in stub.Vocabulary(draft_pb2.VocabularyRequest()):
+            found.update(zip(part.texts, part.ids, strict=True))
+        assert found == {str(number): number for number in range(9000)}
+
+
+async def test_metrics_say_what_it_did():
+    model = PlainForesight(last_again)
+    async with drafting(model) as (stub, drafts, _):
+        call = stub.Propose()
+        await call.write(message(1, (1, 0, [5])))
+        await heard(call, 2)
+        value = drafts.metrics.registry.get_sample_value
+        assert value("penstock_draft_tokens_total") == 2 and value("penstock_draft_proposals_total") == 2
+        assert value("penstock_draft_busy_seconds_total") > 0 and value("penstock_draft_sequences") == 1
+        for name in ("tokens_dropped_total", "evictions_total", "refusals_total", "free_pages"):
+            assert value(f"penstock_draft_{name}") == 0

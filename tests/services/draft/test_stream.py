@@ -1,114 +1,155 @@
-"""What the draft service remembers of one decode worker's sequences."""
+"""What the draft service remembers of one decode worker's sequences, and what it has to send."""
+
+from __future__ import annotations
+
+from contextlib import suppress
 
 import pytest
 
 from penstock.draft.config import DraftConfig
 from penstock.draft.stream import DraftStream
+from penstock.engine.speculation.leads import DraftLead
 from penstock.errors import InvalidRequest
-from penstock.v1 import draft_pb2
+from penstock.v1 import common_pb2, draft_pb2
 
-CONFIG = DraftConfig(model="ngram", max_stream_sequences=3, max_stream_tokens=100)
-
-
-def stream_of():
-    return DraftStream(1, lambda id: None, CONFIG)
+CONFIG = DraftConfig(model="some", max_stream_sequences=3, max_stream_tokens=100)
 
 
-def ask(*sequences, forget=()):
-    return draft_pb2.DraftAsk(
-        number=1,
-        sequences=[draft_pb2.DraftSequence(id=id, keep=keep, tokens=tokens, k=4) for id, keep, tokens in sequences],
-        forget=forget,
-    )
+class FakeDrafts:
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.told, self.forgotten = [], []
+
+    def attach(self, name, reader):
+        pass
+
+    def detach(self, name, sequences):
+        self.forgotten += sequences
+
+    def forget(self, sequences):
+        self.forgotten += sequences
+
+    async def tell(self, news):
+        self.told += news
 
 
-def test_differences_add_up_to_the_whole_sequence():
-    stream = stream_of()
-    stream.apply(ask((7, 0, [1, 2, 3])))
-    message = ask((7, 2, [9, 9]))
-    stream.apply(message)
-    [(id, asked)] = stream.asks(message)
-    assert (id, list(asked.tokens), asked.id) == (7, [1, 2, 9, 9], "1/7")
+class Case:
+    """A stream, and its worker."""
+
+    def __init__(self):
+        self.drafts = FakeDrafts()
+        self.stream = DraftStream(3, self.drafts, CONFIG)
+        self.number = 0
+
+    async def say(self, *sequences, forget=(), grammar="", number=None):
+        self.number = number or self.number + 1
+        sampling = common_pb2.Sampling(max_tokens=9, repetition_penalty=1.0, grammar=grammar)
+        terms = draft_pb2.DraftTerms(sampling=sampling, prompt=1, ends=[2])
+        news = draft_pb2.DraftNews(
+            number=self.number,
+            sequences=[
+                draft_pb2.DraftSequence(id=id, keep=keep, tokens=tokens, k=4, terms=None if keep else terms)
+                for id, keep, tokens in sequences
+            ],
+            forget=forget,
+        )
+
+        async def one():
+            yield news
+
+        await self.stream.read(one())
 
 
-def test_a_difference_to_nothing_makes_the_sequence_unknown():
-    stream = stream_of()
-    message = ask((7, 5, [1]), (8, 0, [1]))
-    stream.apply(message)
-    assert stream.unknown(message) == [7]
-    assert [id for id, _ in stream.asks(message)] == [8]
+async def test_sequences_are_told_on_with_the_terms_of_the_first_time():
+    case = Case()
+    await case.say((7, 0, [1, 2, 3]), (8, 0, [4]))
+    await case.say((7, 2, [9, 9]))
+    first, other, second = case.drafts.told
+    assert (first.id, first.number, first.keep, list(first.tokens), first.k) == ((3, 7), 1, 0, [1, 2, 3], 4)
+    assert first.terms.stops == {2} and first.terms.prompt == 1 and first.terms.sampling.max_tokens == 9
+    assert (other.id, second.number, second.keep, list(second.tokens)) == ((3, 8), 2, 2, [9, 9])
+    assert second.terms is None
 
 
-def test_forgotten_sequences_and_a_closed_stream_leave_the_proposer():
-    gone = []
-    stream = DraftStream(3, gone.append, CONFIG)
-    stream.apply(ask((1, 0, [1]), (2, 0, [2])))
-    stream.apply(ask(forget=[1]))
-    assert gone == ["3/1"]
-    stream.close()
-    assert gone == ["3/1", "3/2"]
+async def test_forgotten_sequences_and_a_closed_stream_leave_the_model():
+    case = Case()
+    await case.say((1, 0, [1]), (2, 0, [2]))
+    await case.say(forget=[1, 5])
+    assert case.drafts.forgotten == [(3, 1)]
+    case.stream.close()
+    assert case.drafts.forgotten == [(3, 1), (3, 2)]
 
 
-def test_more_sequences_than_a_stream_may_have_are_refused():
-    stream = stream_of()
-    stream.apply(ask((1, 0, [1]), (2, 0, [2]), (3, 0, [3])))
+async def test_numbers_grow():
+    case = Case()
+    await case.say((1, 0, [1]), number=5)
+    with pytest.raises(InvalidRequest, match="number"):
+        await case.say((1, 1, [1]), number=5)
+
+
+async def test_more_sequences_than_a_stream_may_have_are_refused():
+    case = Case()
+    await case.say((1, 0, [1]), (2, 0, [2]), (3, 0, [3]))
     with pytest.raises(InvalidRequest, match="may have 3 at a time") as caught:
-        stream.apply(ask((4, 0, [4])))
+        await case.say((4, 0, [4]))
     assert caught.value.field == "sequences"
-    stream.apply(ask((1, 1, [5]), (2, 0, [2])))
-    stream.apply(ask((4, 0, [4]), forget=[3]))
+    await case.say((1, 1, [5]), (2, 0, [2]))
+    await case.say((4, 0, [4]), forget=[3])
 
 
-def test_more_tokens_than_a_stream_may_have_are_refused():
-    stream = stream_of()
-    stream.apply(ask((1, 0, [0] * 60), (2, 0, [0] * 40)))
-    for more in ((1, 60, [0]), (2, 39, [0] * 2), (3, 0, [0])):
+async def test_more_tokens_than_a_stream_may_have_are_refused():
+    """An end token counts as one."""
+    case = Case()
+    await case.say((1, 0, [0] * 58), (2, 0, [0] * 40))
+    for more in ((1, 58, [0]), (2, 39, [0] * 2), (3, 0, [0])):
         with pytest.raises(InvalidRequest, match="may have 100 together") as caught:
-            stream.apply(ask(more))
+            await case.say(more)
         assert caught.value.field == "tokens"
-    stream.apply(ask((1, 10, [7] * 50), (2, 0, [8] * 40)))
-    stream.apply(ask((3, 0, [0] * 60), forget=[1]))
-    stream.apply(ask((2, 50, [1])))  # not to be continued: forgotten, so that there is room again
-    stream.apply(ask((2, 0, [0] * 40)))
+    await case.say((1, 10, [7] * 48), (2, 0, [8] * 40))
+    await case.say((3, 0, [0] * 58), forget=[1])
 
 
-def guided(id, keep, tokens, text=""):
-    message = ask((id, keep, tokens))
-    if text:
-        message.sequences[0].grammar.CopyFrom(draft_pb2.DraftGrammar(text=text, prompt=1, ends=[2]))
-    return message
-
-
-def test_a_guide_belongs_to_the_tokens_that_it_has_followed():
-    made = []
-
-    def guide(asked):
-        made.append(asked)
-        return f"guide {len(made)}"
-
-    stream = DraftStream(1, lambda id: None, CONFIG, guide)
-
-    def given(message):
-        stream.apply(message)
-        [(_, asked)] = stream.asks(message)
-        return asked.guide
-
-    assert given(guided(7, 0, [1, 5], "text")) == "guide 1"
-    assert given(guided(7, 2, [6])) == "guide 1"
-    assert given(guided(7, 1, [8])) == "guide 2", "other tokens now"
-    assert given(guided(7, 0, [1], "another text")) == "guide 3"
-    assert given(guided(8, 0, [1])) is None
-    assert [asked.text for asked in made] == ["text", "text", "another text"]
-    assert made[0].prompt == 1 and made[0].ends == {2}
-
-
-def test_letters_of_grammars_count_as_tokens():
-    stream = stream_of()
-    stream.apply(guided(1, 0, [0] * 40, "x" * 60))
+async def test_letters_of_grammars_count_as_tokens():
+    case = Case()
+    await case.say((1, 0, [0] * 39), grammar="x" * 60)
     with pytest.raises(InvalidRequest, match="may have 100 together"):
-        stream.apply(guided(2, 0, [0]))
-    stream.apply(guided(1, 0, [0] * 80, "x" * 20))
+        await case.say((2, 0, [0]))
+    await case.say(forget=[1])
     with pytest.raises(InvalidRequest, match="may have 100 together"):
-        stream.apply(guided(2, 0, [0], "x"))
-    stream.apply(ask(forget=[1]))
-    stream.apply(guided(2, 0, [0] * 50, "x" * 50))
+        await case.say((2, 0, [0] * 60), grammar="x" * 40)
+    await case.say((2, 0, [0] * 59), grammar="x" * 40)
+
+
+async def next_message(case):
+    messages = case.stream.messages()
+    try:
+        return await anext(messages)
+    finally:
+        await messages.aclose()
+
+
+def columns(message):
+    return [list(column) for column in (message.ids, message.after, message.lengths, message.counts, message.tokens)]
+
+
+async def test_what_is_not_sent_yet_is_merged():
+    case = Case()
+    await case.say((1, 0, [1]), (2, 0, [2]), (3, 0, [3]))
+    case.stream.take([DraftLead((3, 1), 1, 1, [10]), DraftLead((3, 2), 1, 1, [20])], [(3, 3)])
+    case.stream.take([DraftLead((3, 1), 1, 2, [11, 12]), DraftLead((3, 2), 2, 5, [21])], [])
+    case.stream.take([DraftLead((3, 9), 1, 2, [99])], [(3, 9)])
+    message = await next_message(case)
+    assert columns(message) == [[1, 2], [1, 2], [1, 5], [3, 1], [10, 11, 12, 21]]
+    assert list(message.refused) == [3]
+    case.stream.take([DraftLead((3, 1), 1, 4, [13]), DraftLead((3, 3), 4, 1, [30])], [(3, 1)])
+    case.stream.take([], [(3, 3)])
+    case.stream.take([DraftLead((3, 3), 4, 2, [31])], [])
+    message = await next_message(case)
+    assert columns(message) == [[1, 3], [1, 4], [4, 1], [1, 2], [13, 30, 31]]
+    assert list(message.refused) == []
+    case.stream.take([DraftLead((3, 2), 2, 6, [22])], [])
+    await case.say(forget=[2])
+    case.stream.end()
+    with suppress(StopAsyncIteration):
+        raise AssertionError(f"nothing is left: {await next_message(case)}")

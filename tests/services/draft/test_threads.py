@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.draft.config import DraftConfig
-from penstock.draft.drafts import load_drafts
+from penstock.draft.drafts import load_draft
 from penstock.engine.forward import runner
 from penstock.engine.forward.model import set_threads
 from penstock.models import NAMES, embedded
@@ -28,7 +28,7 @@ async def test_the_kernels_get_the_threads_of_the_settings(monkeypatch: pytest.M
     monkeypatch.setattr(runner, "_BYTES_PER_THREAD", 1)
     try:
         for threads in (1, 3):
-            await asyncio.to_thread(load_drafts, DraftConfig(model=str(embedded(NAMES[1])), threads=threads))
+            await asyncio.to_thread(load_draft, DraftConfig(model=str(embedded(NAMES[1])), threads=threads))
     finally:
         torch.set_num_threads(before)
     assert given == [1, 3]

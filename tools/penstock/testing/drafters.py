@@ -3,72 +3,169 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from penstock.checkpoint import Checkpoint, tokenizer_fingerprint
+from penstock.draft.config import DraftConfig
+from penstock.draft.drafts import Description, Drafts, Ruling, open_drafts
+from penstock.draft.service import SERVICE, DraftService
+from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import DraftAsk
-from penstock.engine.speculation.drafting import Proposer
-from penstock.grammar.compiled import Grammars
-from penstock.grammar.guide import Endings, Guide
+from penstock.engine.rules import TextRules
+from penstock.engine.speculation.draft_model import DraftModel
+from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, Foresight, SequenceId
+from penstock.rpc.channels import open_channels
+from penstock.rpc.server import RpcServer, serve
+from penstock.v1 import draft_pb2_grpc
+from penstock.worker.serving.drafting import DraftClient, DraftDelay
 
 
 class InlineDrafter:
-    """Drafter over a proposer that is quick enough to be called on the event loop."""
+    """Drafter over a function that is quick enough to be called on the event loop: the drafts for an ask."""
 
-    def __init__(self, proposer: Proposer) -> None:
-        self._proposer = proposer
+    def __init__(self, propose: Callable[[DraftAsk], Sequence[int]]) -> None:
+        self._propose = propose
+        self._told: dict[str, tuple[int, Sequence[int]]] = {}
 
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """The proposer's guesses for each ask."""
-        return _by_id(asks, self._proposer.propose(asks))
+    def tell(self, asks: Sequence[DraftAsk]) -> None:
+        """Has the drafts ready at once."""
+        for ask in asks:
+            self._told[ask.id] = len(ask.tokens), self._propose(ask) if ask.k else ()
 
-    def forget(self, id: str) -> None:
-        """The sequence is gone."""
-        self._proposer.forget(id)
+    def ahead(self, id: str, length: int) -> Sequence[int]:
+        """What the function gave."""
+        told, drafts = self._told.get(id, (0, ()))
+        return drafts if told == length else ()
 
+    def expected(self, id: str) -> float:
+        """They are there."""
+        return 0.0
 
-class ThreadDrafter:
-    """A drafter over a proposer that works in a thread. It drafts nothing while an abandoned call still runs."""
-
-    def __init__(self, proposer: Proposer, thread: ThreadPoolExecutor, grammars: Grammars | None = None) -> None:
-        self._proposer = proposer
-        self._thread = thread
-        self._grammars = grammars
-        self._guides: dict[str, Guide] = {}
-        self._call: asyncio.Future[list[list[int]]] | None = None
-
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """The proposer's guesses for each ask."""
-        if self._call is not None and not self._call.done():
-            return {}
-        loop = asyncio.get_running_loop()
-        asks = [ask if ask.grammar is None else replace(ask, guide=await self._guide(ask)) for ask in asks]
-        self._call = loop.run_in_executor(self._thread, self._proposer.propose, asks)
-        return _by_id(asks, await asyncio.shield(self._call))
+    async def arrived(self) -> None:
+        """Never: nothing is waited for."""
+        await asyncio.Event().wait()
 
     def forget(self, id: str) -> None:
         """The sequence is gone."""
-        self._guides.pop(id, None)
-        self._thread.submit(self._proposer.forget, id)
-
-    async def _guide(self, ask: DraftAsk) -> Guide | None:
-        if self._grammars is None or ask.grammar is None:
-            return None
-        if ask.id not in self._guides:
-            endings = Endings(ask.grammar.ends)
-            self._guides[ask.id] = await self._grammars.guide(ask.grammar.text, endings, ask.grammar.prompt)
-        return self._guides[ask.id]
+        self._told.pop(id, None)
 
 
-@contextmanager
-def thread_drafter(proposer: Proposer, grammars: Grammars | None = None) -> Iterator[ThreadDrafter]:
-    """A ThreadDrafter with a thread of its own; leaving waits for the call in progress. With `grammars` it follows
-    those of the asks."""
-    with ThreadPoolExecutor(1, "draft") as thread:
-        yield ThreadDrafter(proposer, thread, grammars)
+class PlainForesight:
+    """Guesses by a function of the text, one token for each sequence in a step: the plain form of what a DraftModel
+    does. Steps wait for `gate`, which is open at first."""
+
+    def __init__(self, guess: Callable[[Sequence[int]], int]) -> None:
+        self._guess = guess
+        self._texts: dict[SequenceId, _Guessed] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.told: list[DraftTold] = []
+        self.rules: dict[SequenceId, TextRules] = {}
+        self.forgotten: list[SequenceId] = []
+        self.defect: Exception | None = None
+        """Raised by the next step."""
+
+    def begin(self) -> None:
+        """Needs nothing."""
+
+    def tell(self, told: DraftTold) -> None:
+        """Keeps what it guessed as far as it has come true."""
+        self.told.append(told)
+        one = self._texts.setdefault(told.id, _Guessed())
+        text = [*one.text[: told.keep], *told.tokens]
+        if not one.after or text != [*one.text, *one.guesses][: len(text)] or len(text) < len(one.text):
+            one.after, one.guesses = told.number, []
+        one.guesses = one.guesses[max(0, len(text) - len(one.text)) :]
+        one.text, one.k = text, told.k
+
+    def rule(self, id: SequenceId, rules: TextRules) -> None:
+        """Remembers them."""
+        self.rules[id] = rules
+
+    def forget(self, id: SequenceId) -> None:
+        """The sequence is gone."""
+        self.forgotten.append(id)
+        self._texts.pop(id, None)
+
+    def clear(self) -> None:
+        """All are gone."""
+        for id in list(self._texts):
+            self.forget(id)
+
+    def step(self) -> DraftStep:
+        """One more token for each."""
+        self.gate.wait(30)
+        defect, self.defect = self.defect, None
+        if defect is not None:
+            raise defect
+        leads = []
+        for id, one in self._texts.items():
+            if len(one.guesses) < one.k:
+                text = [*one.text, *one.guesses]
+                one.guesses.append(self._guess(text))
+                leads.append(DraftLead(id, one.after, len(text), one.guesses[-1:]))
+        return DraftStep(leads, [], bool(leads))
+
+    def stats(self) -> DraftStats:
+        """As far as there are any."""
+        return DraftStats(sequences=len(self._texts))
 
 
-def _by_id(asks: Sequence[DraftAsk], answers: list[list[int]]) -> dict[str, Sequence[int]]:
-    return {ask.id: answer for ask, answer in zip(asks, answers, strict=True) if answer}
+@dataclass
+class _Guessed:
+    text: list[int] = field(default_factory=list)
+    guesses: list[int] = field(default_factory=list)
+    after: int = 0
+    k: int = 0
+
+
+class PatientDelay(DraftDelay):
+    """Drafts may take as long as they like."""
+
+    usual_s = 30.0
+
+    def learn(self, took_s: float) -> None:
+        """Nothing is learned."""
+
+
+@asynccontextmanager
+async def served_drafts(
+    model: Foresight, description: Description, ruling: Ruling | None = None, *, port: int = 0, **settings: Any
+) -> AsyncIterator[tuple[RpcServer, Drafts]]:
+    """A draft service over `model` on a real socket; `settings` are fields of its DraftConfig."""
+    config = DraftConfig(model="of the test", **settings)
+    async with open_drafts(model, description, ruling) as drafts:
+        register = partial(draft_pb2_grpc.add_DraftServicer_to_server, DraftService(drafts, config))
+        async with serve(f"127.0.0.1:{port}", register, [SERVICE], grace=0.1) as server:
+            yield server, drafts
+
+
+@asynccontextmanager
+async def draft_client(port: int, target: Checkpoint, *, patient: bool = False) -> AsyncIterator[DraftClient]:
+    """A worker's client of the service at that port; `patient`: it expects drafts however long they take."""
+    async with open_channels() as channels, asyncio.TaskGroup() as tasks:
+        client = DraftClient(channels.to(f"127.0.0.1:{port}"), target, PatientDelay() if patient else None)
+        running = tasks.create_task(client.run())
+        try:
+            yield client
+        finally:
+            running.cancel()
+
+
+@asynccontextmanager
+async def model_drafter(model: DraftModel) -> AsyncIterator[DraftClient]:
+    """A patient drafter that has a service with this model."""
+    checkpoint = model.checkpoint
+    description = Description(tokenizer_fingerprint(checkpoint), dict)
+    async with (
+        served_drafts(model, description, RequestRules(checkpoint, drafting=True)) as (server, _),
+        draft_client(server.port, checkpoint, patient=True) as client,
+    ):
+        async with asyncio.timeout(10):
+            await client.connected.wait()
+        yield client

@@ -40,7 +40,7 @@ class MeshSetup:
 
     model: Path
     draft: str = "none"
-    """A model directory, `ngram`, `none`, or `address:HOST:PORT` of a draft service of the test's own."""
+    """A model directory, `none`, or `address:HOST:PORT` of a draft service of the test's own."""
     prefill: int = 1
     decode: int = 1
     aggregated: bool = False

@@ -1,231 +1,427 @@
-"""A small model that guesses the tokens of a large one."""
+"""A small model that guesses the tokens of a large one, ahead of it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import takewhile
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
+from penstock.engine.errors import EngineError
+from penstock.engine.forward.model import set_threads
 from penstock.engine.forward.runner import Runner
-from penstock.engine.hooks import DraftAsk
+from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
-from penstock.engine.request import SamplingParams
-from penstock.engine.sampling.choice import Choice
+from penstock.engine.rules import FREE, TextRules
+from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, SequenceId
 from penstock.engine.step.run import Run
 from penstock.grammar.guide import Guide
 from penstock.grammar.matcher import GrammarLeft
+from penstock.kv.identity import Chain
+
+_NEAR = 16
+"""Tokens by which a sequence may be behind and still take part in every step."""
+_FIRST_SLICE, _LEAST_SLICE = 64, 16
+"""Tokens that sequences further behind may compute in a step, while it is not known how long that takes, and however
+long it does."""
+_BESIDE_S, _ALONE_S = 0.004, 0.02
+"""Seconds that they may take otherwise, beside others and alone: whoever wants a guess meanwhile has to wait."""
+_REST_S = 2.0
+"""Seconds without a wish after which a sequence gives way to any that has one."""
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftStats:
-    """Statistics of one draft model."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Sequence:
+    """One sequence: the KV of the first `computed` of its tokens is in `pages`."""
 
-    sequences: int
-    free_pages: int
-    evicted: int
-    """Sequences that lost their KV to others."""
-    behind: int
-    """Answers that were empty because the sequence's KV was not ready yet."""
-
-
-@dataclass(eq=False, slots=True)
-class _Context:
-    """KV that the draft model keeps of one sequence: that of `tokens` is in `pages`."""
-
+    id: SequenceId
     owner: str
+    """Its name in the page pool; with a number that grows from sequence to sequence."""
+    born: int
+    terms: DraftTerms
+    rules: TextRules = FREE
     tokens: list[int] = field(default_factory=list)
+    """As told, and the guesses behind that."""
+    told: int = 0
+    """How many of them were told."""
+    most: int = 0
+    """How many there may be."""
+    rested: float | None = None
+    """Since when no token is wanted; None: some are."""
+    after: int = 0
+    """Number of what was told when the guesses began."""
+    given: int = 0
+    """Leading tokens that were told, or handed out."""
     pages: list[int] = field(default_factory=list)
     version: int = 0
-
-
-@dataclass(slots=True)
-class _Task:
-    """One ask being worked on; `tokens` grows by the guesses."""
-
-    ask: DraftAsk
-    context: _Context
-    tokens: list[int]
-    computed: int
-    params: SamplingParams
-    guide: Guide | None = None
-    """A copy, which follows the guesses."""
-    over: bool = True
-    """No step has given it a guess yet, or the last one gave none: it is behind, or its text left its grammar."""
-
-    @property
-    def remaining(self) -> int:
-        return len(self.tokens) - self.computed
+    computed: int = 0
+    chain: Chain
+    """Names the full blocks of what was told."""
+    named: int = 0
+    """Leading blocks whose pages have their keys, or are shared: nobody writes to them."""
+    choice: Choice
+    """Refers to `tokens`; made anew whenever the text goes another way than was guessed."""
+    waits: bool = False
+    """For its rules."""
+    over: bool = False
+    """There is nothing to guess behind the last token: the text ends, or is not what its grammar allows."""
+    refused: bool = False
+    """There is no room for it now."""
+    unfit: bool = False
+    """There will be no guesses: the text is too long, has tokens that this model doesn't know, or can't be computed."""
+    served: int = 0
+    """Number of its last turn: in a step each sequence has one, and the number grows from one to the next."""
 
     @property
-    def guesses(self) -> list[int]:
-        return self.tokens[len(self.ask.tokens) :]
+    def guesses(self) -> bool:
+        """Whether it is to be guessed on."""
+        return not (self.over or self.waits) and len(self.tokens) < self.most
 
-    def guess_forced(self) -> None:
-        """Takes what the grammar forces for guesses, which cost no steps; leaves room for one that does."""
-        if self.guide is not None:
-            self.tokens += self.guide.forced[: max(0, self.params.max_tokens - len(self.guesses) - 1)]
+    @property
+    def wanted(self) -> int:
+        """Tokens to compute. The last one that was told can wait until guesses are wanted."""
+        if self.unfit:
+            return 0
+        return len(self.tokens) - self.computed if self.guesses else max(0, self.told - 1 - self.computed)
 
 
-class ModelProposer:
-    """Proposer with a model of its own. Raises CheckpointError when the model cannot be loaded,
-    ConfigError when it can't be with these settings.
+class DraftModel:
+    """Guesses ahead with a model of its own. Raises CheckpointError when the model cannot be loaded, ConfigError when
+    it can't be with these settings.
 
-    Keeps the KV of up to `max_sequences` sequences, least recently asked first to go; of a sequence that comes
-    back with other tokens the common prefix is kept. One call costs one step over at most `max_batch_tokens`
-    tokens to catch up and k - 1 small steps: a sequence that is further behind gets an empty answer and catches
-    up over several calls. Guesses are drawn with the target's own noise (see `noise`), so that draft and target
-    agree when sampling as often as their distributions allow. Not thread-safe: one thread at a time.
+    For each sequence it goes on from its own guesses until it is as many tokens ahead as are wanted. When it is told
+    how the text went on, it keeps what it has as far as that is the same, and begins anew from there on otherwise.
+    One step serves all sequences that want a guess, `max_running` at most, the least recently served first; those that
+    have much to catch up take turns with slices of it. Guesses are drawn with the target's own noise (see `noise`) and
+    in its own way, so that draft and target agree as often as their distributions allow.
+
+    Full blocks of what was told stay in their pages as long as there is room, and are used for other texts of the same
+    owner that begin so: the next turn of a session.
+
+    A sequence has pages for all that is wanted, or none and no guesses: those that want none for a while give way to
+    those that do, and younger ones to older ones. Not thread-safe: one thread at a time.
     """
 
-    def __init__(self, config: EngineConfig, max_sequences: int = 256) -> None:
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
         self.checkpoint: Checkpoint = inspect(config.model, config.max_model_len or None)
         config = settled(config, self.checkpoint)
+        self._vocab_size = self.checkpoint.config.vocab_size
         self._limit = config.context(self.checkpoint.config.max_positions)
         self._runner = Runner(self.checkpoint, config)
         self._pool = PagePool(config.pages)
         self._block_size = config.block_size
         self._budget = config.max_batch_tokens
-        self._most = max_sequences
-        self._contexts: OrderedDict[str, _Context] = OrderedDict()
-        self._made = 0
-        self._evicted = 0
-        self._behind = 0
+        self._most = config.max_running
+        self._threads = config.threads
+        self._clock = clock
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._refused: list[SequenceId] = []
+        """Since the last step."""
+        self._made = self._turns = 0
+        self._row_s: float | None = None
+        """Seconds that a row of a step with many takes, learned."""
+        self._dropped = self._evicted = self._refusals = 0
 
-    def propose(self, asks: Sequence[DraftAsk]) -> list[list[int]]:
-        """Drafts for each ask, legal ones where it has a guide; for a sequence that is still too far behind or gets no
-        pages at most what its grammar forces."""
-        asked = {ask.id for ask in asks}
-        tasks = [self._prepare(ask, asked) for ask in asks]
-        able = [task for task in tasks if task is not None]
-        ready = self._catch_up(able)
-        while ready:
-            self._step([(task, task.remaining) for task in ready])
-            ready = self._unfinished(ready)
-        for task in able:
-            task.context.tokens = task.tokens[: task.computed]
-        return [task.guesses if task is not None else [] for task in tasks]
+    def begin(self) -> None:
+        """Called first, in the thread that calls the rest."""
+        set_threads(self._threads)
 
-    def forget(self, id: str) -> None:
+    def tell(self, told: DraftTold) -> None:
+        """Takes in how far a sequence is; the first time with its terms."""
+        sequence = self._sequences.get(told.id) or self._new(told)
+        if sequence is None:
+            return
+        length = told.keep + len(told.tokens)
+        if told.keep != sequence.told or list(told.tokens) != sequence.tokens[sequence.told : length]:
+            self._turn(sequence, told)
+        sequence.told = length
+        sequence.most = min(length + told.k, self._limit) if told.k else 0
+        if told.k:
+            sequence.rested = None
+        elif sequence.rested is None:
+            sequence.rested = self._clock()
+        if length == len(sequence.tokens):
+            self._guess_forced(sequence)
+
+    def rule(self, id: SequenceId, rules: TextRules) -> None:
+        """Here are the rules that were announced for the sequence."""
+        sequence = self._sequences.get(id)
+        if sequence is not None:
+            sequence.rules, sequence.waits = rules, False
+            sequence.choice = _choice(sequence)
+            self._guess_forced(sequence)
+
+    def forget(self, id: SequenceId) -> None:
         """Frees the sequence's KV."""
-        context = self._contexts.pop(id, None)
-        if context is not None:
-            self._pool.release(context.owner, context.pages)
+        sequence = self._sequences.pop(id, None)
+        if sequence is not None:
+            self._dropped += len(sequence.tokens) - sequence.told
+            self._free(sequence)
+
+    def clear(self) -> None:
+        """Forgets all sequences."""
+        for id in list(self._sequences):
+            self.forget(id)
+
+    def step(self) -> DraftStep:
+        """Computes one step, for all sequences that want one."""
+        work = self._work()
+        began = self._clock()
+        answers = self._answers([self._run(sequence, count) for sequence, count in work])
+        self._learn(work, self._clock() - began)
+        leads = []
+        for (sequence, count), answer in zip(work, answers, strict=True):
+            self._turns += 1
+            sequence.served = self._turns
+            self._take(sequence, count, answer)
+            if len(sequence.tokens) > sequence.given:
+                leads.append(DraftLead(sequence.id, sequence.after, sequence.given, sequence.tokens[sequence.given :]))
+                sequence.given = len(sequence.tokens)
+        refused, self._refused = self._refused, []
+        return DraftStep(leads, refused, bool(work))
 
     def stats(self) -> DraftStats:
-        return DraftStats(len(self._contexts), self._pool.free, self._evicted, self._behind)
-
-    def _prepare(self, ask: DraftAsk, asked: set[str]) -> _Task | None:
-        """The ask with pages for all its tokens and guesses; None when it cannot be served."""
-        tokens = list(ask.tokens)
-        k = min(ask.k, self._limit - len(tokens))
-        if k < 1 or not tokens or max(tokens) >= self.checkpoint.config.vocab_size:
-            return None
-        context = self._context(ask.id, asked)
-        if context is None or not self._make_room(context, len(tokens) + k - 1, asked):
-            return None
-        computed = min(_common(context.tokens, tokens), len(tokens) - 1)
-        del context.tokens[computed:]  # from here on this call writes over the rest
-        params = SamplingParams(
-            max_tokens=k,
-            temperature=ask.temperature,
-            top_k=ask.top_k,
-            top_p=ask.top_p,
-            min_p=ask.min_p,
-            seed=ask.seed,
+        """Now."""
+        return DraftStats(
+            sequences=len(self._sequences),
+            free_pages=self._pool.free,
+            dropped=self._dropped,
+            evicted=self._evicted,
+            refused=self._refusals,
         )
-        task = _Task(ask, context, tokens, computed, params, _guide(ask))
-        task.guess_forced()
-        return task
 
-    def _context(self, id: str, asked: set[str]) -> _Context | None:
-        """The sequence's context, made if it is missing and marked as used last; None when there is no room for it."""
-        if id not in self._contexts:
-            if len(self._contexts) >= self._most and not self._evict(asked):
-                return None
-            self._made += 1
-            self._contexts[id] = _Context(f"{id}#{self._made}")
-        self._contexts.move_to_end(id)
-        return self._contexts[id]
+    # What is told
 
-    def _make_room(self, context: _Context, positions: int, asked: set[str]) -> bool:
-        """Pages for `positions` tokens, taken from sequences that were not asked for lately."""
-        need = max(0, -(-positions // self._block_size) - len(context.pages))
-        while not self._pool.can_allocate(need):
-            if not self._evict(asked):
-                return False
-        if need:
-            context.pages.extend(self._pool.allocate(context.owner, need))
-            context.version += 1
+    def _new(self, told: DraftTold) -> _Sequence | None:
+        """A sequence of which nothing is known yet; None where this is not the first that is told of it."""
+        if told.terms is None or told.keep:
+            return None
+        self._made += 1
+        terms, tokens = _fitting(told.terms, self._vocab_size), list[int]()
+        sequence = _Sequence(
+            id=told.id,
+            owner=f"{told.id}#{self._made}",
+            born=self._made,
+            terms=terms,
+            tokens=tokens,
+            chain=Chain(sha256(terms.owner).digest(), self._block_size),
+            choice=Choice(terms.sampling, terms.stops, tokens, terms.prompt),
+            waits=told.ruled,
+        )
+        self._sequences[told.id] = sequence
+        return sequence
+
+    def _turn(self, sequence: _Sequence, told: DraftTold) -> None:
+        """The text went another way than was guessed, or further."""
+        if told.keep < sequence.told:
+            self._free(sequence)  # begins anew, as nobody may write where others read
+            sequence.chain = Chain(sequence.chain.root, self._block_size)
+        tokens, length = sequence.tokens, told.keep + len(told.tokens)
+        same = told.keep + _common(tokens[told.keep : length], told.tokens)
+        self._dropped += max(0, len(tokens) - max(same, sequence.told))
+        del tokens[same:]
+        tokens += told.tokens[same - told.keep :]
+        sequence.computed = min(sequence.computed, same, length - 1)
+        sequence.after, sequence.given, sequence.over = told.number, length, False
+        if not sequence.unfit and (length >= self._limit or max(tokens[same:], default=0) >= self._vocab_size):
+            self._give_up(sequence)
+        guide = sequence.rules.guide
+        if guide is not None and guide.until > told.keep:
+            guide.restart()
+        sequence.choice = _choice(sequence)
+
+    def _give_up(self, sequence: _Sequence) -> None:
+        """There will be no guesses for this sequence any more."""
+        self._free(sequence)
+        sequence.unfit = True
+        self._refused.append(sequence.id)
+
+    def _guess_forced(self, sequence: _Sequence) -> None:
+        """Takes what the grammar forces for guesses, which cost no steps; leaves room for one that does."""
+        guide = sequence.choice.guide
+        if guide is not None and sequence.guesses:
+            sequence.tokens += guide.forced[: max(0, sequence.most - len(sequence.tokens) - 1)]
+
+    # Room
+
+    def _work(self) -> list[tuple[_Sequence, int]]:
+        """The sequences of the next step, and how many tokens of each. All have pages for them."""
+        wanting = [sequence for sequence in self._sequences.values() if sequence.wanted]
+        wanting.sort(key=self._rank)
+        wanting = [sequence for sequence in wanting if self._has_room(sequence)]
+        wanting.sort(key=lambda sequence: sequence.served)
+        # whoever got room may have taken it from another that had some
+        able = [(sequence, sequence.wanted) for sequence in wanting if not sequence.refused]
+        near = [(sequence, count) for sequence, count in able if count <= _NEAR]
+        far = [(sequence, count) for sequence, count in able if count > _NEAR]
+        work, budget = [], self._budget
+        for sequence, count in near[: self._most - bool(far)]:
+            if count <= budget:
+                work.append((sequence, count))
+                budget -= count
+        budget = min(budget, self._slice(_BESIDE_S if work else _ALONE_S))
+        for sequence, count in far[: self._most - len(work)]:
+            if budget:
+                work.append((sequence, min(count, budget)))
+                budget -= min(count, budget)
+        return work
+
+    def _slice(self, seconds: float) -> int:
+        """Tokens of texts that are far behind that may be computed in that time."""
+        if self._row_s is None:
+            return _FIRST_SLICE
+        return max(_LEAST_SLICE, round(min(seconds, self._budget * self._row_s) / self._row_s))
+
+    def _learn(self, work: list[tuple[_Sequence, int]], took_s: float) -> None:
+        """A step has taken so long. How long a row takes, steps with many of them tell."""
+        rows = sum(count for _, count in work)
+        if rows >= _LEAST_SLICE and took_s > 0:
+            each = took_s / rows
+            self._row_s = each if self._row_s is None else self._row_s + 0.25 * (each - self._row_s)
+
+    def _rank(self, sequence: _Sequence) -> tuple[bool, int]:
+        """Who comes before whom where there is not room for all."""
+        rests = sequence.rested is not None and self._clock() - sequence.rested >= _REST_S
+        return rests, sequence.born
+
+    def _has_room(self, sequence: _Sequence) -> bool:
+        """Whether the sequence has pages for all its tokens, now or already: free ones, or those of others behind
+        it."""
+        positions = max(len(sequence.tokens), sequence.most)
+        need = -(-positions // self._block_size) - len(sequence.pages)
+        if need > self._pool.free and not self._make_room(sequence, need):
+            if not sequence.refused:
+                self._refuse(sequence)
+            return False
+        sequence.refused = False
+        if not sequence.pages:
+            need -= self._share(sequence)
+        if need > 0:
+            sequence.pages += self._pool.allocate(sequence.owner, need)
+            sequence.version += 1
         return True
 
-    def _evict(self, asked: set[str]) -> bool:
-        """Forgets the sequence whose last ask is oldest, but none that is being asked for right now."""
-        for id in self._contexts:
-            if id not in asked:
-                self.forget(id)
-                self._evicted += 1
-                return True
-        return False
+    def _share(self, sequence: _Sequence) -> int:
+        """Uses the leading blocks that are there already; returns how many. The last token is always computed."""
+        sequence.chain.cover(sequence.tokens[: sequence.told])
+        keys = sequence.chain.keys[: (sequence.told - 1) // self._block_size]
+        pages = [page for page in takewhile(lambda page: page is not None, map(self._pool.find, keys)) if page]
+        self._pool.share(sequence.owner, pages)
+        sequence.pages, sequence.named = pages, len(pages)
+        sequence.computed = len(pages) * self._block_size
+        sequence.version += 1
+        return len(pages)
 
-    def _catch_up(self, tasks: list[_Task]) -> list[_Task]:
-        """One step over tokens that the target gave meanwhile, sequences with the fewest first. Returns those that need
-        further steps."""
-        budget = self._budget
-        work: list[tuple[_Task, int]] = []
-        for task in sorted(tasks, key=lambda task: task.remaining):
-            count = min(task.remaining, budget)
-            budget -= count
-            if count:
-                work.append((task, count))
-        self._step(work)
-        self._behind += sum(1 for task in tasks if task.over and task.remaining)
-        return self._unfinished(tasks)
-
-    def _step(self, work: list[tuple[_Task, int]]) -> None:
-        if not work:
+    def _name(self, sequence: _Sequence) -> None:
+        """Lets others use the full blocks of what was told."""
+        whole = min(sequence.computed, sequence.told) // self._block_size
+        if whole <= sequence.named:
             return
-        answers = self._runner.step([self._run(task, count) for task, count in work])
-        for (task, count), answer in zip(work, answers, strict=True):
-            task.computed += count
-            task.over = not isinstance(answer, list) or not answer
-            if isinstance(answer, list) and answer:
-                task.tokens.extend(chosen.token for chosen in answer)
-                task.guess_forced()
+        chain = sequence.chain
+        chain.cover(sequence.tokens[: sequence.told])
+        for block in range(sequence.named, whole):
+            self._pool.name(sequence.pages[block], chain.keys[block], chain.parent(block), block * self._block_size)
+        sequence.named = whole
 
-    def _run(self, task: _Task, count: int) -> Run:
-        length = len(task.ask.tokens)
-        choice = Choice(task.params, frozenset(), task.tokens, length, guide=task.guide)
-        context = task.context
-        return Run(choice, task.computed, count, context.pages, (context.owner, context.version))
+    def _make_room(self, sequence: _Sequence, need: int) -> bool:
+        """Takes `need` pages from sequences behind this one, the last first; none where these have too few."""
+        own = self._rank(sequence)
+        others = sorted((other for other in self._sequences.values() if other.pages), key=self._rank, reverse=True)
+        behind = [other for other in others if self._rank(other) > own]
+        if need > self._pool.free + sum(len(other.pages) for other in behind):
+            return False
+        for other in behind:
+            if need > self._pool.free:
+                self._evicted += 1
+                self._refuse(other)
+        return True
 
-    def _unfinished(self, tasks: list[_Task]) -> list[_Task]:
-        """The tasks that have room for another guess, are not behind, and have not guessed the end of the text."""
-        return [
-            task
-            for task in tasks
-            if not task.over
-            and len(task.guesses) < task.params.max_tokens
-            and task.tokens[-1] not in self.checkpoint.eos_token_ids
-        ]
+    def _refuse(self, sequence: _Sequence) -> None:
+        """There is no room for the sequence: it gets no guesses until there is."""
+        self._free(sequence)
+        sequence.refused = True
+        self._refusals += 1
+        self._refused.append(sequence.id)
+
+    def _free(self, sequence: _Sequence) -> None:
+        self._pool.release(sequence.owner, sequence.pages)
+        sequence.pages, sequence.computed, sequence.named = [], 0, 0
+
+    # A step
+
+    def _run(self, sequence: _Sequence, count: int) -> Run:
+        table = sequence.owner, sequence.version
+        return Run(sequence.choice, sequence.computed, count, sequence.pages, table)
+
+    def _answers(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
+        """The answer to each run; a step that fails is tried again in halves, as the engine does it."""
+        try:
+            return self._runner.step(runs) if runs else []
+        except EngineError as error:
+            if len(runs) == 1:
+                _log.warning("no drafts for %s: %s", runs[0].table[0], error)
+                return [error]
+        half = len(runs) // 2
+        return [*self._answers(runs[:half]), *self._answers(runs[half:])]
+
+    def _take(self, sequence: _Sequence, count: int, answer: list[Chosen] | EngineError) -> None:
+        """A step has computed `count` tokens of the sequence, and given the answer."""
+        if isinstance(answer, EngineError):
+            if sequence.choice.guide is None:
+                self._pool.forget(sequence.pages)  # they may be damaged
+                self._give_up(sequence)
+            else:
+                sequence.over = True  # what was guessed, or forced, has left the grammar
+                self._refused.append(sequence.id)
+            return
+        sequence.computed += count
+        self._name(sequence)
+        if answer and sequence.guesses:
+            token = answer[0].token
+            sequence.tokens.append(token)
+            sequence.over = token in sequence.terms.stops
+            self._guess_forced(sequence)
 
 
-def _guide(ask: DraftAsk) -> Guide | None:
-    """The ask's way through its grammar, up to its last token, to be led on."""
-    if ask.guide is None:
+def _choice(sequence: _Sequence) -> Choice:
+    """How the next token is chosen, for a sequence without guesses."""
+    terms, rules = sequence.terms, sequence.rules
+    guide = _led(rules.guide, sequence.tokens)
+    return Choice(terms.sampling, terms.stops, sequence.tokens, terms.prompt, guide=guide, words=rules.words)
+
+
+def _led(guide: Guide | None, tokens: Sequence[int]) -> Guide | None:
+    """A copy of the guide, to be led on from the end of `tokens`; None where they left the grammar."""
+    if guide is None:
         return None
     try:
-        ask.guide.follow(ask.tokens)
+        guide.follow(tokens)
     except GrammarLeft:
         return None
-    return ask.guide.copy()
+    return guide.copy()
 
 
-def _common(old: list[int], new: list[int]) -> int:
+def _fitting(terms: DraftTerms, vocab_size: int) -> DraftTerms:
+    """The terms without tokens that the draft model doesn't know."""
+    sampling = terms.sampling
+    known = replace(
+        sampling,
+        logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab_size},
+        banned_token_ids=frozenset(token for token in sampling.banned_token_ids if token < vocab_size),
+        logprobs=None,
+    )
+    return replace(terms, sampling=known, stops=frozenset(token for token in terms.stops if token < vocab_size))
+
+
+def _common(old: Sequence[int], new: Sequence[int]) -> int:
     """Length of the common prefix."""
     length = min(len(old), len(new))
-    if old[:length] == new[:length]:
-        return length
-    return next(place for place in range(length) if old[place] != new[place])
+    return next((place for place in range(length) if old[place] != new[place]), length)

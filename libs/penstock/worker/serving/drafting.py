@@ -4,178 +4,350 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 import grpc
 import structlog
 
-from penstock.checkpoint import tokenizer_fingerprint
-from penstock.engine.hooks import DraftAsk
+from penstock.checkpoint import Checkpoint, inspect, tokenizer_fingerprint
+from penstock.engine.hooks import DraftAsk, DraftTerms
+from penstock.engine.speculation.drafting import vocabulary, vocabulary_misfit
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import trace_parent
 from penstock.rpc.stay import Connection, Unsuitable, stay
+from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import WorkerMetrics
 from penstock.runtime.tasks import beside, first_of
 from penstock.v1 import draft_pb2, draft_pb2_grpc
 from penstock.worker.config import WorkerConfig
+from penstock.worker.sampling import sampling_to_message
 
 _LOG = structlog.get_logger("penstock.worker")
 _DESCRIBE_S = 5.0
-_Call = grpc.aio.StreamStreamCall[draft_pb2.DraftAsk, draft_pb2.DraftProposal]
+_MOST_SENT = 1 << 15
+"""Tokens in one message; a longer text goes in parts."""
+_MOST_AHEAD = 256
+"""Drafts of one sequence that are kept: no service is asked for as many."""
+_MOST_TOKENS = 1 << 22
+"""Of a vocabulary."""
+_Call = grpc.aio.StreamStreamCall[draft_pb2.DraftNews, draft_pb2.DraftLeads]
 
 
-@dataclass
-class _Known:
-    """How much of one sequence the service has on this stream."""
+class DraftDelay:
+    """How long drafts take to come, learned: a moving average, and how far they are from it."""
+
+    def __init__(self) -> None:
+        self._mean_s, self._off_s = 0.005, 0.0025
+
+    def learn(self, took_s: float) -> None:
+        """Drafts have come after so many seconds; one that took very long doesn't count as more than `patience_s`."""
+        took_s = min(took_s, self.patience_s)
+        self._off_s += 0.125 * (abs(took_s - self._mean_s) - self._off_s)
+        self._mean_s += 0.125 * (took_s - self._mean_s)
+
+    @property
+    def usual_s(self) -> float:
+        """Most have come by then."""
+        return self._mean_s + 2 * self._off_s
+
+    @property
+    def patience_s(self) -> float:
+        """After so many seconds nobody knows when they will come."""
+        return 4 * self.usual_s + 0.005
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """What one sequence was told to be, and the drafts at hand behind that."""
 
     number: int
-    tokens: int = 0
+    """Its id on this stream."""
+    ask: DraftAsk
+    """The last."""
+    length: int
+    """Its tokens then."""
+    sent: int = 0
+    """How many of these are sent."""
+    after: int = 0
+    """Number of the news from which the drafts began; 0: there have been none."""
+    begin: int = 0
+    """Leading tokens that the drafts follow; not more than `length`."""
+    wrong: bool = False
+    """The text went another way: what comes for the same `after` is of no use."""
+    drafts: array[int] = field(default_factory=lambda: array("I"))
+    since: float | None = None
+    """When it was first told of what there have been no drafts for; None: there are, or none are wanted."""
+    refused: bool = False
+
+    def take(self, after: int, length: int, tokens: Sequence[int]) -> None:
+        """Drafts that go on from the first `length` tokens and those that came before; anything else is left out."""
+        if after > self.after and length <= self.length:
+            self.after, self.begin, self.wrong = after, length, False
+            del self.drafts[:]
+        fits = after == self.after and length == self.begin + len(self.drafts)
+        if self.wrong or not fits or len(self.drafts) + len(tokens) > _MOST_AHEAD:
+            return
+        self.drafts.extend(tokens)
+        self.refused = False
+        self.settle()
+
+    def settle(self) -> None:
+        """Drops the drafts that are text by now, and all if the text is another."""
+        count = min(self.length - self.begin, len(self.drafts))
+        if list(self.ask.tokens[self.begin : self.begin + count]) == self.drafts[:count].tolist():
+            del self.drafts[:count]
+            self.begin += count
+        else:
+            self.wrong = True
+            del self.drafts[:]
+
+    @property
+    def ready(self) -> Sequence[int]:
+        """Drafts behind what was told."""
+        return self.drafts if self.begin == self.length else ()
 
 
 class DraftClient:
-    """Drafter over gRPC. Sequences are sent as differences; a proposal that comes too late is dropped."""
+    """Drafter over gRPC. Sequences are sent as differences; drafts that come too late are dropped."""
 
-    def __init__(self, channel: grpc.aio.Channel, tokenizer: str) -> None:
-        """`tokenizer` is the fingerprint of the target's; a draft model with another one is not used."""
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        target: Checkpoint,
+        delay: DraftDelay | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A draft whose tokens are not those of `target` is not used. `delay` is what it learns; `clock` gives
+        seconds."""
         self._stub = draft_pb2_grpc.DraftStub(channel)
-        self._tokenizer = tokenizer
-        self._outgoing: asyncio.Queue[draft_pb2.DraftAsk] | None = None
-        """One ask on its way into the stream; None: there is no stream."""
-        self._known: dict[str, _Known] = {}
+        self._target = target
+        self._tokenizer = tokenizer_fingerprint(target)
+        self._clock = clock
+        self.connected = asyncio.Event()
+        """Set while there is a stream."""
+        self._sequences: dict[str, _Sequence] = {}
+        self._by_number: dict[int, _Sequence] = {}
+        self._unsent: dict[str, None] = {}
+        """Those of which the service has not heard the latest, in order."""
+        self._gone: list[int] = []
         self._traces: dict[str, str] = {}
         self._ids = itertools.count(1)
-        self._asks = itertools.count(1)
-        self._gone: list[int] = []
-        self._waiting: tuple[int, asyncio.Future[draft_pb2.DraftProposal]] | None = None
+        self._news = itertools.count(1)
+        self._told = asyncio.Event()
+        self._came = asyncio.Event()
+        self._delay = delay or DraftDelay()
+        self._silent: float | None = None
+        """Since when the service owes something and has said nothing; None: it owes nothing."""
 
     def begin(self, id: str) -> None:
         """A request is about to be decoded: the current trace is its trace. `forget` ends it."""
         self._traces[id] = trace_parent()
 
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        """An empty answer at once when the service is away or has not taken the last ask; the engine bounds the wait
-        for any other. An ask whose answer is not waited for is sent all the same: later ones go on from it."""
-        if self._outgoing is None or self._outgoing.full():
-            return {}
-        message = self._message(asks)
-        answer: asyncio.Future[draft_pb2.DraftProposal] = asyncio.get_running_loop().create_future()
-        self._waiting = (message.number, answer)
-        self._outgoing.put_nowait(message)
-        try:
-            proposal = await answer
-        except asyncio.InvalidStateError:
-            return {}
-        finally:
-            self._waiting = None
-        return self._answers(asks, proposal)
+    # What the engine says and asks
+
+    def tell(self, asks: Sequence[DraftAsk]) -> None:
+        """Notes how far the sequences are; the stream's own task sends it."""
+        now = self._clock()
+        for ask in asks:
+            sequence = self._sequences.get(ask.id)
+            if sequence is None:
+                sequence = self._sequences[ask.id] = _Sequence(next(self._ids), ask, len(ask.tokens))
+                self._by_number[sequence.number] = sequence
+            sequence.ask, sequence.length = ask, len(ask.tokens)
+            sequence.settle()
+            self._await(sequence, now)
+            self._unsent[ask.id] = None
+        self._told.set()
+
+    def _await(self, sequence: _Sequence, now: float) -> None:
+        if sequence.ready or not sequence.ask.k or sequence.refused:
+            sequence.since = None
+            return
+        if sequence.since is None:
+            sequence.since = now
+        if self._silent is None:
+            self._silent = now
+
+    def ahead(self, id: str, length: int) -> Sequence[int]:
+        """Drafts at hand that go on from the first `length` tokens, if the sequence was told to have so many."""
+        sequence = self._sequences.get(id)
+        return sequence.ready if sequence is not None and sequence.length == length else ()
+
+    def expected(self, id: str) -> float:
+        """Seconds by which most drafts come; inf while the service is away, says nothing, or takes too long."""
+        sequence = self._sequences.get(id)
+        if sequence is not None and sequence.ready:
+            return 0.0
+        if sequence is None or sequence.since is None or not self.connected.is_set():
+            return inf
+        now = self._clock()
+        waited, silent = now - sequence.since, now - (now if self._silent is None else self._silent)
+        if max(waited, silent) > self._delay.patience_s:
+            return inf
+        return abs(self._delay.usual_s - waited)  # what is late already may take as long again
+
+    async def arrived(self) -> None:
+        """Returns when any drafts have come since the last call."""
+        await self._came.wait()
+        self._came.clear()
 
     def forget(self, id: str) -> None:
-        """The sequence is gone; the next ask tells the service."""
+        """The sequence is gone; the next message tells the service."""
         self._traces.pop(id, None)
-        known = self._known.pop(id, None)
-        if known is not None:
-            self._gone.append(known.number)
+        sequence = self._sequences.pop(id, None)
+        if sequence is not None:
+            del self._by_number[sequence.number]
+            self._unsent.pop(id, None)
+            if sequence.sent:
+                self._gone.append(sequence.number)
+                self._told.set()
 
-    def _message(self, asks: Sequence[DraftAsk]) -> draft_pb2.DraftAsk:
-        gone, self._gone = self._gone, []
-        return draft_pb2.DraftAsk(
-            number=next(self._asks), sequences=[self._difference(ask) for ask in asks], forget=gone
-        )
+    # What the service says
 
-    def _difference(self, ask: DraftAsk) -> draft_pb2.DraftSequence:
-        known = self._known.get(ask.id)
-        traceparent = ""
-        if known is None:
-            known = self._known[ask.id] = _Known(next(self._ids))
-            traceparent = self._traces.get(ask.id, "")
-        keep, known.tokens = known.tokens, len(ask.tokens)
-        grammar = None if keep else _grammar(ask)
-        return draft_pb2.DraftSequence(
-            id=known.number,
-            keep=keep,
-            tokens=ask.tokens[keep:],
-            k=ask.k,
-            seed=ask.seed,
-            temperature=ask.temperature,
-            top_k=ask.top_k,
-            top_p=ask.top_p,
-            min_p=ask.min_p,
-            traceparent=traceparent,
-            grammar=grammar,
-        )
-
-    def _answers(self, asks: Sequence[DraftAsk], proposal: draft_pb2.DraftProposal) -> dict[str, Sequence[int]]:
-        forgotten = set(proposal.unknown)
-        tokens = {sequence.id: sequence.tokens for sequence in proposal.sequences}
-        answers: dict[str, Sequence[int]] = {}
-        for ask in asks:
-            known = self._known.get(ask.id)
-            if known is None:
+    def _take(self, leads: draft_pb2.DraftLeads) -> None:
+        """Takes drafts in. What does not fit is left out: the service may say anything."""
+        now, first = self._clock(), 0
+        self._silent = None
+        tokens = array("I", leads.tokens)
+        for number, after, length, count in zip(leads.ids, leads.after, leads.lengths, leads.counts, strict=False):
+            own, first = tokens[first : first + count], first + count
+            sequence = self._by_number.get(number)
+            if sequence is None:
                 continue
-            if known.number in forgotten:
-                known.tokens = 0
-            elif known.number in tokens:
-                answers[ask.id] = tokens[known.number]
-        return answers
+            sequence.take(after, length, own)
+            if sequence.ready and sequence.since is not None:
+                self._delay.learn(now - sequence.since)
+                sequence.since = None
+        for number in leads.refused:
+            sequence = self._by_number.get(number)
+            if sequence is not None:
+                sequence.refused, sequence.since = True, None
+        if leads.ids:
+            self._came.set()
+
+    # The stream
 
     async def run(self) -> None:
         """Keeps the stream until cancelled. It may run again after an error: a stream begins with nothing known."""
         await stay(self._connect, peer="draft", log=_LOG)
 
-    async def _connect(self, connection: Connection) -> None:
+    async def misfit(self) -> str | None:
+        """Why this draft can't draft here; None when it can. Raises AioRpcError when the service can't be asked."""
         found = await self._stub.Describe(draft_pb2.DescribeRequest(), timeout=_DESCRIBE_S)
-        if found.tokenizer not in ("", self._tokenizer):
-            raise Unsuitable(f"the draft model has another tokenizer, {found.tokenizer}, not {self._tokenizer}")
-        call = self._stub.Propose()
-        self._outgoing = asyncio.Queue(1)
+        if found.tokenizer == self._tokenizer:
+            return None
+        theirs: dict[str, int] = {}
+        call = self._stub.Vocabulary(draft_pb2.VocabularyRequest(), timeout=_DESCRIBE_S)
         try:
-            await first_of(self._read(call, connection), _write(call, self._outgoing))
+            async for part in call:
+                theirs.update(zip(part.texts, part.ids, strict=False))
+                if len(theirs) > _MOST_TOKENS:
+                    return f"the draft has more than {_MOST_TOKENS} tokens"
         finally:
             call.cancel()
-            self._lost()
+        return await asyncio.to_thread(lambda: vocabulary_misfit(vocabulary(self._target), theirs))
+
+    async def _connect(self, connection: Connection) -> None:
+        reason = await self.misfit()
+        if reason is not None:
+            raise Unsuitable(f"the draft model has other tokens: {reason}")
+        call = self._stub.Propose()
+        self.connected.set()
+        self._tell_all()
+        try:
+            await first_of(self._read(call, connection), self._write(call))
+        finally:
+            call.cancel()
+            self.connected.clear()
+            for sequence in self._sequences.values():
+                sequence.sent = 0
+
+    def _tell_all(self) -> None:
+        """A new stream knows nothing of the sequences, nor of those before."""
+        self._gone.clear()
+        self._news, self._silent = itertools.count(1), None
+        for sequence in self._sequences.values():
+            sequence.sent = sequence.after = 0
+            sequence.wrong = True
+            sequence.since, sequence.refused = None, False
+            del sequence.drafts[:]
+        self._unsent = dict.fromkeys(self._sequences)
+        self._told.set()
 
     async def _read(self, call: _Call, connection: Connection) -> None:
         """Returns when the service ended the stream; raises AioRpcError when the stream broke."""
-        async for proposal in call:
+        async for leads in call:
             connection.established = True
-            self._came(proposal)
+            self._take(leads)
 
-    def _came(self, proposal: draft_pb2.DraftProposal) -> None:
-        if self._waiting is not None and self._waiting[0] == proposal.number and not self._waiting[1].done():
-            self._waiting[1].set_result(proposal)
+    async def _write(self, call: _Call) -> None:
+        """Writes what there is to tell, of each sequence the latest; never returns: the reader says when and why the
+        stream ended. Only the stream's end cancels this, since gRPC ends a call whose write is cancelled."""
+        try:
+            while True:
+                await self._told.wait()
+                self._told.clear()
+                while self._unsent or self._gone:
+                    await call.write(self._message())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await asyncio.get_running_loop().create_future()
 
-    def _lost(self) -> None:
-        self._outgoing = None
-        self._known.clear()
-        self._gone.clear()
-        if self._waiting is not None and not self._waiting[1].done():
-            self._waiting[1].set_exception(asyncio.InvalidStateError("the draft stream ended"))
+    def _message(self) -> draft_pb2.DraftNews:
+        """What is not sent yet, as far as it has room in one message."""
+        gone, self._gone = self._gone, []
+        return draft_pb2.DraftNews(number=next(self._news), sequences=self._differences(), forget=gone)
+
+    def _differences(self) -> Iterator[draft_pb2.DraftSequence]:
+        room = _MOST_SENT
+        while self._unsent and room:
+            id = next(iter(self._unsent))
+            sequence = self._sequences[id]
+            end = min(sequence.length, sequence.sent + room)
+            room -= end - sequence.sent
+            yield self._difference(id, sequence, end)
+            sequence.sent = end
+            if end == sequence.length:
+                del self._unsent[id]
+
+    def _difference(self, id: str, sequence: _Sequence, end: int) -> draft_pb2.DraftSequence:
+        """The tokens up to `end`; drafts are wanted behind the last one only."""
+        ask, new = sequence.ask, not sequence.sent
+        return draft_pb2.DraftSequence(
+            id=sequence.number,
+            keep=sequence.sent,
+            tokens=ask.tokens[sequence.sent : end],
+            k=ask.k if end == sequence.length else 0,
+            traceparent=self._traces.get(id, "") if new else "",
+            terms=_terms(ask.terms) if new else None,
+        )
 
 
-async def _write(call: _Call, outgoing: asyncio.Queue[draft_pb2.DraftAsk]) -> None:
-    """Writes what there is; never returns: the reader says when and why the stream ended. Only the stream's end cancels
-    this, since gRPC ends a call whose write is cancelled."""
-    try:
-        while True:
-            await call.write(await outgoing.get())
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        await asyncio.get_running_loop().create_future()
-
-
-def _grammar(ask: DraftAsk) -> draft_pb2.DraftGrammar | None:
-    own = ask.grammar
-    return None if own is None else draft_pb2.DraftGrammar(text=own.text, prompt=own.prompt, ends=own.ends)
+def _terms(terms: DraftTerms) -> draft_pb2.DraftTerms:
+    sampling = sampling_to_message(terms.sampling)
+    return draft_pb2.DraftTerms(sampling=sampling, prompt=terms.prompt, ends=terms.stops, owner=terms.owner)
 
 
 @asynccontextmanager
 async def open_drafter(config: WorkerConfig, metrics: WorkerMetrics) -> AsyncIterator[DraftClient | None]:
-    """A client of the configured draft service, or None. Its defects cost drafts, never the worker."""
+    """A client of the configured draft service, or None. Its defects cost drafts, never the worker.
+
+    Raises ConfigError when the service answers already and its draft has other tokens than the model.
+    """
     if config.draft in ("", "none"):
         yield None
         return
     async with open_channels() as channels:
-        client = DraftClient(channels.to(config.draft), tokenizer_fingerprint(config.engine.model))
+        client = DraftClient(channels.to(config.draft), inspect(config.engine.model))
+        try:
+            reason = await client.misfit()
+        except grpc.aio.AioRpcError:
+            reason = None  # it may come later
+        if reason is not None:
+            raise ConfigError("draft", config.draft, f"has other tokens than the model: {reason}")
         async with beside(client.run, name="draft client", on_failure="restart", failed=metrics.task_failed):
             yield client

@@ -25,6 +25,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk, LoadResult, PageWriter
 from penstock.engine.request import Request, SamplingParams
+from penstock.testing.drafters import InlineDrafter
 
 _SLACK = 64
 """More tokens than are measured, for streams that begin earlier than the last."""
@@ -52,11 +53,9 @@ class Foreseen:
         self.tokens: Sequence[int] = ()
         """Keeps the tokens of a finished request: prompt and output."""
 
-    async def propose(self, asks: Sequence[DraftAsk]) -> Mapping[str, Sequence[int]]:
-        return {ask.id: self.tokens[len(ask.tokens) : len(ask.tokens) + ask.k] for ask in asks}
-
-    def forget(self, id: str) -> None:
-        pass
+    def propose(self, ask: DraftAsk) -> Sequence[int]:
+        """The drafts for an ask."""
+        return self.tokens[len(ask.tokens) : len(ask.tokens) + ask.k]
 
 
 class Ours:
@@ -175,7 +174,7 @@ async def opened(
         raise ValueError(f"this engine has no {', '.join(sorted(unknown))}: kind {kind!r} can't be measured")
     foreseen = Foreseen()
     config = EngineConfig(Path(checkpoint), threads=threads, draft_tokens=_DRAFTS, draft_timeout_s=1.0, **wanted)
-    async with Engine.open(config, foreseen if drafts else None) as engine:
+    async with Engine.open(config, InlineDrafter(foreseen.propose) if drafts else None) as engine:
         yield Ours(engine, foreseen)
 
 
