@@ -60,11 +60,16 @@ class EngineSettings:
     """Most sequences in one step."""
     max_waiting: int = 256
     """Most sequences that are being loaded or wait for their first step; further ones are refused."""
-    draft_tokens: int = 4
-    """Most tokens that a decode worker asks the draft service for, for each sequence in a step; 0: no drafts at all,
-    not even those that a grammar forces."""
+    draft_tokens: int = 16
+    """Most drafts of each sequence that a decoding step verifies, whoever proposes them; 0: no drafts at all, not even
+    those that a grammar forces."""
+    draft_always: bool = False
+    """Verify all drafts that there are, and wait for those of the draft service, whatever that costs: for tests."""
     draft_timeout_s: float = 0.05
-    """Seconds after which a step goes on without drafts."""
+    """Most seconds for which a step waits for the draft service."""
+    lookup_tokens: Size = 1 << 21
+    """Tokens of earlier prompts and answers in which a decode worker looks up what may come next, those of running
+    requests apart; each takes 24 bytes of memory when it is there. 0: nothing is looked up."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     shared_pages: Annotated[bool, Parameter(parse=False)] = False
@@ -95,7 +100,7 @@ class EngineSettings:
 
     def _check_numbers(self) -> None:
         at_least(self, 1, "block_size", "kv_pool_tokens", "max_batch_tokens", "max_running", "max_waiting")
-        at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms")
+        at_least(self, 0, "max_model_len", "packed_bytes", "itl_target_ms", "lookup_tokens")
         within(self, 0, _MOST_THREADS, "threads")
         within(self, 0, 1, "resident_share")
         within(self, 0, _MOST_DRAFTS, "draft_tokens")

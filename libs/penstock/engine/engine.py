@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -35,6 +35,8 @@ from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
+from penstock.engine.speculation.looking import open_lookup
+from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters, EngineStats, collect
 from penstock.engine.step.run import Run
 from penstock.kv.bytes.arena import Arena
@@ -73,6 +75,7 @@ class Engine:
         runner: Computes,
         helpers: Helpers,
         drafter: Drafter | None,
+        lookup: Lookup | None,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
@@ -88,7 +91,7 @@ class Engine:
         self._pace = StepPace(config, self._counters, self._scheduler.crowd, runner, helpers.baton)
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
-        self._speculation = Speculation(config, vocab_size, drafter, self._counters)
+        self._speculation = Speculation(config, vocab_size, drafter, lookup, self._counters)
         self._rules = RequestRules(checkpoint, config.draft_tokens > 0)
         self._sink_pages = SinkPages(self._scheduler, runner.memory, self._wake.set)
         self._loads = Loads(
@@ -131,10 +134,13 @@ class Engine:
             await lane.call(set_threads, config.threads)
             runner, spec = await lane.call(load, config, checkpoint)
             stack.callback(runner.memory.close)
+            lookup = await open_lookup(config, stack)
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 helpers = Helpers(lane, tasks, threads, baton)
-                engine = cls(config, checkpoint, spec=spec, runner=runner, helpers=helpers, drafter=drafter)
+                engine = cls(
+                    config, checkpoint, spec=spec, runner=runner, helpers=helpers, drafter=drafter, lookup=lookup
+                )
                 tasks.create_task(engine._serve(), name="engine")
                 try:
                     yield engine
@@ -288,11 +294,7 @@ class Engine:
         stalled = False
         while not self._closing:
             self._wake.clear()
-            drafts: Mapping[int, tuple[int, ...]] = {}
-            if self._speculation.active:
-                if self._speculation.waits:
-                    self._hand_out()
-                drafts = await self._speculation.ask(self._scheduler.decoding())
+            drafts = await self._speculation.ask(self._scheduler.decoding(), self._hand_out)
             self._loads.look_again(self._scheduler.next_in_line())
             step = self._scheduler.next_step(drafts, stalled, *self._pace.chunks())
             stalled = False
@@ -341,6 +343,8 @@ class Engine:
         if not failed:
             took = now - started - (self._pace.turns.waited_s - waited)
             self._counters.step(took, prefill, rows, runs)
+            if not prefill:
+                self._speculation.timed(took, runs)
         for end in ended:
             self._finish(end)
         self._news = outlets

@@ -195,6 +195,11 @@ class Drafter(Protocol):
         none, or when those at hand began from other tokens."""
         ...
 
+    def judged(self, id: str) -> tuple[int, int]:
+        """How many of its drafts have met the text that it was told since the last call: right ones behind right ones,
+        and wrong ones."""
+        ...
+
     def expected(self, id: str) -> float:
         """Seconds by which drafts for what was told last should be there, as learned: 0.0 when they are, inf when none
         are to be expected."""

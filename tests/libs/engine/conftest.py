@@ -38,7 +38,14 @@ def tiny(tmp_path_factory) -> Path:
 @pytest.fixture
 def config(tiny) -> EngineConfig:
     return EngineConfig(
-        model=tiny, kv_pool_tokens=4096, max_batch_tokens=128, max_running=16, threads=1, draft_timeout_s=30
+        model=tiny,
+        kv_pool_tokens=4096,
+        max_batch_tokens=128,
+        max_running=16,
+        threads=1,
+        draft_timeout_s=30,
+        lookup_tokens=0,
+        draft_always=True,
     )
 
 

@@ -45,7 +45,14 @@ ASKS = (
 @pytest.fixture(scope="module")
 def mini() -> EngineConfig:
     return EngineConfig(
-        model=MINI, dtype="float32", kv_pool_tokens=16384, max_running=32, threads=1, draft_timeout_s=30
+        model=MINI,
+        dtype="float32",
+        kv_pool_tokens=16384,
+        max_running=32,
+        threads=1,
+        draft_timeout_s=30,
+        draft_always=True,
+        lookup_tokens=0,
     )
 
 

@@ -16,7 +16,10 @@ LIGHT = (
     "speculation.drafting",
     "stats",
     "checks",
-    "speculation.appetite",
+    "speculation.account",
+    "speculation.depths",
+    "speculation.guess",
+    "speculation.trust",
     "sampling.reference",
 )
 

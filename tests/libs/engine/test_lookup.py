@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.kernels.cpu.build import NotBuilt, library
+from penstock.engine.speculation.guess import NOTHING, Guess
 from penstock.engine.speculation.lookup import native
 from penstock.engine.speculation.lookup.chances import BREAK, LEAST, MATCHED, ONE, ORDERS, PLACES, chance, table
-from penstock.engine.speculation.lookup.corpus import NOTHING, Corpora, Guess
+from penstock.engine.speculation.lookup.corpus import Corpora
 from penstock.engine.speculation.lookup.lookup import Lookup, LookupLimits
 from penstock.engine.speculation.lookup.native import NativeCorpora
 from penstock.engine.speculation.lookup.plain import PlainCorpora

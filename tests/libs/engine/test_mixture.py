@@ -76,7 +76,9 @@ class _Drafted:
     """What it knows the text to be, at least."""
     guesses: list = field(default_factory=list)
     told: float = 0.0
+    text: int = 0
     at_hand: tuple = (0, ())
+    judged: tuple = (0, 0)
 
 
 class Drafter:
@@ -90,7 +92,9 @@ class Drafter:
     def tell(self, asks):
         for ask in asks:
             self.loop.call_later(self.world.delay / 2e3, self._told, ask.id, len(ask.tokens), ask.k)
-            self.known.setdefault(ask.id, _Drafted(ask, 0)).told = self.loop.time()
+            one = self.known.setdefault(ask.id, _Drafted(0, 0))
+            one.told, one.text = self.loop.time(), len(ask.tokens)
+            self._settle(ask.id)
 
     def _told(self, id, length, k):
         one, ticket = self.known[id], self.tickets[id]
@@ -115,11 +119,29 @@ class Drafter:
         self._work()
 
     def _came(self, id, length, guesses):
-        self.known[id].at_hand = (length, guesses)
+        one = self.known[id]
+        if length >= one.at_hand[0] or not one.at_hand[1]:
+            one.at_hand = (length, guesses)
+            self._settle(id)
         self.news.set()
 
-    def guessed(self, id):
-        return self.known[id].at_hand if id in self.known else (0, ())
+    def ahead(self, id, length):
+        """As a client does: what is at hand is compared with the text when that is told."""
+        one = self.known[id]
+        return one.at_hand[1] if one.at_hand[0] == length else ()
+
+    def judged(self, id):
+        judged, self.known[id].judged = self.known[id].judged, (0, 0)
+        return judged
+
+    def _settle(self, id):
+        one, ticket = self.known[id], self.tickets[id]
+        begin, guesses = one.at_hand
+        came = [truth(ticket, place) for place in range(begin, one.text)]
+        hits = right(guesses, came)
+        met = min(len(guesses), len(came))
+        one.judged = one.judged[0] + hits, one.judged[1] + (hits < met)
+        one.at_hand = (begin + met, guesses[met:]) if hits == met else (one.text, ())
 
     def expected(self, id):
         return max(0.0, self.known[id].told + (self.world.delay + self.world.draft) / 1e3 - self.loop.time())
@@ -157,9 +179,7 @@ def speed_up(world, tmp_path):
             for live in lives:
                 live.computed = len(live.tokens) - 1
                 live.run.aim(live.computed, 1, drafts.get(live.ticket, ()))
-            speculation.timed(
-                seconds * draw.uniform(1 - world.noise, 1 + world.noise), [live.run for live in lives]
-            )
+            speculation.timed(seconds * draw.uniform(1 - world.noise, 1 + world.noise), [live.run for live in lives])
             for live in lives:
                 came = [truth(live.ticket, len(live.tokens) + more) for more in range(world.most + 1)]
                 hits = right(live.run.choice.drafts, came)

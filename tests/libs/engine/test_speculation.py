@@ -15,7 +15,6 @@ from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.sampling.noise import mix
-from penstock.engine.speculation.appetite import Appetite
 from penstock.engine.speculation.draft_model import DraftModel
 from penstock.engine.speculation.drafting import draft_misfit, vocabulary_misfit
 from penstock.grammar.joining import standing
@@ -88,6 +87,18 @@ async def test_same_tokens_with_any_drafter(config, kit, plain, kind):
         if kind in ("shifted", "no tokens", "silent"):
             assert stats.accepted == 0
     assert sorted(drafter.forgotten) == sorted(request.id for request in kit.mixed())
+
+
+async def test_same_tokens_with_what_was_said_before(config, kit, plain):
+    """The second time all answers are known to session and tenant, and nearly all is looked up."""
+    named = [replace(one, owner=b"tenant", session=one.id.encode()) for one in kit.mixed()]
+    async with Engine.open(replace(config, lookup_tokens=1 << 16)) as engine:
+        first, second = await kit.read_all(engine, named), await kit.read_all(engine, named)
+        for one, *others in zip(plain, first, second, strict=True):
+            for other in others:
+                kit.assert_same(one, other)
+        assert sum(answer.last.accepted for answer in second) > sum(len(answer.ids) for answer in second) / 4
+        assert engine.stats().drafted == sum(answer.last.drafted for answer in (*first, *second))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -188,28 +199,9 @@ async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain, drafter
         assert stats.draft_failures == drafter.waits == 0
 
 
-def test_appetite_follows_success():
-    hopeful, hopeless, middling = Appetite(), Appetite(), Appetite()
-    for _ in range(50):
-        if wanted := hopeful.wanted(7):
-            hopeful.learn(wanted, wanted)
-        if wanted := hopeless.wanted(7):
-            hopeless.learn(wanted, 0)
-        if wanted := middling.wanted(7):
-            middling.learn(wanted, min(1, wanted - 1))
-    assert hopeful.wanted(7) == 7 and hopeful.wanted(0) == 0
-    assert middling.wanted(7) in (2, 3)
-    trials = [hopeless.wanted(7) for _ in range(17)]
-    assert sorted(trials)[-2:] in ([0, 2], [2, 2])
-    for _ in range(20):
-        if wanted := hopeless.wanted(7):
-            hopeless.learn(wanted, wanted)
-    assert hopeless.wanted(7) > 2, "and comes back"
-
-
 async def test_hopeless_drafts_are_rarely_verified(config, kit):
     drafter = kit.Drafts(lambda ask: [300 + len(ask.tokens) % 7] * ask.k)
-    async with Engine.open(config, drafter) as engine:
+    async with Engine.open(replace(config, draft_always=False), drafter) as engine:
         await kit.read(engine, kit.request("a", 10, kit.greedy(200, logit_bias={9: 100.0})))
         assert engine.stats().accepted == 0 and engine.stats().drafted < 80
 

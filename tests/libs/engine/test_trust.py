@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.speculation.guess import Guess, right
-from penstock.engine.speculation.trust import Positions, Trust
+from penstock.engine.speculation.trust import Rate, Trust
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
@@ -52,14 +52,15 @@ def test_what_has_not_come_yet_says_nothing():
     assert (trust.right, trust.promised) == (1, 0.5)
 
 
-def test_positions_learn_each_place_by_itself():
-    positions, draw = Positions(), Random(2)
-    truth = (0.9, 0.5, 0.8)
+def test_a_rate_is_learned():
+    rate, draw = Rate(), Random(2)
+    for _ in range(3000):
+        rate.learn(1, 0)
+    assert rate.chance == pytest.approx(1.0, abs=0.01)
     for _ in range(5000):
-        positions.learn((1, 1, 1), [int(draw.random() < chance) for chance in truth])
-    chances = positions.chances(5)
-    assert chances[:3] == pytest.approx(truth, abs=0.06)
-    assert chances[3] == chances[4] == pytest.approx(chances[2]), "unseen places are like the last one that was seen"
+        hit = draw.random() < 0.3
+        rate.learn(int(hit), int(not hit))
+    assert rate.chance == pytest.approx(0.3, abs=0.06)
 
 
 def test_a_guess_hopes_for_what_is_accepted_on_average():

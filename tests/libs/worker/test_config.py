@@ -57,7 +57,7 @@ def test_defaults_are_what_they_were():
     assert (engine.block_size, engine.kv_pool_tokens, engine.max_batch_tokens) == (16, 32768, 512)
     assert (engine.itl_target_ms, engine.itl_target_s, engine.threads) == (50.0, 0.05, 0)
     assert (engine.max_running, engine.max_waiting, engine.max_model_len) == (64, 256, 0)
-    assert (engine.packed_bytes, engine.draft_tokens, engine.draft_timeout_s) == (16 << 30, 4, 0.05)
+    assert (engine.packed_bytes, engine.draft_tokens, engine.draft_timeout_s) == (16 << 30, 16, 0.05)
 
 
 @pytest.mark.parametrize(

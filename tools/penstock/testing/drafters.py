@@ -18,6 +18,7 @@ from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import DraftAsk
 from penstock.engine.rules import TextRules
 from penstock.engine.speculation.draft_model import DraftModel
+from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, Foresight, SequenceId
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
@@ -31,11 +32,20 @@ class InlineDrafter:
     def __init__(self, propose: Callable[[DraftAsk], Sequence[int]]) -> None:
         self._propose = propose
         self._told: dict[str, tuple[int, Sequence[int]]] = {}
+        self._judged: dict[str, tuple[int, int]] = {}
 
     def tell(self, asks: Sequence[DraftAsk]) -> None:
         """Has the drafts ready at once."""
         for ask in asks:
+            before, drafts = self._told.get(ask.id, (0, ()))
+            came = ask.tokens[before:]
+            hits = right(drafts, came)
+            self._judged[ask.id] = hits, int(hits < min(len(drafts), len(came)))
             self._told[ask.id] = len(ask.tokens), self._propose(ask) if ask.k else ()
+
+    def judged(self, id: str) -> tuple[int, int]:
+        """Of the last drafts."""
+        return self._judged.pop(id, (0, 0))
 
     def ahead(self, id: str, length: int) -> Sequence[int]:
         """What the function gave."""

@@ -11,7 +11,7 @@ from penstock.engine.hooks import Relay
 from penstock.engine.request import FinishReason, TokenOut, Update
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live
-from penstock.engine.speculation.appetite import Appetite
+from penstock.engine.speculation.account import DraftAccount
 
 _MOST = 1024
 """Tokens of one update, so that it fits into a message with its logprobs."""
@@ -50,7 +50,7 @@ class Timeline:
 class Outlet:
     """The reader's end of one request. Tokens that the reader has not taken yet are merged, so nothing queues up."""
 
-    def __init__(self, live: Live, feed: SinkFeed | None, appetite: Appetite) -> None:
+    def __init__(self, live: Live, feed: SinkFeed | None, drafts: DraftAccount) -> None:
         """`feed` feeds the request's sink, if it has one."""
         self.live = live
         self.feed = feed
@@ -60,7 +60,7 @@ class Outlet:
         self._chosen: list[Chosen] = []
         self._index = 0
         """Index of the first token of `_chosen` among the generated tokens."""
-        self._appetite = appetite
+        self._drafts = drafts
         self._reader: asyncio.Future[None] | None = None
         self._relay: Relay | None = None
 
@@ -138,15 +138,15 @@ class Outlet:
         error once all tokens are taken."""
         if self.error is not None and not self._chosen:
             raise self.error
-        live, times, appetite = self.live, self.timeline, self._appetite
+        live, times, drafts = self.live, self.timeline, self._drafts
         return Update(
             self._tokens(),
             None if self._chosen else self.finish,
             live.cached_tokens,
             live.shared_tokens,
             live.computed_tokens,
-            appetite.drafted,
-            appetite.accepted,
+            drafts.drafted,
+            drafts.accepted,
             live.preemptions,
             times.load_s,
             times.queue_s,

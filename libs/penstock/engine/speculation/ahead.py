@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.hooks import DraftAsk, Drafter
+from penstock.engine.hooks import DraftAsk, Drafter, DraftTerms
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import MARGIN, StepSeconds
-from penstock.engine.speculation.guess import Guess, right
-from penstock.engine.speculation.trust import Positions, Trust
+from penstock.engine.speculation.guess import Guess
+from penstock.engine.speculation.trust import Rate, Trust
 from penstock.engine.stats import Counters
 
 _PAUSE, _LONGEST_PAUSE = 64, 1024
@@ -34,11 +34,10 @@ class Ahead:
     """What is known of a drafter for one sequence."""
 
     live: Live
+    terms: DraftTerms
     supply: float
     """How much of what is hoped of the drafter has been at hand lately."""
     trust: Trust = field(default_factory=Trust)
-    judged: int = 0
-    """Place of the first token for which none of the drafter's has been judged."""
     wanted: int = 0
     """Drafts that it was told are wanted."""
     trial: int = 0
@@ -47,11 +46,14 @@ class Ahead:
     resting: int = 0
     """Steps for which it is not asked."""
 
+    @property
+    def ask(self) -> DraftAsk:
+        """How far the sequence is, and what is wanted."""
+        return DraftAsk(self.live.id, self.live.tokens, self.wanted, self.terms)
+
     def at_hand(self, drafter: Drafter) -> Sequence[int]:
-        """The drafter's tokens that go on from the text."""
-        begin, drafted = drafter.guessed(self.live.id)
-        came = self.live.tokens[begin:]
-        return drafted[len(came) :] if right(drafted, came) == len(came) else ()
+        """The drafter's tokens that go on from the text, once it was told."""
+        return drafter.ahead(self.live.id, self.live.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,14 @@ class RunningAhead:
 
     def __init__(self, drafter: Drafter, costs: DraftCosts, counters: Counters, timeout_s: float, most: int) -> None:
         """A step waits for drafts for at most `timeout_s`, and verifies `most` of a sequence."""
-        self.drafter = drafter
+        self._drafter = drafter
         self.asked = 0
         """Sequences for which it drafts during the step."""
         self._costs = costs
         self._counters = counters
         self._timeout_s = timeout_s
         self._most = most
-        self._positions = Positions()
-        self._chances: tuple[float, ...] = ()
-        """Of the tokens of a guess, for this step."""
+        self._rate = Rate()
         self._supply = 1.0
         """As of a sequence, over all."""
         self._wait_s = 0.0
@@ -90,24 +90,26 @@ class RunningAhead:
         """Steps for which it still rests, to learn what it costs."""
 
     def begin(self, live: Live) -> Ahead:
-        """Of a new sequence."""
-        return Ahead(live, self._supply)
+        """Of a new sequence; the drafter can get ready. `forget` ends it."""
+        request = live.request
+        terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner)
+        ahead = Ahead(live, terms, self._supply)
+        if request.sampling.max_tokens - live.generated > 1:
+            self._drafter.tell([ahead.ask])
+        return ahead
+
+    def forget(self, live: Live) -> None:
+        """The sequence has ended."""
+        self._drafter.forget(live.id)
 
     def look_back(self, sequences: Sequence[Ahead]) -> None:
-        """Learns from what came of its tokens. Each place counts once, and what was wrong before anybody could use it
-        counts too: else a drafter that runs ahead would be known by its right tokens alone."""
+        """Learns from what came of its tokens. What was wrong before anybody could use it counts too: else a drafter
+        that runs ahead would be known by its right tokens alone."""
         for ahead in sequences:
-            if not ahead.wanted:
-                continue
-            begin, drafted = self.drafter.guessed(ahead.live.id)
-            came = ahead.live.tokens[begin : begin + len(drafted)]
-            hits, first = right(drafted, came), max(0, ahead.judged - begin)
-            if first < len(came) and hits >= first:
-                ahead.judged = begin + min(len(came), hits + 1)
-                self._positions.learn(drafted, came, first)
-                chances = self._positions.chances(len(drafted))[first:]
-                ahead.trust.learn(Guess(tuple(drafted[first:]), chances), came[first:])
-        self._chances = self._positions.chances(self._most)
+            right, wrong = self._drafter.judged(ahead.live.id)
+            if right or wrong:
+                self._rate.learn(right, wrong)
+                ahead.trust.count(self._rate.chance, right, wrong)
 
     def rest(self, sequences: Sequence[Ahead]) -> None:
         """It is not asked for this step."""
@@ -122,7 +124,7 @@ class RunningAhead:
             if self._steps >= self._check_every:
                 self._check, self._steps = _CHECK, 0
                 self._check_every = min(2 * self._check_every, _LONGEST_PAUSE)
-        if self._check:
+        if self._check and beside.seconds.plain:
             self._check -= 1
             self.rest(sequences)
             return
@@ -134,9 +136,9 @@ class RunningAhead:
 
     async def wait(self, sequences: Sequence[Ahead], beside: Beside, idle: Callable[[], None]) -> None:
         """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before."""
-        if not self.asked or not beside.seconds.plain:
+        if not self.asked:
             return
-        missing = [at for at, one in enumerate(sequences) if one.wanted and not one.at_hand(self.drafter)]
+        missing = [at for at, one in enumerate(sequences) if one.wanted and not one.at_hand(self._drafter)]
         wait_s = self._worth_waiting(missing, sequences, beside) if missing else 0.0
         if not wait_s:
             return
@@ -145,8 +147,8 @@ class RunningAhead:
         began = loop.time()
         try:
             async with asyncio.timeout(min(wait_s, self._timeout_s)):
-                while any(not sequences[at].at_hand(self.drafter) for at in missing):
-                    await self.drafter.arrived()
+                while any(not sequences[at].at_hand(self._drafter) for at in missing):
+                    await self._drafter.arrived()
         except TimeoutError:
             self._counters.draft_failures += 1
         self._counters.draft_wait_s += loop.time() - began
@@ -156,7 +158,7 @@ class RunningAhead:
         """What there is, up to `room` tokens."""
         if not ahead.wanted:
             return Guess()
-        tokens = tuple(ahead.at_hand(self.drafter)[:room])
+        tokens = tuple(ahead.at_hand(self._drafter)[:room])
         full = self._guess(ahead, (0,) * min(ahead.wanted, room))
         offered = self._guess(ahead, tokens)
         share = min(1.0, offered.hope / full.hope) if full.hope else 0.0
@@ -165,17 +167,17 @@ class RunningAhead:
         return offered
 
     def _guess(self, ahead: Ahead, tokens: tuple[int, ...]) -> Guess:
-        return ahead.trust.corrected(Guess(tokens, self._chances[: len(tokens)]))
+        return ahead.trust.corrected(Guess(tokens, (self._rate.chance,) * len(tokens)))
 
     def _tell(self, sequences: Sequence[Ahead], wanted: Sequence[int]) -> None:
         asks = []
         for ahead, count in zip(sequences, wanted, strict=True):
-            if count or ahead.wanted:
-                asks.append(_ask_of(ahead.live, count))
-            ahead.wanted = count
+            before, ahead.wanted = ahead.wanted, count
+            if count or before:
+                asks.append(ahead.ask)
         self.asked = sum(1 for count in wanted if count)
         if asks:
-            self.drafter.tell(asks)
+            self._drafter.tell(asks)
 
     def _wanted(self, ahead: Ahead, room: int, beside: Beside, local: float) -> int:
         """How far it should be ahead of the sequence; 0: not at all."""
@@ -193,13 +195,19 @@ class RunningAhead:
             depth = min(_TRIAL_DEPTH, room)
         else:
             ahead.resting, ahead.pause = ahead.pause, min(2 * ahead.pause, _LONGEST_PAUSE)
-        return depth + round(depth * guess.reach[depth - 1]) + 1 if depth else 0
+        if not depth:
+            return 0
+        left = ahead.live.request.sampling.max_tokens - ahead.live.generated - 1
+        return min(left, depth + round(depth * guess.reach[depth - 1]) + 1)
 
     def _worth_waiting(self, missing: Sequence[int], sequences: Sequence[Ahead], beside: Beside) -> float:
         """Seconds; 0: it is not worth it."""
+        expected = [(self._drafter.expected(sequences[at].live.id), at) for at in missing]
+        expected = sorted(one for one in expected if one[0] <= self._timeout_s)
+        if not beside.seconds.plain:
+            return max((wait_s for wait_s, _ in expected), default=0.0)
         tokens = float(beside.sequences)
         best_rate, best, rows = (1 + MARGIN) * tokens / beside.seconds.plain, 0.0, 0
-        expected = sorted((self.drafter.expected(sequences[at].live.id), at) for at in missing)
         for wait_s, at in expected:
             guess = self._guess(sequences[at], (0,) * min(sequences[at].wanted, self._most))
             rows += len(guess.tokens)
@@ -223,17 +231,3 @@ def _worth(reach: Sequence[float], beside: Beside, local: float, more_s: float) 
         if rate > best_rate:
             best, best_rate = depth, rate
     return best
-
-
-def _ask_of(live: Live, k: int) -> DraftAsk:
-    params = live.request.sampling
-    return DraftAsk(
-        id=live.id,
-        tokens=live.tokens,
-        k=k,
-        seed=params.seed,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-    )

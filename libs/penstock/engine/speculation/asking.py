@@ -8,43 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from math import inf
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.hooks import Drafter
 from penstock.engine.scheduling.live import Live
+from penstock.engine.speculation.account import GRAMMAR, LOOKUP, MODEL, DraftAccount
 from penstock.engine.speculation.ahead import Ahead, Beside, RunningAhead
 from penstock.engine.speculation.costs import DraftCosts
-from penstock.engine.speculation.depths import MARGIN, StepSeconds, depths
+from penstock.engine.speculation.depths import FREE, MARGIN, StepSeconds, depths
 from penstock.engine.speculation.guess import NOTHING, Guess
 from penstock.engine.speculation.looking import Looked, Looking
+from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
 
-if TYPE_CHECKING:
-    from penstock.engine.speculation.lookup.lookup import Lookup
-
-GRAMMAR, LOOKUP, MODEL = "grammar", "lookup", "model"
-"""The proposers."""
 _FIRST_STEPS = 4
 """Steps without drafts before any, to know what they take."""
 _TRIAL_EVERY, _LONGEST_PAUSE = 64, 1024
 """Decoding steps without drafts after which some are verified, to learn what they cost now: at first, and at most. They
 double."""
 _TRIAL_DRAFTS = 4
-
-
-@dataclass(slots=True)
-class DraftAccount:
-    """What was drafted for one sequence, and how much of it was accepted, by proposer."""
-
-    drafted: dict[str, int] = field(default_factory=dict)
-    accepted: dict[str, int] = field(default_factory=dict)
-
-    def add(self, proposer: str, drafted: int, accepted: int) -> None:
-        """A step verified `drafted` drafts of the proposer and accepted `accepted` of them."""
-        self.drafted[proposer] = self.drafted.get(proposer, 0) + drafted
-        self.accepted[proposer] = self.accepted.get(proposer, 0) + accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +69,7 @@ class Speculation:
         counters: Counters,
     ) -> None:
         self._most = config.draft_tokens
+        self._always = config.draft_always
         self._vocab_size = vocab_size
         self._counters = counters
         self._costs = DraftCosts()
@@ -117,7 +102,7 @@ class Speculation:
         if writer is not None and self._looking is not None:
             self._looking.forget(live, writer.looked)
         if self._ahead is not None:
-            self._ahead.drafter.forget(live.id)
+            self._ahead.forget(live)
 
     async def ask(self, decoding: Sequence[Live], idle: Callable[[], None]) -> Mapping[int, tuple[int, ...]]:
         """Drafts by ticket, for sequences whose next step is a decode step. Calls `idle` before it waits for any."""
@@ -125,9 +110,10 @@ class Speculation:
             return {}
         count = len(decoding)
         writers = [self._writers[live.ticket] for live in decoding]
-        step = self._costs.step(count, sum(live.length for live in decoding))
+        step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
         trial = self._plain_steps >= self._patience
-        if self._costs.steps(count) < _FIRST_STEPS or not (trial or step.pays(count)):
+        new = self._costs.steps(count) < _FIRST_STEPS
+        if step.plain and (new or not (trial or step.pays(count))):
             self._rest(writers)
             return {}
         self._look(writers, step)
@@ -173,7 +159,7 @@ class Speculation:
     def _look(self, writers: Sequence[_Writer], step: StepSeconds) -> None:
         if self._looking is None:
             return
-        token_s = step.plain / len(writers)
+        token_s = step.plain / len(writers) if step.plain else inf
         for writer in writers:
             live, forced = writer.live, _forced(writer.live)
             writer.looked.look_back(live.tokens)

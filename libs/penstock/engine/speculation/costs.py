@@ -29,11 +29,10 @@ class DraftCosts:
         """How many steps were seen of that magnitude."""
         return self._steps.get(sequences.bit_length(), 0)
 
-    def step(self, sequences: int, context: int, ahead: int = 0) -> StepSeconds:
+    def step(self, sequences: int, context: int) -> StepSeconds:
         """Of the next step; all 0 before the like was measured."""
-        base, sequence, token, verify, row, each = self._fit(sequences).known
-        plain = base + sequence * sequences + token * context + each * ahead
-        return StepSeconds(plain, verify, row)
+        base, sequence, token, verify, row, _ = self._fit(sequences).known
+        return StepSeconds(base + sequence * sequences + token * context, verify, row)
 
     def ahead(self, sequences: int) -> float:
         """Seconds by which a step is longer for each sequence that is drafted for meanwhile."""

@@ -29,12 +29,17 @@ class StepSeconds:
         return hope * self.plain > sequences * (self.verify + self.row)
 
 
+FREE = StepSeconds(0.0, 0.0, 0.0)
+"""Every draft pays."""
+
+
 def depths(reaches: Sequence[Sequence[float]], step: StepSeconds, margin: float = 0.0) -> list[int]:
     """Of each sequence, how many of its drafts to verify.
 
     `reaches` are, by sequence, how likely each draft is accepted; they never rise, so of any number of drafts the
     likeliest ones are leading ones. A step gives each sequence a token, and the drafts that are accepted. No drafts are
-    chosen unless they raise the tokens per second by more than `margin`, a share. Before a step was measured all are.
+    chosen unless they raise the tokens per second by more than `margin`, a share. Of steps
+    that take no time all drafts are.
     """
     found = sorted(((reach, -at) for at, own in enumerate(reaches) for reach in own), reverse=True)
     chosen = [0] * len(reaches)

@@ -31,7 +31,7 @@ class Guess:
     @property
     def hope(self) -> float:
         """Tokens of it that are accepted, on average."""
-        return sum(accumulate(self.chances, mul))
+        return sum(self.reach)
 
 
 NOTHING = Guess()

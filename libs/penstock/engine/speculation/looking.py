@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from penstock.engine.config import EngineSettings
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.guess import NOTHING, Guess
+from penstock.engine.speculation.lookup.lookup import Lookup, LookupLimits
+from penstock.engine.speculation.lookup.native import corpora
 from penstock.engine.speculation.trust import Trust
-
-if TYPE_CHECKING:
-    from penstock.engine.speculation.lookup.lookup import Lookup
+from penstock.runtime.threads import started_threads
 
 _SELDOM = 8
 """Steps between two looks where these cost more than they have brought lately."""
@@ -76,7 +78,16 @@ class Looking:
     def _tell(self, live: Live, looked: Looked) -> None:
         key, request = live.ticket, live.request
         if not looked.told:
-            self._lookup.begin(key, live.tokens, len(request.prompt), request.tenant, request.session)
+            self._lookup.begin(key, live.tokens, len(request.prompt), request.owner, request.session)
         elif live.length > looked.told:
             self._lookup.extend(key, live.tokens[looked.told :])
         looked.told = live.length
+
+
+async def open_lookup(config: EngineSettings, stack: ExitStack) -> Lookup | None:
+    """As the settings say; `stack` ends its thread."""
+    if not config.lookup_tokens or not config.draft_tokens:
+        return None
+    forms = await asyncio.to_thread(corpora)
+    thread = stack.enter_context(started_threads(1, "lookup"))
+    return Lookup(LookupLimits(tokens=config.lookup_tokens), forms, thread)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.engine.speculation.guess import Guess, right
 
@@ -14,8 +14,8 @@ _PRIOR = 1.0
 _SURE = 0.98
 """No guess is believed more."""
 _LONG_MEMORY = 0.999
-_FIRST = 0.7
-"""How likely a token of a drafter is right before any was seen."""
+_FIRST, _FIRST_WEIGHT = 0.7, 4.0
+"""How likely a token of a drafter is right before any was seen, and how many seen ones that is worth."""
 
 
 @dataclass(slots=True)
@@ -44,35 +44,33 @@ class Trust:
         hits = right(guess.tokens, came)
         seen = min(hits + 1, len(guess.tokens), len(came))
         for place in range(seen):
-            self.promised = _MEMORY * self.promised + guess.chances[place]
-            self.right = _MEMORY * self.right + (place < hits)
+            self._add(guess.chances[place], place < hits)
+
+    def count(self, chance: float, right: int, wrong: int) -> None:
+        """So many tokens with that chance were right, and so many were not."""
+        for number in range(right + wrong):
+            self._add(chance, number < right)
+
+    def _add(self, chance: float, right: bool) -> None:
+        self.promised = _MEMORY * self.promised + chance
+        self.right = _MEMORY * self.right + right
 
 
 @dataclass(slots=True)
-class Positions:
-    """How often a drafter's tokens are right, by their position, over all sequences: for one that says nothing of it."""
+class Rate:
+    """How often a drafter's tokens are right behind right ones, over all sequences: it says nothing of that itself."""
 
-    hits: list[float] = field(default_factory=list)
-    seen: list[float] = field(default_factory=list)
-    """Tokens of each position behind right ones; old ones fade."""
+    right: float = 0.0
+    seen: float = 0.0
+    """Tokens that have met the text; old ones fade."""
 
-    def chances(self, length: int) -> tuple[float, ...]:
-        """Of `length` tokens, each if those before it are right. A position that was hardly seen is taken to be like
-        the one before it."""
-        chances: list[float] = []
-        before = _FIRST
-        for place in range(length):
-            hits, seen = (self.hits[place], self.seen[place]) if place < len(self.seen) else (0.0, 0.0)
-            before = (hits + 2 * before) / (seen + 2)
-            chances.append(before)
-        return tuple(chances)
+    @property
+    def chance(self) -> float:
+        """Of a token to be right if those before it are."""
+        return (self.right + _FIRST * _FIRST_WEIGHT) / (self.seen + _FIRST_WEIGHT)
 
-    def learn(self, tokens: Sequence[int], came: Sequence[int], first: int = 0) -> None:
-        """These tokens came where those of the drafter begin. The first `first` have been learned from before."""
-        hits = right(tokens, came)
-        for place in range(first, min(hits + 1, len(tokens), len(came))):
-            while place >= len(self.seen):
-                self.hits.append(0.0)
-                self.seen.append(0.0)
-            self.seen[place] = _LONG_MEMORY * self.seen[place] + 1
-            self.hits[place] = _LONG_MEMORY * self.hits[place] + (place < hits)
+    def learn(self, right: int, wrong: int) -> None:
+        """So many tokens were right, and so many were not."""
+        fading = _LONG_MEMORY ** (right + wrong)
+        self.right = fading * self.right + right
+        self.seen = fading * self.seen + right + wrong

@@ -17,6 +17,7 @@ import structlog
 from penstock.checkpoint import Checkpoint, inspect, tokenizer_fingerprint
 from penstock.engine.hooks import DraftAsk, DraftTerms
 from penstock.engine.speculation.drafting import vocabulary, vocabulary_misfit
+from penstock.engine.speculation.guess import right
 from penstock.rpc.channels import open_channels
 from penstock.rpc.context import trace_parent
 from penstock.rpc.stay import Connection, Unsuitable, stay
@@ -83,6 +84,8 @@ class _Sequence:
     since: float | None = None
     """When it was first told of what there have been no drafts for; None: there are, or none are wanted."""
     refused: bool = False
+    judged: tuple[int, int] = (0, 0)
+    """Right and wrong drafts since that was asked."""
 
     def take(self, after: int, length: int, tokens: Sequence[int]) -> None:
         """Drafts that go on from the first `length` tokens and those that came before; anything else is left out."""
@@ -99,7 +102,9 @@ class _Sequence:
     def settle(self) -> None:
         """Drops the drafts that are text by now, and all if the text is another."""
         count = min(self.length - self.begin, len(self.drafts))
-        if list(self.ask.tokens[self.begin : self.begin + count]) == self.drafts[:count].tolist():
+        hits = right(self.drafts[:count], self.ask.tokens[self.begin : self.begin + count])
+        self.judged = self.judged[0] + hits, self.judged[1] + (hits < count)
+        if hits == count:
             del self.drafts[:count]
             self.begin += count
         else:
@@ -177,6 +182,14 @@ class DraftClient:
         """Drafts at hand that go on from the first `length` tokens, if the sequence was told to have so many."""
         sequence = self._sequences.get(id)
         return sequence.ready if sequence is not None and sequence.length == length else ()
+
+    def judged(self, id: str) -> tuple[int, int]:
+        """Right and wrong drafts since the last call."""
+        sequence = self._sequences.get(id)
+        if sequence is None:
+            return 0, 0
+        judged, sequence.judged = sequence.judged, (0, 0)
+        return judged
 
     def expected(self, id: str) -> float:
         """Seconds by which most drafts come; inf while the service is away, says nothing, or takes too long."""

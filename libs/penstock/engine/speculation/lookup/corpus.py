@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """What may come next."""
-
-    tokens: tuple[int, ...]
-    chances: tuple[float, ...]
-    """Of each token, given that those before it are right."""
-
-
-NOTHING = Guess((), ())
+from penstock.engine.speculation.guess import Guess
 
 
 class Corpus(Protocol):

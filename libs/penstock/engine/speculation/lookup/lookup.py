@@ -9,9 +9,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.lookup.bodies import Body, Chained
 from penstock.engine.speculation.lookup.chances import LONGEST
-from penstock.engine.speculation.lookup.corpus import Corpora, Guess
+from penstock.engine.speculation.lookup.corpus import Corpora
 
 _ANSWER_TOKENS = 1 << 16
 

@@ -9,8 +9,9 @@ from ctypes import CDLL, PyDLL, addressof, c_double, c_int32
 
 from penstock.engine.kernels.cpu.build import NotBuilt, library
 from penstock.engine.kernels.cpu.layout import declare
+from penstock.engine.speculation.guess import NOTHING, Guess
 from penstock.engine.speculation.lookup.chances import MOST, table
-from penstock.engine.speculation.lookup.corpus import NOTHING, Corpora, Guess
+from penstock.engine.speculation.lookup.corpus import Corpora
 from penstock.engine.speculation.lookup.plain import PlainCorpora
 
 _NONE = array("i")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.speculation.guess import NOTHING, Guess
 from penstock.engine.speculation.lookup.chances import BREAK, LEAST, LONGEST, MATCHED, MOST, ONE, ORDERS, PLACES, table
-from penstock.engine.speculation.lookup.corpus import NOTHING, Guess
 
 _FIRST_ROOM = 512
 Places = NDArray[np.intp]
