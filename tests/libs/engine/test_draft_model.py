@@ -163,6 +163,26 @@ class counted:
         model._runner.step = lambda runs: self.steps.append(sum(run.tokens for run in runs)) or real(runs)
 
 
+def test_guesses_that_nobody_waits_for_are_handed_out_together(tiny):
+    """The first at once, the next after 2 ms, and the last with the others."""
+    now = [0.0]
+    worker = Worker(DraftModel(EngineConfig(model=tiny), lambda: now[0]))
+    real, seen = worker.model._runner.step, []
+
+    def step(runs):
+        now[0] += 0.0007
+        return real(runs)
+
+    worker.model._runner.step = step
+    worker.tell(1, text(1, 20), 9)
+    while worker.step():
+        seen.append(len(worker.ahead(1)))
+    assert seen == [1, 1, 1, 4, 4, 4, 7, 7, 9]
+    worker.tell(1, [*text(1, 20), *worker.ahead(1)], 3)
+    worker.step()
+    assert len(worker.ahead(1)) == 1
+
+
 def test_a_prompt_is_computed_before_drafts_are_wanted(tiny):
     rows = counted(DraftModel(EngineConfig(model=tiny)))
     worker = Worker(rows.model)

@@ -32,6 +32,9 @@ _FIRST_SLICE, _LEAST_SLICE = 64, 16
 long it does."""
 _BESIDE_S, _ALONE_S = 0.004, 0.02
 """Seconds that they may take otherwise, beside others and alone: whoever wants a guess meanwhile has to wait."""
+_TOGETHER_S = 0.002
+"""Seconds for which guesses may be kept back, so that those of several steps go out at once: a message costs both ends
+as much as a step of a small model."""
 _REST_S = 2.0
 """Seconds without a wish after which a sequence gives way to any that has one."""
 _log = logging.getLogger(__name__)
@@ -126,6 +129,7 @@ class DraftModel:
         self._refused: list[SequenceId] = []
         """Since the last step."""
         self._made = self._turns = 0
+        self._handed_out = 0.0
         self._row_s: float | None = None
         """Seconds that a row of a step with many takes, learned."""
         self._dropped = self._evicted = self._refusals = 0
@@ -176,17 +180,14 @@ class DraftModel:
         work = self._work()
         began = self._clock()
         answers = self._answers([self._run(sequence, count) for sequence, count in work])
-        self._learn(work, self._clock() - began)
-        leads = []
+        now = self._clock()
+        self._learn(work, now - began)
         for (sequence, count), answer in zip(work, answers, strict=True):
             self._turns += 1
             sequence.served = self._turns
             self._take(sequence, count, answer)
-            if len(sequence.tokens) > sequence.given:
-                leads.append(DraftLead(sequence.id, sequence.after, sequence.given, sequence.tokens[sequence.given :]))
-                sequence.given = len(sequence.tokens)
         refused, self._refused = self._refused, []
-        return DraftStep(leads, refused, bool(work))
+        return DraftStep(self._due(now), refused, bool(work))
 
     def stats(self) -> DraftStats:
         """Now."""
@@ -356,6 +357,18 @@ class DraftModel:
         sequence.pages, sequence.computed, sequence.named = [], 0, 0
 
     # A step
+
+    def _due(self, now: float) -> list[DraftLead]:
+        """The guesses to hand out: all, if some are waited for, or have been kept back for long enough."""
+        kept = [sequence for sequence in self._sequences.values() if len(sequence.tokens) > sequence.given]
+        waited_for = any(sequence.given <= sequence.told or not sequence.guesses for sequence in kept)
+        if not kept or not (waited_for or now - self._handed_out >= _TOGETHER_S):
+            return []
+        self._handed_out, leads = now, []
+        for sequence in kept:
+            leads.append(DraftLead(sequence.id, sequence.after, sequence.given, sequence.tokens[sequence.given :]))
+            sequence.given = len(sequence.tokens)
+        return leads
 
     def _run(self, sequence: _Sequence, count: int) -> Run:
         table = sequence.owner, sequence.version
