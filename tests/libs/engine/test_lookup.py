@@ -124,6 +124,18 @@ def test_long_texts_that_grow_and_lose_their_beginning():
     assert guessed > 150
 
 
+def test_what_was_written_over_has_no_vote(corpora):
+    """Not even where the same token stands there again."""
+    text = [token for turn in range(9) for token in (1, 2 + (turn == 7), *range(128 * turn + 10, 128 * turn + 136))]
+    text.append(1)
+    naive, corpus = Naive(LIMIT), corpora.new(LIMIT)
+    for each in (naive, corpus):
+        each.append(array("i", text))
+    wanted = naive_guess(naive, (None, None), (), 3)
+    assert wanted.chances[0] == pytest.approx(chance(1, 3, 2), abs=1e-4)
+    assert corpora.guess(corpus, (None, None), (), 3) == wanted
+
+
 def test_a_chance_grows_with_all_that_speaks_for_it():
     sizes = range(1, PLACES + 1)
     for matched in range(1, MATCHED):
