@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.bench.harness import BenchReport, Figure
+from penstock.bench.speculation.meshes import mesh_figures
 from penstock.bench.speculation.replay import EXCERPT, replay_figures
 
-SpeculationPart = Literal["replay"]
+SpeculationPart = Literal["replay", "mesh"]
 
 
 async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Sequence[Path] = ()) -> BenchReport:
@@ -18,4 +19,6 @@ async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Se
     found: list[Figure] = []
     if not parts or "replay" in parts:
         found += replay_figures(traces or (EXCERPT,), quick)
+    if not parts or "mesh" in parts:
+        found += await mesh_figures(quick)
     return BenchReport("speculation", found)

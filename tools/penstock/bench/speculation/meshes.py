@@ -1,0 +1,189 @@
+"""Drafts as clients meet them: through meshes that are the same but for their proposers, one under load at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from penstock.bench.e2e.dialects import OpenAi
+from penstock.bench.e2e.running import free_port, serving
+from penstock.bench.e2e.servers import ServerSpec
+from penstock.bench.engine.subjects import Places
+from penstock.bench.harness import Figure, Measure, figure, interleave
+from penstock.bench.speculation import asks
+from penstock.bench.speculation.asks import Asks
+from penstock.bench.speculation.bound import bound
+from penstock.models import embedded
+
+PLAIN = "plain"
+FORMS: Mapping[str, tuple[bool, Mapping[str, str]]] = {
+    PLAIN: (False, {"PENSTOCK_DECODE_DRAFT_TOKENS": "0"}),
+    "grammar": (False, {"PENSTOCK_DECODE_LOOKUP_TOKENS": "0"}),
+    "lookup": (False, {}),
+    "all": (True, {}),
+}
+"""Whether there is a draft service, and settings of the workers."""
+PAIRS: Mapping[str, tuple[int, int]] = {"embedded": (0, 0), "bound": (135_000_000, 15_000_000)}
+"""Parameters of target and draft; 0: as they are."""
+_CELLS: Sequence[tuple[str, Callable[[int, int], Asks], int]] = (
+    ("tool_calls", asks.tool_calls, 1),
+    ("json", asks.schema_json, 1),
+    ("quote", asks.quotes, 1),
+    ("text", asks.free_text, 1),
+    ("hostile", asks.hostile, 1),
+    ("text", asks.free_text, 4),
+    ("text", asks.free_text, 16),
+    ("hostile", asks.hostile, 16),
+)
+"""Name, requests, and how many at a time."""
+_GOALS = {
+    "speedup_tool_calls_bound": 2.0,
+    "speedup_tool_calls_embedded": 1.3,
+    "speedup_forced": 1.2,
+    "speedup_quote": 2.0,
+    "speedup_text": 1.2,
+    "worst_ratio": 0.97,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a mesh gave in one round."""
+
+    tokens_per_s: float
+    """Between the first token of a request and its last, of all streams together."""
+    accepted: float
+    """Drafts that were accepted, for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mesh:
+    client: AsyncOpenAI
+    model: str
+
+    async def run(self, wanted: Asks, streams: int) -> Rate:
+        """Sends the requests, `streams` at a time."""
+        line = asyncio.Queue[Mapping[str, Any]]()
+        for body in wanted.bodies:
+            line.put_nowait(body)
+        found: list[tuple[int, int, float]] = []
+
+        async def stream() -> None:
+            while not line.empty():
+                found.append(await self._ask(line.get_nowait()))
+
+        began = time.perf_counter()
+        await asyncio.gather(*(stream() for _ in range(streams)))
+        wall = time.perf_counter() - began
+        tokens = sum(count for count, _, _ in found)
+        seconds = wall if streams > 1 else sum(took for _, _, took in found)
+        return Rate(tokens / seconds, sum(accepted for _, accepted, _ in found) / tokens)
+
+    async def _ask(self, body: Mapping[str, Any]) -> tuple[int, int, float]:
+        """Tokens behind the first, drafts that were accepted, and seconds between first and last token."""
+        first = last = 0.0
+        usage: Any = None
+        answer = await self.client.chat.completions.create(
+            model=self.model, stream=True, stream_options={"include_usage": True}, **body
+        )
+        async for chunk in answer:
+            if chunk.usage is not None:
+                usage = chunk.usage
+            elif chunk.choices:
+                last = time.perf_counter()
+                first = first or last
+        return usage.completion_tokens - 1, usage.penstock["accepted_tokens"], last - first
+
+
+async def mesh_figures(quick: bool) -> list[Figure]:
+    """Of both pairs, in every form."""
+    found: list[Figure] = []
+    for pair in PAIRS:
+        found += await _pair_figures(pair, quick)
+    ratios = [one for one in found if one.id.startswith("ratio_all_") and one.value is not None]
+    lead = [
+        _lead("speedup_tool_calls_bound", found, "ratio_all_tool_calls_bound"),
+        _lead("speedup_tool_calls_embedded", found, "ratio_all_tool_calls_embedded"),
+        _lead("speedup_forced", found, "ratio_grammar_tool_calls_bound"),
+        _lead("speedup_quote", found, "ratio_lookup_quote_bound"),
+        _lead("speedup_text", found, "ratio_all_text_bound"),
+        figure("worst_ratio", [min(one.value or 0.0 for one in ratios)], "ratio", "no drafts", _GOALS["worst_ratio"]),
+    ]
+    return [*lead, *found]
+
+
+def _lead(id: str, found: Sequence[Figure], of: str) -> Figure:
+    one = next(figure for figure in found if figure.id == of)
+    assert one.value is not None and one.min is not None and one.max is not None
+    return figure(id, [one.min, one.value, one.max], "ratio", "no drafts", _GOALS[id])
+
+
+async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
+    rounds, count = (1, 4) if quick else (3, 8)
+    found: list[Figure] = []
+    async with _meshes(pair) as meshes:
+        for name, make, streams in _CELLS:
+            subjects = {form: _subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
+            rates = await interleave(subjects, rounds)
+            cell = f"{name}_{pair}" if streams == 1 else f"{name}_{streams}_{pair}"
+            for form, samples in rates.items():
+                rate = statistics.median(sample.tokens_per_s for sample in samples)
+                accepted = statistics.median(sample.accepted for sample in samples)
+                print(f"{cell} {form}: {rate:.4g} tokens/s, {accepted:.2f} accepted", file=sys.stderr, flush=True)
+                found.append(figure(f"rate_{form}_{cell}", [one.tokens_per_s for one in samples], "tokens/s", "scale"))
+                if form == PLAIN:
+                    continue
+                found.append(figure(f"accepted_{form}_{cell}", [one.accepted for one in samples], "per token", "scale"))
+                ratios = [
+                    one.tokens_per_s / other.tokens_per_s for one, other in zip(samples, rates[PLAIN], strict=True)
+                ]
+                found.append(figure(f"ratio_{form}_{cell}", ratios, "ratio", "no drafts"))
+    return found
+
+
+def _subject(mesh: _Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[Rate]:
+    async def sample(round: int) -> Rate:
+        return await mesh.run(make(count, round), streams)
+
+    return sample
+
+
+@asynccontextmanager
+async def _meshes(pair: str) -> AsyncIterator[Mapping[str, _Mesh]]:
+    """One for each form, all at once: those that are not asked compute nothing."""
+    target, draft = _checkpoints(pair)
+    async with AsyncExitStack() as stack:
+        meshes = {}
+        for form, (drafts, settings) in FORMS.items():
+            port = free_port()
+            command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(target), "--port", str(port))
+            spec = ServerSpec(
+                name=form,
+                command=(*command, "--draft", str(draft) if drafts else "none", "--kv-host-bytes", "256MiB"),
+                dialect=OpenAi(target.name),
+                ready_path="/readyz",
+                paused=False,
+                environment=settings,
+            )
+            await stack.enter_async_context(serving(spec, port))
+            client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
+            meshes[form] = _Mesh(await stack.enter_async_context(client), target.name)
+        yield meshes
+
+
+def _checkpoints(pair: str) -> tuple[Path, Path]:
+    models = Path(embedded("penstock-mini")), Path(embedded("penstock-mini-draft"))
+    place = Places.default().models
+    target, draft = (
+        bound(model, size, place) if size else model for model, size in zip(models, PAIRS[pair], strict=True)
+    )
+    return target, draft
