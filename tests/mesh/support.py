@@ -241,7 +241,10 @@ class Adversary(draft_pb2_grpc.DraftServicer):
                     yield self._lie(message.number, one.id, one.keep + len(one.tokens))
 
     def _lie(self, number: int, id: int, length: int) -> draft_pb2.DraftLeads:
+        """Every other time one that could be true."""
         tokens = ([257, 257, 259, 256], [4_000_000_000, 1], [0] * 500, [], [7] * 100)[self.told % 5]
+        if self.told % 2:
+            return draft_pb2.DraftLeads(ids=[id], after=[number], lengths=[length], counts=[2], tokens=[257, 7])
         after = (number, number, number + 1000, max(0, number - 1))[self.told % 4] if self.told % 3 else number
         places = (length, length, length + 1, length - 1, 0, 2**32 - 1)
         return draft_pb2.DraftLeads(

@@ -76,7 +76,7 @@ async def test_cold_then_cached(mesh, oracle, http, sampling, together, request)
     if name.startswith("model-"):
         assert drafted > 0
     if name.startswith("adversarial-"):
-        assert accepted < 0.1 * drafted
+        assert accepted < 0.1 * drafted and drafted > 0
 
 
 async def two_turns(mesh, oracle, http, name, sampling):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from penstock.checkpoint import inspect
+from penstock.checkpoint import inspect, tokenizer_fingerprint
+from penstock.draft.drafts import Description
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.sampling.noise import mix
@@ -19,7 +21,7 @@ from penstock.engine.speculation.draft_model import DraftModel
 from penstock.engine.speculation.drafting import draft_misfit, vocabulary_misfit
 from penstock.grammar.joining import standing
 from penstock.testing.checkpoints import EOS, TinyModel, write_checkpoint
-from penstock.testing.drafters import InlineDrafter, model_drafter
+from penstock.testing.drafters import InlineDrafter, PlainForesight, draft_client, model_drafter, served_drafts
 
 
 @pytest.fixture
@@ -235,6 +237,39 @@ async def test_a_draft_model_over_the_wire(config, kit, plain, tiny, tmp_path, k
             assert stats.draft_failures == 0
     left = model.stats()
     assert left.sequences == 0 and left.free_pages == 2048
+
+
+class Late(PlainForesight):
+    """Right, but nothing comes before the engine has made two more steps, or rests; then all that is wanted."""
+
+    engine = None
+
+    def step(self):
+        begun = self.engine.stats().steps
+        while self.engine.stats().running and self.engine.stats().steps < begun + 2:
+            time.sleep(0.0005)
+        made = super().step()
+        while (more := super().step()).worked:
+            made.leads.extend(more.leads)
+        return made
+
+
+async def test_a_draft_service_that_is_always_late(config, kit, plain, tiny):
+    """It is ahead all the same: what it guesses late is still of use when the text has come so far."""
+    texts = [[*one.prompt, *answer.ids] for one, answer in zip(kit.mixed(), plain, strict=True)]
+
+    def right(text):
+        return next((whole[len(text)] for whole in texts if whole[: len(text)] == text and len(whole) > len(text)), 7)
+
+    late, target = Late(right), inspect(tiny)
+    description = Description(tokenizer_fingerprint(target), dict)
+    async with served_drafts(late, description) as (server, _), draft_client(server.port, target) as client:
+        async with Engine.open(replace(config, draft_timeout_s=0.01), client) as engine:
+            late.engine = engine
+            await client.connected.wait()
+            for one, other in zip(plain, await kit.read_all(engine, kit.mixed()), strict=True):
+                kit.assert_same(one, other)
+            assert engine.stats().accepted > 0
 
 
 def test_draft_misfit(tiny, tmp_path):

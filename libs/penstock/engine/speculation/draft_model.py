@@ -418,6 +418,7 @@ def _led(guide: Guide | None, tokens: Sequence[int]) -> Guide | None:
     try:
         guide.follow(tokens)
     except GrammarLeft:
+        guide.restart()  # it is of no more use where it is
         return None
     return guide.copy()
 
