@@ -124,6 +124,16 @@ def test_long_texts_that_grow_and_lose_their_beginning():
     assert guessed > 150
 
 
+def test_a_long_quotation_is_guessed_at_length(corpora):
+    """Longer than any match that the chances tell apart."""
+    text = [*range(100, 200), *range(100, 120)]
+    naive, corpus = Naive(LIMIT), corpora.new(LIMIT)
+    for each in (naive, corpus):
+        each.append(array("i", text))
+    wanted = naive_guess(naive, (None, None), (), 50)
+    assert MATCHED - 16 < len(wanted.tokens) <= 50 and corpora.guess(corpus, (None, None), (), 50) == wanted
+
+
 def test_what_was_written_over_has_no_vote(corpora):
     """Not even where the same token stands there again."""
     text = [token for turn in range(9) for token in (1, 2 + (turn == 7), *range(128 * turn + 10, 128 * turn + 136))]

@@ -32,6 +32,14 @@ struct Link {
   uint32_t before[kCount];  // for each order, 1 + the last place before with a gram in the same bucket; 0: none
 };
 
+// A search for the latest places of a gram.
+struct Search {
+  const Corpus *corpus;
+  int which, found = 0, visits = 0;
+  uint32_t next = 0;  // 1 + the place to look at; 0: there is none
+  int64_t places[kPlaces] = {};
+};
+
 }  // namespace
 
 // The last `limit` tokens of texts. A place is the number of a token; the gram of a place is what stands before it.
@@ -55,18 +63,25 @@ struct Corpus {
     return count;
   }
 
-  // The latest places whose gram is that before `context`, the latest first; returns how many.
-  int find(int which, uint64_t hash, const int32_t *context, int64_t *places) const {
-    const int order = kOrders[which];
-    int found = 0;
-    uint32_t next = buckets[which][bucket(hash)];
-    for (int visits = 0; next && found < kPlaces && visits < kVisits; ++visits) {
-      const int64_t place = int64_t(next) - 1;
-      if (place - order < end - limit) break;
-      if (same(order, place, context)) places[found++] = place;
-      next = links[place & mask].before[which];
-    }
-    return found;
+  const uint32_t *latest(int which, uint64_t hash) const { return &buckets[which][bucket(hash)]; }
+
+  // Looks at the next place; false when there is none. What is looked at then is on its way to the processor meanwhile,
+  // so several searches by turns take little more time than one.
+  bool look(Search &search, const int32_t *context) const {
+    const int order = kOrders[search.which];
+    const int64_t place = int64_t(search.next) - 1;
+    if (!search.next || search.found == kPlaces || search.visits++ == kVisits || place - order < end - limit)
+      return false;
+    search.next = links[place & mask].before[search.which];
+    prefetch(search.next);
+    if (same(order, place, context)) search.places[search.found++] = place;
+    return true;
+  }
+
+  void prefetch(uint32_t next) const {
+    if (!next) return;
+    __builtin_prefetch(&links[(next - 1) & mask]);
+    __builtin_prefetch(&tokens[(next - 2) & mask]);
   }
 
   const int64_t limit;
@@ -158,7 +173,7 @@ struct Votes {
   int count = 0, all = 0;
 };
 
-// What follows most of the places, of several equal ones what follows the latest.
+// What follows most of the places; of equals what follows the latest.
 Votes vote(const Corpus &corpus, const int64_t *places, int count, int depth) {
   int32_t tokens[kPlaces];
   int votes[kPlaces], kinds = 0, all = 0;
@@ -177,22 +192,23 @@ Votes vote(const Corpus &corpus, const int64_t *places, int count, int depth) {
 }
 
 // Follows the most frequent continuation of the places as long as its chance, all before it included, is worth it.
-void follow(const Corpus &corpus, int order, int64_t *places, int count, int most, const int32_t *chances, Path &path) {
-  int64_t whole = kOne;
+void follow(Search &search, int most, const int32_t *chances, Path &path) {
+  const Corpus &corpus = *search.corpus;
+  int64_t whole = kOne, *const places = search.places;
+  int count = search.found;
   for (int depth = 0; depth < most; ++depth) {
     const Votes votes = vote(corpus, places, count, depth);
     if (!votes.all) return;
-    const int matched = std::min(order + depth, kMatched);
+    const int matched = std::min(kOrders[search.which] + depth, kMatched);
     const int32_t chance = chances[(matched * (kPlaces + 1) + votes.all) * (kPlaces + 1) + votes.count];
     whole = whole * chance >> 16;
     if (whole < kLeast) return;
     path.worth += whole;
     path.tokens[depth] = votes.token, path.chances[depth] = chance, path.length = depth + 1;
-    count = int(std::remove_if(places, places + count,
-                               [&](int64_t place) {
-                                 return place + depth >= corpus.end || corpus.at(place + depth) != votes.token;
-                               }) -
-                places);
+    const auto other = [&](int64_t place) {
+      return place + depth >= corpus.end || corpus.at(place + depth) != votes.token;
+    };
+    count = int(std::remove_if(places, places + count, other) - places);
   }
 }
 
@@ -221,16 +237,27 @@ int32_t penstock_guess(const Corpus *own, const Corpus *second, const Corpus *th
     hash += (uint64_t(uint32_t(context[-back])) + 1) * factor;
     if (back == kOrders[which]) hashes[which++] = hash;
   }
-  Path best;
+  Search searches[3 * kCount], *last = searches;
   for (const Corpus *corpus : {own, second, third})
-    for (int which = kCount - 1; corpus && which >= 0; --which) {
-      if (kOrders[which] > known) continue;
-      int64_t places[kPlaces];
-      Path path;
-      const int count = corpus->find(which, hashes[which], context, places);
-      follow(*corpus, kOrders[which], places, count, std::min(most, kMost), chances, path);
-      if (path.worth > best.worth) best = path;
-    }
+    for (int which = kCount - 1; corpus && which >= 0; --which)
+      if (kOrders[which] <= known) {
+        __builtin_prefetch(corpus->latest(which, hashes[which]));
+        *last++ = {corpus, which};
+      }
+  for (Search *each = searches; each < last; ++each) {
+    each->next = *each->corpus->latest(each->which, hashes[each->which]);
+    each->corpus->prefetch(each->next);
+  }
+  for (bool more = true; more;) {
+    more = false;
+    for (Search *each = searches; each < last; ++each) more |= each->corpus->look(*each, context);
+  }
+  Path best;
+  for (Search *each = searches; each < last; ++each) {
+    Path path;
+    follow(*each, std::min(most, kMost), chances, path);
+    if (path.worth > best.worth) best = path;
+  }
   std::copy_n(best.tokens, best.length, tokens);
   for (int i = 0; i < best.length; ++i) found[i] = double(best.chances[i]) / kOne;
   return best.length;
