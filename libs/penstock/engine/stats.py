@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.engine.fit import PromptFit, StepFit
+from penstock.engine.speculation.account import DraftAccount
 from penstock.kv.cost import PrefillCost
 from penstock.runtime.turns.baton import TurnCounters
 
@@ -61,10 +62,14 @@ class EngineStats:
     """Rows that went through the model, drafts included."""
     generated_tokens: int
     preemptions: int
+    drafts: DraftAccount
+    """By proposer."""
     drafted: int
     accepted: int
     draft_failures: int
-    """Times the drafter was late or failed."""
+    """Times that a step waited for the drafter in vain."""
+    draft_wait_s: float
+    """Seconds for which steps waited for it."""
     load_failures: int
     """Number of loads that raised, so that the whole prompt was computed."""
     sink_failures: int
@@ -90,8 +95,8 @@ class Counters:
     prompts: PromptFit = field(default_factory=PromptFit)
     steps: int = 0
     computed_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    drafts: DraftAccount = field(default_factory=DraftAccount)
+    """Of all sequences."""
     draft_failures: int = 0
     draft_wait_s: float = 0.0
     load_failures: int = 0
@@ -178,9 +183,11 @@ def collect(
         computed_tokens=counters.computed_tokens,
         generated_tokens=lines.generated_tokens,
         preemptions=lines.preemptions,
-        drafted=counters.drafted,
-        accepted=counters.accepted,
+        drafts=counters.drafts,
+        drafted=counters.drafts.drafted,
+        accepted=counters.drafts.accepted,
         draft_failures=counters.draft_failures,
+        draft_wait_s=counters.draft_wait_s,
         load_failures=counters.load_failures,
         sink_failures=counters.sink_failures,
         failed_steps=counters.failed_steps,

@@ -83,17 +83,17 @@ class _Figures(Collector):
             yield family(self._prefix + name, name.replace("_", " "), value=value)
 
 
-class _ByReason(Collector):
+class _ByLabel(Collector):
     """Counters with one label, read at each scrape."""
 
-    def __init__(self, name: str, what: str, read: Callable[[], Mapping[str, int]]) -> None:
-        self._name, self._what, self._read = name, what, read
+    def __init__(self, name: str, what: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
+        self._name, self._what, self._label, self._read = name, what, label, read
 
     def collect(self) -> Iterator[Metric]:
         """One family."""
-        family = CounterMetricFamily(self._name, self._what, labels=["reason"])
-        for reason, count in self._read().items():
-            family.add_metric([reason], count)
+        family = CounterMetricFamily(self._name, self._what, labels=[self._label])
+        for value, count in self._read().items():
+            family.add_metric([value], count)
         yield family
 
 
@@ -206,13 +206,15 @@ class WorkerMetrics(Metrics):
     """Pages that more than one request or sink holds."""
     PREEMPTIONS = "vllm:num_preemptions"
     DRAFT_FAULTS = "penstock_draft_faults"
-    """Draft calls that became plain decoding."""
+    """Steps that waited for the draft service in vain."""
+    DRAFT_WAIT_S = "penstock_draft_wait_seconds"
+    """Seconds for which steps waited for it."""
     TURNS = "penstock_turns"
     """Steps computed in turn with other workers on the same cores."""
     TURN_WAIT_S = "penstock_turn_wait_seconds"
     TURNS_GIVEN_UP = "penstock_turns_given_up"
     """Waits that ended because another worker's turn took far too long."""
-    _TOTALS = frozenset({PREEMPTIONS, DRAFT_FAULTS, TURNS, TURN_WAIT_S, TURNS_GIVEN_UP, UNSAVED})
+    _TOTALS = frozenset({PREEMPTIONS, DRAFT_FAULTS, DRAFT_WAIT_S, TURNS, TURN_WAIT_S, TURNS_GIVEN_UP, UNSAVED})
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,6 +249,14 @@ class WorkerMetrics(Metrics):
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
         """From now on `read` gives figures by some of the names above. Not twice for one of them."""
         self.registry.register(_Figures("", read, self._TOTALS))
+
+    def watch_drafts(self, verified: Callable[[], Mapping[str, int]], right: Callable[[], Mapping[str, int]]) -> None:
+        """From now on with the drafts that were verified, and those of them that were right, by proposer. Not twice."""
+        for name, what, read in (
+            ("penstock_drafts_verified", "Drafts that steps verified", verified),
+            ("penstock_drafts_accepted", "Those of them that were right", right),
+        ):
+            self.registry.register(_ByLabel(name, what, "proposer", read))
 
 
 class StoreMetrics(Metrics):
@@ -296,7 +306,7 @@ class StoreMetrics(Metrics):
     ) -> None:
         """From now on with these figures; `faults` are fetches from other stores that ended early, by reason."""
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
-        self.registry.register(_ByReason("penstock_store_pull_faults", "Fetches that ended early", faults))
+        self.registry.register(_ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", faults))
         self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))
 
 

@@ -76,6 +76,7 @@ async def open_worker(
     ):
         _say_loaded(engine)
         metrics.watch(lambda: _figures(engine))
+        metrics.watch_drafts(lambda: engine.stats().drafts.verified, lambda: engine.stats().drafts.right)
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"worker-{os.getpid()}"
         two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
@@ -140,6 +141,7 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.SHARED: stats.shared_pages,
         WorkerMetrics.PREEMPTIONS: stats.preemptions,
         WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
+        WorkerMetrics.DRAFT_WAIT_S: stats.draft_wait_s,
         WorkerMetrics.TURNS: stats.turns.turns,
         WorkerMetrics.TURN_WAIT_S: stats.turns.waited_s,
         WorkerMetrics.TURNS_GIVEN_UP: stats.turns.given_up,

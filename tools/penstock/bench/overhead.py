@@ -9,6 +9,7 @@ the mesh has.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import sys
@@ -75,7 +76,7 @@ class Prompts:
 async def measure(quick: bool) -> BenchReport:
     """Runs the bench."""
     tokens, rounds = (64, 3) if quick else (192, 7)
-    config = EngineConfig(model=embedded(_MODEL), threads=_threads())
+    config = EngineConfig(model=embedded(_MODEL), threads=_threads(), draft_tokens=0)
     async with Engine.open(config) as engine, _mesh() as client:
         prompts = Prompts(engine.checkpoint.config.vocab_size)
         bare, mesh = _Bare(engine, prompts, tokens), _Mesh(client, prompts, tokens)
@@ -181,7 +182,8 @@ class _Mesh(_Subject):
 async def _mesh() -> AsyncIterator[httpx2.AsyncClient]:
     """`penstock up` on a free port, without drafting."""
     command = [sys.executable, "-m", "penstock.cli", "up", "--port", "0", "--draft", "none"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    environment = {**os.environ, "PENSTOCK_DECODE_DRAFT_TOKENS": "0"}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
     try:
         async with httpx2.AsyncClient(base_url=await _ready(process), timeout=120) as client:
             yield client

@@ -1,4 +1,4 @@
-"""What was drafted for one sequence."""
+"""What was drafted, and what came of it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ GRAMMAR, LOOKUP, MODEL = "grammar", "lookup", "model"
 
 
 @dataclass(slots=True)
-class DraftCount:
-    """Of one proposer."""
-
-    drafted: int = 0
-    accepted: int = 0
-
-
-@dataclass(slots=True)
 class DraftAccount:
     """Drafts that were verified, and those of them that were accepted."""
 
-    by_proposer: dict[str, DraftCount] = field(default_factory=dict)
+    verified: dict[str, int] = field(default_factory=dict)
+    """By proposer."""
+    right: dict[str, int] = field(default_factory=dict)
+    """By proposer."""
     drafted: int = 0
+    """All that were verified."""
     accepted: int = 0
+    """All of them that were right."""
 
     def add(self, proposer: str, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the proposer and accepted `accepted` of them."""
-        count = self.by_proposer.setdefault(proposer, DraftCount())
-        count.drafted += drafted
-        count.accepted += accepted
+        self.verified[proposer] = self.verified.get(proposer, 0) + drafted
+        self.right[proposer] = self.right.get(proposer, 0) + accepted
         self.drafted += drafted
         self.accepted += accepted

@@ -134,17 +134,16 @@ class Speculation:
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the sequence and accepted the first `accepted` of them."""
-        self._counters.drafted += drafted
-        self._counters.accepted += accepted
         writer = self._writers.get(live.ticket)
         if writer is None:
             return
-        choice, account = writer.choice, writer.account
+        choice = writer.choice
         forced = min(choice.forced, drafted)
-        if forced:
-            account.add(GRAMMAR, forced, min(forced, accepted))
-        if drafted > forced:
-            account.add(choice.proposer, drafted - forced, max(0, accepted - forced))
+        for account in (writer.account, self._counters.drafts):
+            if forced:
+                account.add(GRAMMAR, forced, min(forced, accepted))
+            if drafted > forced:
+                account.add(choice.proposer, drafted - forced, max(0, accepted - forced))
 
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""

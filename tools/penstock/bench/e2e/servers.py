@@ -55,6 +55,8 @@ def mesh(name: str, model: Path, port: int, *more: str) -> ServerSpec:
         dialect=OpenAi(model.name),
         ready_path="/readyz",
         paused=False,
+        # The text of random weights repeats itself, which drafts would make use of and no peer does.
+        environment={"PENSTOCK_DECODE_DRAFT_TOKENS": "0"},
     )
 
 

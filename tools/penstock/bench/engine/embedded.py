@@ -49,7 +49,9 @@ async def measure(quick: bool) -> list[Figure]:
     async with AsyncExitStack() as stack:
         subjects = {}
         for name, (dtype, kernels) in _SUBJECTS.items():
-            config = EngineConfig(embedded(NAMES[0]), dtype=dtype, kernels=kernels, threads=os.cpu_count() or 0)
+            config = EngineConfig(
+                embedded(NAMES[0]), dtype=dtype, kernels=kernels, threads=os.cpu_count() or 0, draft_tokens=0
+            )
             subjects[name] = _Subject(await stack.enter_async_context(Engine.open(config)), tokens).measure
         samples = await interleave(subjects, rounds)
     return _figures(samples)

@@ -168,12 +168,14 @@ async def opened(
     if kind == "lossless":
         wanted["dtype"] = "bfloat16"
     wanted["weights"] = "lossless" if kind == "lossless" else "plain"
+    # The text of random weights repeats itself, which drafts would make use of and no peer does.
+    wanted |= {"lookup_tokens": 0, "draft_always": drafts, "draft_tokens": _DRAFTS, "draft_timeout_s": 1.0}
     wanted |= settings or {}
     known = {field.name for field in dataclasses.fields(EngineConfig)}
     if unknown := wanted.keys() - known:
         raise ValueError(f"this engine has no {', '.join(sorted(unknown))}: kind {kind!r} can't be measured")
     foreseen = Foreseen()
-    config = EngineConfig(Path(checkpoint), threads=threads, draft_tokens=_DRAFTS, draft_timeout_s=1.0, **wanted)
+    config = EngineConfig(Path(checkpoint), threads=threads, **wanted)
     async with Engine.open(config, InlineDrafter(foreseen.propose) if drafts else None) as engine:
         yield Ours(engine, foreseen)
 

@@ -91,7 +91,7 @@ async def _engine(model: Path, batch: int, busy_s: float) -> AsyncIterator[tuple
             block_bytes=memory.block_bytes,
         )
 
-    config = EngineConfig(model, max_running=batch, max_batch_tokens=max(512, batch))
+    config = EngineConfig(model, max_running=batch, max_batch_tokens=max(512, batch), draft_tokens=0)
     async with Engine.open(config, load=load) as engine:
         yield engine, made[0]
 

@@ -64,7 +64,7 @@ async def figures(quick: bool) -> list[Figure]:
     model = embedded(_MODEL)
     async with (
         Engine.open(EngineConfig(model=model, draft_tokens=0)) as plain,
-        Engine.open(EngineConfig(model=model)) as drafting,
+        Engine.open(EngineConfig(model=model, lookup_tokens=0)) as drafting,
     ):
         grammar = schemas.grammar(_SCHEMA)
         subjects = {
