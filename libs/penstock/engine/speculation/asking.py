@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.hooks import DraftAsk, Drafter, DraftTerms
@@ -85,18 +85,18 @@ class Speculation:
         wanted = {live.ticket: self._wanted(live) for live in told}
         self._drafter.tell([self._ask_of(live, wanted[live.ticket]) for live in told])
         asked = [live for live in told if wanted[live.ticket]]
-        await self._wait(asked)
+        await self._wait(asked, wanted)
         drafts = {live.ticket: self._usable(live, wanted[live.ticket]) for live in asked}
         return {ticket: tokens for ticket, tokens in drafts.items() if tokens}
 
-    async def _wait(self, asked: Sequence[Live]) -> None:
-        """Returns when there are drafts for all of which they are expected in time, or when it is too late."""
+    async def _wait(self, asked: Sequence[Live], wanted: Mapping[int, int]) -> None:
+        """Returns when there are as many drafts as are wanted, or expected in time, or when it is too late."""
         assert self._drafter is not None
         try:
             async with asyncio.timeout(None) as limit:
                 begun = asyncio.get_running_loop().time()
                 while True:
-                    waits = [self._drafter.expected(live.id) for live in asked]
+                    waits = [self._drafter.expected(live.id, wanted[live.ticket]) for live in asked]
                     wait = max((wait for wait in waits if wait <= self._timeout_s), default=0.0)
                     if wait <= 0:
                         return
