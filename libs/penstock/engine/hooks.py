@@ -200,9 +200,9 @@ class Drafter(Protocol):
         and wrong ones."""
         ...
 
-    def expected(self, id: str) -> float:
-        """Seconds by which drafts for what was told last should be there, as learned: 0.0 when they are, inf when none
-        are to be expected."""
+    def expected(self, id: str, count: int = 1) -> float:
+        """Seconds by which `count` drafts for what was told last should be there, as learned: 0.0 when they are, inf
+        when they are not to be expected."""
         ...
 
     async def arrived(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.engine.fit import PromptFit, StepFit
-from penstock.engine.speculation.account import DraftAccount
+from penstock.engine.drafts import DraftAccount
 from penstock.kv.cost import PrefillCost
 from penstock.runtime.turns.baton import TurnCounters
 

@@ -16,7 +16,7 @@ LIGHT = (
     "speculation.drafting",
     "stats",
     "checks",
-    "speculation.account",
+    "drafts",
     "speculation.depths",
     "speculation.guess",
     "speculation.trust",

@@ -16,7 +16,7 @@ from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.guess import right
 from penstock.engine.stats import Counters
 
-PROMPT, STEPS = 100, 400
+PROMPT, STEPS = 100, 1000
 
 
 class _NoWaiting(selectors.DefaultSelector):
@@ -143,8 +143,11 @@ class Drafter:
         one.judged = one.judged[0] + hits, one.judged[1] + (hits < met)
         one.at_hand = (begin + met, guesses[met:]) if hits == met else (one.text, ())
 
-    def expected(self, id):
-        return max(0.0, self.known[id].told + (self.world.delay + self.world.draft) / 1e3 - self.loop.time())
+    def expected(self, id, count):
+        one = self.known[id]
+        more = count - (len(one.at_hand[1]) if one.at_hand[0] == one.text else 0)
+        due = one.told + (self.world.delay + max(1, more) * self.world.draft) / 1e3
+        return max(1e-5, due - self.loop.time()) if more > 0 else 0.0
 
     async def arrived(self):
         self.news.clear()
@@ -191,8 +194,8 @@ def speed_up(world, tmp_path):
     return run(main)
 
 
-@pytest.mark.parametrize("accepted", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("delay", [0, 1, 5, 20, 50])
+@pytest.mark.parametrize("accepted", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("delay", [0, 5, 50])
 @pytest.mark.parametrize(
     "costs",
     [

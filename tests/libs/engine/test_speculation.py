@@ -171,7 +171,7 @@ class Absent(InlineDrafter):
         self.expected_s = expected_s
         self.waits = 0
 
-    def expected(self, id):
+    def expected(self, id, count=1):
         return self.expected_s
 
     async def arrived(self):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.speculation.guess import Guess, right
-from penstock.engine.speculation.trust import Rate, Trust
+from penstock.engine.speculation.trust import DraftRate, Trust
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
@@ -53,7 +53,7 @@ def test_what_has_not_come_yet_says_nothing():
 
 
 def test_a_rate_is_learned():
-    rate, draw = Rate(), Random(2)
+    rate, draw = DraftRate(), Random(2)
     for _ in range(3000):
         rate.learn(1, 0)
     assert rate.chance == pytest.approx(1.0, abs=0.01)

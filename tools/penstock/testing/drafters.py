@@ -52,7 +52,7 @@ class InlineDrafter:
         told, drafts = self._told.get(id, (0, ()))
         return drafts if told == length else ()
 
-    def expected(self, id: str) -> float:
+    def expected(self, id: str, count: int = 1) -> float:
         """They are there."""
         return 0.0
 
@@ -137,10 +137,17 @@ class _Guessed:
 class PatientDelay(DraftDelay):
     """Drafts may take as long as they like."""
 
-    usual_s = 30.0
+    usual_s = 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each_s = 1.0
 
     def learn(self, took_s: float) -> None:
         """Nothing is learned."""
+
+    def learn_pace(self, count: int, took_s: float) -> None:
+        """Nor that."""
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import MARGIN, StepSeconds
 from penstock.engine.speculation.guess import Guess
-from penstock.engine.speculation.trust import Rate, Trust
+from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
 
 _PAUSE, _LONGEST_PAUSE = 64, 1024
@@ -25,6 +25,8 @@ _TRIAL = 3
 _TRIAL_DEPTH = 4
 _CHECK_EVERY, _CHECK = 64, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
+_SLACK_S = 0.0005
+"""By which drafts may be later than expected, and half as late again."""
 _NEW = 0.1
 """What the last step weighs in an average."""
 
@@ -38,8 +40,10 @@ class Ahead:
     supply: float
     """How much of what is hoped of the drafter has been at hand lately."""
     trust: Trust = field(default_factory=Trust)
+    depth: int = 0
+    """Drafts that are worth verifying."""
     wanted: int = 0
-    """Drafts that it was told are wanted."""
+    """Drafts that it was told are wanted: some more, for the next step."""
     trial: int = 0
     """Steps for which it is still asked whatever is known of it."""
     pause: int = _PAUSE
@@ -57,7 +61,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class StepBeside:
     """A step that is about to be planned."""
 
     sequences: int
@@ -78,7 +82,7 @@ class RunningAhead:
         self._counters = counters
         self._timeout_s = timeout_s
         self._most = most
-        self._rate = Rate()
+        self._rate = DraftRate()
         self._supply = 1.0
         """As of a sequence, over all."""
         self._wait_s = 0.0
@@ -116,7 +120,7 @@ class RunningAhead:
         if self.asked:
             self._tell(sequences, [0] * len(sequences))
 
-    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: Beside) -> None:
+    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside) -> None:
         """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most that it can."""
         self._wait_s *= 1 - _NEW
         if self.asked:
@@ -134,20 +138,19 @@ class RunningAhead:
         ]
         self._tell(sequences, wanted)
 
-    async def wait(self, sequences: Sequence[Ahead], beside: Beside, idle: Callable[[], None]) -> None:
+    async def wait(self, sequences: Sequence[Ahead], beside: StepBeside, idle: Callable[[], None]) -> None:
         """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before."""
         if not self.asked:
             return
-        missing = [at for at, one in enumerate(sequences) if one.wanted and not one.at_hand(self._drafter)]
-        wait_s = self._worth_waiting(missing, sequences, beside) if missing else 0.0
+        wait_s = self._worth_waiting(sequences, beside)
         if not wait_s:
             return
         idle()
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(min(wait_s, self._timeout_s)):
-                while any(not sequences[at].at_hand(self._drafter) for at in missing):
+            async with asyncio.timeout(min(1.5 * wait_s + _SLACK_S, self._timeout_s)):
+                while any(0 < self._expected(one) <= self._timeout_s for one in sequences if one.wanted):
                     await self._drafter.arrived()
         except TimeoutError:
             self._counters.draft_failures += 1
@@ -179,7 +182,7 @@ class RunningAhead:
         if asks:
             self._drafter.tell(asks)
 
-    def _wanted(self, ahead: Ahead, room: int, beside: Beside, local: float) -> int:
+    def _wanted(self, ahead: Ahead, room: int, beside: StepBeside, local: float) -> int:
         """How far it should be ahead of the sequence; 0: not at all."""
         if ahead.resting:
             ahead.resting -= 1
@@ -195,30 +198,35 @@ class RunningAhead:
             depth = min(_TRIAL_DEPTH, room)
         else:
             ahead.resting, ahead.pause = ahead.pause, min(2 * ahead.pause, _LONGEST_PAUSE)
+        ahead.depth = depth
         if not depth:
             return 0
         left = ahead.live.request.sampling.max_tokens - ahead.live.generated - 1
         return min(left, depth + round(depth * guess.reach[depth - 1]) + 1)
 
-    def _worth_waiting(self, missing: Sequence[int], sequences: Sequence[Ahead], beside: Beside) -> float:
+    def _expected(self, ahead: Ahead) -> float:
+        return self._drafter.expected(ahead.live.id, min(ahead.depth, ahead.wanted))
+
+    def _worth_waiting(self, sequences: Sequence[Ahead], beside: StepBeside) -> float:
         """Seconds; 0: it is not worth it."""
-        expected = [(self._drafter.expected(sequences[at].live.id), at) for at in missing]
-        expected = sorted(one for one in expected if one[0] <= self._timeout_s)
+        asked = ((self._expected(one), at) for at, one in enumerate(sequences) if one.wanted)
+        expected = sorted(one for one in asked if 0 < one[0] <= self._timeout_s)
         if not beside.seconds.plain:
             return max((wait_s for wait_s, _ in expected), default=0.0)
         tokens = float(beside.sequences)
         best_rate, best, rows = (1 + MARGIN) * tokens / beside.seconds.plain, 0.0, 0
         for wait_s, at in expected:
-            guess = self._guess(sequences[at], (0,) * min(sequences[at].wanted, self._most))
-            rows += len(guess.tokens)
-            tokens += max(0.0, guess.hope - beside.local[at])
+            one = sequences[at]
+            there = self._guess(one, (0,) * min(one.depth, len(one.at_hand(self._drafter)))).hope
+            rows += one.depth
+            tokens += max(0.0, self._guess(one, (0,) * one.depth).hope - max(there, beside.local[at]))
             rate = tokens / (beside.seconds.of(rows) + wait_s)
             if rate > best_rate:
-                best_rate, best = rate, 1.5 * wait_s + 0.0005
+                best_rate, best = rate, wait_s
         return best
 
 
-def _worth(reach: Sequence[float], beside: Beside, local: float, more_s: float) -> int:
+def _worth(reach: Sequence[float], beside: StepBeside, local: float, more_s: float) -> int:
     """How many drafts of a drafter to verify for one of the sequences for most tokens per second, if asking makes the
     step `more_s` longer. 0: asking isn't worth it beside the `local` tokens, which cost nothing more."""
     step, tokens = beside.seconds, float(beside.sequences)

@@ -13,8 +13,8 @@ from math import inf
 from penstock.engine.config import EngineConfig
 from penstock.engine.hooks import Drafter
 from penstock.engine.scheduling.live import Live
-from penstock.engine.speculation.account import GRAMMAR, LOOKUP, MODEL, DraftAccount
-from penstock.engine.speculation.ahead import Ahead, Beside, RunningAhead
+from penstock.engine.drafts import GRAMMAR, LOOKUP, MODEL, DraftAccount
+from penstock.engine.speculation.ahead import Ahead, RunningAhead, StepBeside
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import FREE, MARGIN, StepSeconds, depths
 from penstock.engine.speculation.guess import NOTHING, Guess
@@ -169,7 +169,7 @@ class Speculation:
             return
         sequences = _aheads(writers)
         local = [len(_forced(writer.live)) + writer.looked.believed.hope for writer in writers]
-        beside = Beside(len(writers), step, local)
+        beside = StepBeside(len(writers), step, local)
         self._ahead.look_back(sequences)
         self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
         await self._ahead.wait(sequences, beside, idle)

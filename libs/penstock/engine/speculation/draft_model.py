@@ -129,7 +129,8 @@ class DraftModel:
         self._refused: list[SequenceId] = []
         """Since the last step."""
         self._made = self._turns = 0
-        self._handed_out = 0.0
+        self._kept_since: float | None = None
+        """When the step began that gave the first guess that is not handed out."""
         self._row_s: float | None = None
         """Seconds that a row of a step with many takes, learned."""
         self._dropped = self._evicted = self._refusals = 0
@@ -187,7 +188,7 @@ class DraftModel:
             sequence.served = self._turns
             self._take(sequence, count, answer)
         refused, self._refused = self._refused, []
-        return DraftStep(self._due(now), refused, bool(work))
+        return DraftStep(self._due(began, now), refused, bool(work))
 
     def stats(self) -> DraftStats:
         """Now."""
@@ -358,13 +359,16 @@ class DraftModel:
 
     # A step
 
-    def _due(self, now: float) -> list[DraftLead]:
-        """The guesses to hand out: all, if some are waited for, or have been kept back for long enough."""
+    def _due(self, began: float, now: float) -> list[DraftLead]:
+        """The guesses to hand out after a step that `began` then: all, if some sequence has what it wants, or if they
+        have been kept back for long enough."""
         kept = [sequence for sequence in self._sequences.values() if len(sequence.tokens) > sequence.given]
-        waited_for = any(sequence.given <= sequence.told or not sequence.guesses for sequence in kept)
-        if not kept or not (waited_for or now - self._handed_out >= _TOGETHER_S):
+        if kept and self._kept_since is None:
+            self._kept_since = began
+        ready = any(not sequence.guesses for sequence in kept)
+        if self._kept_since is None or not (ready or now - self._kept_since >= _TOGETHER_S):
             return []
-        self._handed_out, leads = now, []
+        self._kept_since, leads = None, []
         for sequence in kept:
             leads.append(DraftLead(sequence.id, sequence.after, sequence.given, sequence.tokens[sequence.given :]))
             sequence.given = len(sequence.tokens)

@@ -57,7 +57,7 @@ class Trust:
 
 
 @dataclass(slots=True)
-class Rate:
+class DraftRate:
     """How often a drafter's tokens are right behind right ones, over all sequences: it says nothing of that itself."""
 
     right: float = 0.0

@@ -44,12 +44,18 @@ class DraftDelay:
 
     def __init__(self) -> None:
         self._mean_s, self._off_s = 0.005, 0.0025
+        self.each_s = 0.001
+        """Between one draft and the next of a sequence that wants more."""
 
     def learn(self, took_s: float) -> None:
         """Drafts have come after so many seconds; one that took very long doesn't count as more than `patience_s`."""
         took_s = min(took_s, self.patience_s)
         self._off_s += 0.125 * (abs(took_s - self._mean_s) - self._off_s)
         self._mean_s += 0.125 * (took_s - self._mean_s)
+
+    def learn_pace(self, count: int, took_s: float) -> None:
+        """So many more drafts have come, so many seconds after those before them."""
+        self.each_s += 0.125 * (min(took_s / count, self.patience_s) - self.each_s)
 
     @property
     def usual_s(self) -> float:
@@ -86,6 +92,8 @@ class _Sequence:
     refused: bool = False
     judged: tuple[int, int] = (0, 0)
     """Right and wrong drafts since that was asked."""
+    fed: float = 0.0
+    """When the last drafts came."""
 
     def take(self, after: int, length: int, tokens: Sequence[int]) -> None:
         """Drafts that go on from the first `length` tokens and those that came before; anything else is left out."""
@@ -191,18 +199,28 @@ class DraftClient:
         judged, sequence.judged = sequence.judged, (0, 0)
         return judged
 
-    def expected(self, id: str) -> float:
-        """Seconds by which most drafts come; inf while the service is away, says nothing, or takes too long."""
+    def expected(self, id: str, count: int = 1) -> float:
+        """Seconds by which so many drafts are there most often; inf while the service is away, says nothing, or takes
+        too long, and for more than were asked for."""
         sequence = self._sequences.get(id)
-        if sequence is not None and sequence.ready:
+        if sequence is None or count > max(sequence.ask.k, len(sequence.ready)):
+            return inf
+        more = count - len(sequence.ready)
+        if more <= 0:
             return 0.0
-        if sequence is None or sequence.since is None or not self.connected.is_set():
+        if sequence.refused or (sequence.ready and sequence.ready[-1] in sequence.ask.terms.stops):
             return inf
         now = self._clock()
+        if sequence.ready:
+            late = now - sequence.fed > more * self._delay.each_s + self._delay.patience_s
+            return inf if late or not self.connected.is_set() else more * self._delay.each_s
+        if sequence.since is None or not self.connected.is_set():
+            return inf
         waited, silent = now - sequence.since, now - (now if self._silent is None else self._silent)
         if max(waited, silent) > self._delay.patience_s:
             return inf
-        return abs(self._delay.usual_s - waited)  # what is late already may take as long again
+        # what is late already may take as long again
+        return abs(self._delay.usual_s - waited) + (more - 1) * self._delay.each_s
 
     async def arrived(self) -> None:
         """Returns when any drafts have come since the last call."""
@@ -232,10 +250,14 @@ class DraftClient:
             sequence = self._by_number.get(number)
             if sequence is None:
                 continue
+            hungry = sequence.after == after and 0 < len(sequence.ready) < sequence.ask.k
             sequence.take(after, length, own)
             if sequence.ready and sequence.since is not None:
                 self._delay.learn(now - sequence.since)
                 sequence.since = None
+            elif hungry and own:
+                self._delay.learn_pace(len(own), now - sequence.fed)
+            sequence.fed = now
         for number in leads.refused:
             sequence = self._by_number.get(number)
             if sequence is not None:

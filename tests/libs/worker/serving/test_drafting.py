@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -263,8 +264,8 @@ async def test_a_sequence_that_is_refused_is_not_waited_for_until_its_drafts_com
 class Wire:
     """A plain model and a client without a network: messages of both ways wait until they are let through."""
 
-    def __init__(self, target, guess):
-        self.client = DraftClient(grpc.insecure_channel("127.0.0.1:1"), target)  # never used
+    def __init__(self, target, guess, clock=time.monotonic):
+        self.client = DraftClient(grpc.insecure_channel("127.0.0.1:1"), target, clock=clock)  # never connected
         self.client.connected.set()
         self.model = PlainForesight(guess)
         self.down, self.up, self.known = [], [], {}
@@ -369,6 +370,31 @@ async def test_a_worker_refuses_a_draft_with_other_tokens_at_its_start(target):
             await client.connected.wait()
     async with open_drafter(config(1), WorkerMetrics()) as client:
         assert not client.connected.is_set(), "it may come later"
+
+
+async def test_it_learns_how_fast_drafts_follow_each_other(target):
+    now = [100.0]
+    wire = Wire(target, next_one, lambda: now[0])
+    client = wire.client
+    client.tell([ask("a", [9], 60)])
+    wire.send(), wire.hear(), wire.step()
+    now[0] += 0.005
+    wire.answer()
+    for _ in range(40):
+        wire.step()
+        now[0] += 0.003
+        wire.answer()
+    assert len(client.ahead("a", 1)) == 41 and client.expected("a", 41) == 0.0
+    assert client.expected("a", 45) == pytest.approx(4 * 0.003, rel=0.05)
+    assert client.expected("a", 61) == inf, "nobody asked for so many"
+    client.tell([ask("a", [9, 8], 8)])
+    assert client.expected("a", 8) == pytest.approx(client.expected("a") + 7 * 0.003, rel=0.05)
+    wire.send(), wire.hear(), wire.step(), wire.answer()
+    now[0] += 1.0
+    assert client.expected("a", 1) == 0.0 and client.expected("a", 2) == inf, "it is late by far"
+    client.tell([ask("b", [1], 5)])  # the next two are 2, which ends a text, and 3
+    wire.send(), wire.hear(), wire.step(), wire.answer()
+    assert list(client.ahead("b", 1)) == [2] and client.expected("b", 2) == inf
 
 
 def test_delays_that_grow_are_learned():

@@ -56,7 +56,7 @@ _GOALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class MeshRate:
     """What a mesh gave in one round."""
 
     tokens_per_s: float
@@ -70,7 +70,7 @@ class _Mesh:
     client: AsyncOpenAI
     model: str
 
-    async def run(self, wanted: Asks, streams: int) -> Rate:
+    async def run(self, wanted: Asks, streams: int) -> MeshRate:
         """Sends the requests, `streams` at a time."""
         line = asyncio.Queue[Mapping[str, Any]]()
         for body in wanted.bodies:
@@ -86,7 +86,7 @@ class _Mesh:
         wall = time.perf_counter() - began
         tokens = sum(count for count, _, _ in found)
         seconds = wall if streams > 1 else sum(took for _, _, took in found)
-        return Rate(tokens / seconds, sum(accepted for _, accepted, _ in found) / tokens)
+        return MeshRate(tokens / seconds, sum(accepted for _, accepted, _ in found) / tokens)
 
     async def _ask(self, body: Mapping[str, Any]) -> tuple[int, int, float]:
         """Tokens behind the first, drafts that were accepted, and seconds between first and last token."""
@@ -150,8 +150,8 @@ async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     return found
 
 
-def _subject(mesh: _Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[Rate]:
-    async def sample(round: int) -> Rate:
+def _subject(mesh: _Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+    async def sample(round: int) -> MeshRate:
         return await mesh.run(make(count, round), streams)
 
     return sample
