@@ -18,7 +18,7 @@ from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, adversarial_draft, ask, drafting, prompt, settled
 
-DRAFTS = ("none", "model", "same", "adversarial")
+DRAFTS = ("none", "lookup", "model", "same", "adversarial")
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 """Special tokens have no text, and so no place among the logprobs of a text."""
 PLAIN = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -47,7 +47,8 @@ def placement(request):
 async def mesh(request, placement, tiny, other, meshes, http):
     """One running mesh for each placement and kind of draft."""
     async with draft_for(request.param, tiny, other) as draft:
-        options = MeshSetup(model=tiny, draft=draft, aggregated=placement == "aggregated")
+        engine = {"draft_always": True, "lookup_tokens": (1 << 16) * (request.param == "lookup")}
+        options = MeshSetup(model=tiny, draft=draft, aggregated=placement == "aggregated", engine=engine)
         async with meshes(options) as mesh:
             if request.param in ("model", "same"):
                 await drafting(http, mesh)
@@ -60,7 +61,7 @@ async def draft_for(kind, tiny, other) -> AsyncIterator[str]:
         async with adversarial_draft(tiny) as (address, _):
             yield f"address:{address}"
     else:
-        yield {"model": str(other), "same": str(tiny)}.get(kind, kind)
+        yield {"model": str(other), "same": str(tiny)}.get(kind, "none")
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
@@ -73,7 +74,7 @@ async def test_cold_then_cached(mesh, oracle, http, sampling, together, request)
     drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
     if name.startswith("same-"):  # the draft is the target, and knows all that the target samples by
         assert accepted > 0.9 * drafted > 0
-    if name.startswith("model-"):
+    if name.startswith(("model-", "lookup-")):
         assert drafted > 0
     if name.startswith("adversarial-"):
         assert accepted < 0.1 * drafted and drafted > 0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.engine.fit import PromptFit, StepFit
 from penstock.engine.drafts import DraftAccount
+from penstock.engine.fit import PromptFit, StepFit
 from penstock.kv.cost import PrefillCost
 from penstock.runtime.turns.baton import TurnCounters
 

@@ -23,6 +23,9 @@ _PAUSE, _LONGEST_PAUSE = 64, 1024
 _TRIAL = 3
 """Steps for which it is asked then, whatever is known of it."""
 _TRIAL_DEPTH = 4
+_LEAST = 0.1
+"""By how much it has to raise the tokens per second to be asked, as a share: what it costs is known less well than the
+cost of drafts at hand."""
 _CHECK_EVERY, _CHECK = 64, 3
 """After how many steps beside a drafter that works it rests for how many. The first doubles each time."""
 _SLACK_S = 0.0005
@@ -232,7 +235,7 @@ def _worth(reach: Sequence[float], beside: StepBeside, local: float, more_s: flo
     step, tokens = beside.seconds, float(beside.sequences)
     if not step.plain:
         return len(reach)
-    best, best_rate = 0, (1 + MARGIN) * (tokens + local) / step.plain
+    best, best_rate = 0, (1 + _LEAST) * (tokens + local) / step.plain
     for depth, chance in enumerate(reach, 1):
         tokens += chance
         rate = tokens / (step.of(depth) + more_s)

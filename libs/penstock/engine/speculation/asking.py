@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from penstock.engine.config import EngineConfig
+from penstock.engine.drafts import GRAMMAR, LOOKUP, MODEL, DraftAccount
 from penstock.engine.hooks import Drafter
 from penstock.engine.scheduling.live import Live
-from penstock.engine.drafts import GRAMMAR, LOOKUP, MODEL, DraftAccount
 from penstock.engine.speculation.ahead import Ahead, RunningAhead, StepBeside
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import FREE, MARGIN, StepSeconds, depths
