@@ -53,6 +53,9 @@ async def mesh(request, placement, tiny, other, meshes, http):
             if request.param in ("model", "same"):
                 await drafting(http, mesh)
             yield mesh
+            stats = mesh.decode[0].worker.engine.stats()
+            assert (stats.drafted > 50) == (request.param != "none"), "drafts were verified where this tests them"
+            assert request.param != "same" or stats.accepted > 50
 
 
 @asynccontextmanager
@@ -73,11 +76,9 @@ async def test_cold_then_cached(mesh, oracle, http, sampling, together, request)
     after = mesh.decode[0].worker.engine.stats()
     drafted, accepted = after.drafted - before.drafted, after.accepted - before.accepted
     if name.startswith("same-"):  # the draft is the target, and knows all that the target samples by
-        assert accepted > 0.9 * drafted > 0
-    if name.startswith(("model-", "lookup-")):
-        assert drafted > 0
+        assert accepted >= 0.9 * drafted
     if name.startswith("adversarial-"):
-        assert accepted < 0.1 * drafted and drafted > 0
+        assert accepted <= 0.1 * drafted
 
 
 async def two_turns(mesh, oracle, http, name, sampling):
