@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import cycle
 
@@ -84,6 +85,8 @@ class Trace:
         """Tokens that had been computed before, of all requests."""
         self.missed = 0
         """Those that were computed again."""
+        self.placed: Counter[str] = Counter()
+        """Requests by the worker that decoded them."""
 
     async def turn(self, number: int) -> None:
         """The next request of every session, one beside the other."""
@@ -93,10 +96,12 @@ class Trace:
 
     async def _ask(self, session: str, number: int) -> None:
         text = self._texts[session]
-        headers = {"x-session-affinity": session}
+        headers = {"x-session-affinity": session, "x-penstock-explain": "plan"}
         body = body_of(text, ANSWER) | {"model": self._model}
         answer = await next(self._doors).post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
+        [plan] = json.loads(answer.headers["x-penstock-plan"])
+        self.placed[plan["decode"]] += 1
         found = answer.json()
         if number:
             known = len(text) - GROWTH - BLOCK  # the block of the last token is not full in the cache
@@ -124,13 +129,18 @@ async def test_kill_9_in_a_mesh_that_shares_a_redis() -> None:
         urls = [f"http://{line[line.index('--http-address') + 1]}" for line in doors]
         both = [await stack.enter_async_context(httpx2.AsyncClient(base_url=url, timeout=60)) for url in urls]
         trace = Trace(*both, model="penstock-mini")
+        before = Counter[str]()
         for number in range(TURNS):
             async with asyncio.timeout(60):
                 await trace.turn(number)
             if number in (1, 3):
                 [victim] = found(process.pid, "router-0" if number == 1 else "redis-server unixsocket")
                 victim.kill()
+                before = before or trace.placed.copy()
         assert trace.missed <= MISSED * trace.known
+        for placed in (before, trace.placed - before):
+            assert len(placed) == 2
+            assert busiest([*placed.values()]) <= BUSIEST, placed
         for what in ("router-0", "redis-server unixsocket"):
             await until(lambda: found(process.pid, what), f"{what} is back")  # noqa: B023
         started = psutil.Process(process.pid).children(recursive=True)
@@ -152,7 +162,7 @@ def requests(earlier: list[float], later: list[float], count: int) -> list[float
     return [count * own / sum(tokens) for own in tokens]
 
 
-def busiest(loads: list[float]) -> float:
+def busiest(loads: Sequence[float]) -> float:
     """What the busiest worker has : the mean."""
     return max(loads) * len(loads) / sum(loads)
 

@@ -97,6 +97,45 @@ class _ByLabel(Collector):
         yield family
 
 
+class _ByPartition(Collector):
+    """Figures of each partition of a store, read at each scrape. The label is its number: a partition changes its
+    model, so a label of models would grow with all that there ever were. One family says whose it is now."""
+
+    def __init__(self, read: Callable[[], Mapping[int, PartitionFigures]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each figure."""
+        parts = self._read()
+        for name in ("slots", "blocks", "hits", "misses", "evictions", "attachments"):
+            family = CounterMetricFamily if name in StoreMetrics.COUNTERS else GaugeMetricFamily
+            found = family(f"penstock_store_partition_{name}", f"{name} of a partition", labels=["partition"])
+            for number, part in parts.items():
+                found.add_metric([f"{number}"], getattr(part, name))
+            yield found
+        models = GaugeMetricFamily(
+            "penstock_store_partition_model", "1: the model whose partition it is", labels=["partition", _MODEL]
+        )
+        for number, part in parts.items():
+            if part.model:
+                models.add_metric([f"{number}", part.model], 1.0)
+        yield models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFigures:
+    """What metrics say of one partition's host memory."""
+
+    model: str
+    """Fingerprint of the weights; empty: it is nobody's yet."""
+    slots: int
+    blocks: int
+    hits: int
+    misses: int
+    evictions: int
+    attachments: int
+
+
 class GatewayMetrics(Metrics):
     """Requests as the client sees them."""
 
@@ -303,11 +342,14 @@ class StoreMetrics(Metrics):
         read: Callable[[], Mapping[str, float]],
         faults: Callable[[], Mapping[str, int]],
         gpu: Callable[[], Mapping[str, float]],
+        partitions: Callable[[], Mapping[int, PartitionFigures]],
     ) -> None:
-        """From now on with these figures; `faults` are fetches from other stores that ended early, by reason."""
+        """From now on with these figures, all but those of `partitions` of the whole store; `faults` are fetches from
+        other stores that ended early, by reason."""
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
         self.registry.register(_ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", faults))
         self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))
+        self.registry.register(_ByPartition(partitions))
 
 
 class RouterMetrics(Metrics):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from penstock.errors import Overloaded, Refused
 from penstock.kv.spec import KvSpec
@@ -20,12 +21,15 @@ from penstock.kvstore.tiers.device.messages import NoDeviceFace
 from penstock.kvstore.tiers.device.tier import DeviceTier
 from penstock.kvstore.tiers.disk.opening import Disk
 from penstock.kvstore.tiers.host import HostTier
+from penstock.runtime.metrics import PartitionFigures
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Partition:
     """The blocks of one spec at a time."""
 
+    number: int
+    """From 0; it stays, whoever uses the partition."""
     store: Store
     host: HostTier
     elsewhere: Elsewhere
@@ -43,6 +47,19 @@ class Partition:
         if self.store.spec is not None:
             return [self.store.spec]
         return [tier.spec for tier in self.store.tiers.kept if tier.spec is not None]
+
+    def figures(self) -> PartitionFigures:
+        """Of its host memory, for metrics."""
+        stats = self.store.stats()
+        return PartitionFigures(
+            model=self.specs[0].model if self.specs else "",
+            slots=stats.slots,
+            blocks=stats.blocks,
+            hits=stats.hits,
+            misses=stats.misses,
+            evictions=stats.evictions,
+            attachments=stats.attachments,
+        )
 
     @property
     def attached(self) -> int:
@@ -135,6 +152,10 @@ class Partitions:
             yield from part.store.tiers.keys()
 
     # -- all of them
+
+    def figures(self) -> dict[int, PartitionFigures]:
+        """Of each, by its number."""
+        return {part.number: part.figures() for part in sorted(self._parts, key=attrgetter("number"))}
 
     async def stop(self) -> None:
         """Ends all attachments, subscriptions, claims and bringings; their streams return."""

@@ -146,7 +146,8 @@ async def open_kvstore(config: KvStoreConfig, open_device: OpenDevice = open_cud
                 ):
                     await server.set_serving(True)
                     served = KvStore(partitions, reports, address=address, events=events, metrics=metrics)
-                    metrics.watch(served.figures, partial(_faults, partitions), served.device_figures)
+                    faults = partial(_faults, partitions)
+                    metrics.watch(served.figures, faults, served.device_figures, partitions.figures)
                     try:
                         yield served
                     finally:
@@ -245,6 +246,7 @@ async def _open_partition(number: int, commons: _Commons) -> AsyncIterator[Parti
         )
         store = await stack.enter_async_context(open_store(config, tiers, host, sessions=sessions, rules=rules))
         yield Partition(
+            number=number,
             store=store,
             host=host,
             elsewhere=elsewhere,

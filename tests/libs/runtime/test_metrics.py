@@ -24,7 +24,7 @@ def worker_metrics() -> Metrics:
 
 def store_metrics() -> Metrics:
     store = metrics.StoreMetrics()
-    store.watch(lambda: FIGURES, dict, lambda: {"promoted": 7.0, "slots": 9.0})
+    store.watch(lambda: FIGURES, dict, lambda: {"promoted": 7.0, "slots": 9.0}, dict)
     return store
 
 

@@ -142,6 +142,34 @@ async def test_the_flood_of_one_evicts_nothing_of_the_other() -> None:
         assert partition(stats, SMALL).evictions == 0 < partition(stats, LARGE).evictions
 
 
+async def test_metrics_tell_partitions_apart_by_numbers_that_stay() -> None:
+    def told(store: KvStore, what: str, **labels: str) -> float | None:
+        return store.metrics.registry.get_sample_value(f"penstock_store_partition_{what}", labels)
+
+    def owners(store: KvStore) -> set[tuple[str, str]]:
+        families = store.metrics.registry.collect()
+        samples = [one for family in families for one in family.samples]
+        models = [one.labels for one in samples if one.name == "penstock_store_partition_model"]
+        return {(labels["partition"], labels["model_name"]) for labels in models}
+
+    async with open_kvstore(shared()) as store:
+        assert owners(store) == set()
+        assert [told(store, "blocks", partition=number) for number in "012"] == [0, 0, None]
+        async with client_of(store.address, SMALL) as small:
+            await put(small, 3, "s", SMALL)
+            async with client_of(store.address, LARGE) as large:
+                await put(large, 2, "l", LARGE)
+                assert len(await leased(small, keys(4, "s"))) == 3
+                assert owners(store) == {("0", SMALL.model), ("1", LARGE.model)}
+                assert [told(store, "slots", partition=number) for number in "01"] == [BLOCKS, BLOCKS // 2]
+                assert [told(store, "blocks", partition=number) for number in "01"] == [3, 2]
+                assert [told(store, "hits_total", partition=number) for number in "01"] == [3, 0]
+                assert [told(store, "attachments", partition=number) for number in "01"] == [1, 1]
+            async with client_of(store.address, THIRD):
+                assert owners(store) == {("0", SMALL.model), ("1", THIRD.model)}, "no series of who has left"
+                assert [told(store, "blocks", partition=number) for number in "01"] == [3, 0]
+
+
 async def test_a_third_spec_waits_until_one_has_no_clients_and_takes_the_longest_unused() -> None:
     async with open_kvstore(shared()) as store, raw(store.address) as one:
         async with client_of(store.address, LARGE) as large:
