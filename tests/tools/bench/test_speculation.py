@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.measured.document import section
+from penstock.bench.speculation.bound import bound
 from penstock.bench.speculation.measure import measure
 from penstock.bench.speculation.replay import EXCERPT, RecordedTurn, recorded_turns, replay
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request, SamplingParams
 from penstock.engine.speculation.lookup.native import corpora
+from penstock.models import embedded
 from penstock.runtime.config import ConfigError
 from penstock.traces.excerpt import excerpt
 from penstock.traces.reading import TraceError, texts
@@ -20,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 async def test_who_knows_more_guesses_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    report = await measure(quick=False)
+    report = await measure(False, ["replay"])
     found = {one.id: one.value for one in report.figures}
     alone, session, tenant = (found[f"tokens_per_step_agents{end}"] for end in ("_prompt", "_session", ""))
     assert alone is not None and session is not None and tenant is not None
@@ -72,3 +77,16 @@ async def test_what_has_no_texts_is_named(tmp_path: Path) -> None:
             await measure(True, [], [path])
         with pytest.raises(TraceError, match=word):
             texts(path)
+
+
+async def test_a_bound_model_says_what_the_small_one_says(tmp_path):
+    small = Path(embedded("penstock-mini-draft"))
+    large = bound(small, 4_000_000, tmp_path)
+    assert (large / "model.safetensors").stat().st_size > 2 * (small / "model.safetensors").stat().st_size
+    assert bound(small, 4_000_000, tmp_path) == large
+    said = []
+    for model in (small, large):
+        async with Engine.open(EngineConfig(model, dtype="float32", threads=1, draft_tokens=0)) as engine:
+            request = Request("a", tuple(range(300, 340)), SamplingParams(24, temperature=0.0, ignore_eos=True))
+            said.append([token.token async for update in engine.generate(request) for token in update.tokens])
+    assert said[0] == said[1] and len(said[0]) == 24
