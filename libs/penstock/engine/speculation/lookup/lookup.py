@@ -72,7 +72,8 @@ class Lookup:
     outputs of its session, and in outputs of its tenant. Nobody learns from another tenant's texts.
 
     All methods belong to one thread, an event loop's. With an `executor`, which must have a single thread, texts are
-    taken in there, and until then guesses are made without them; a method takes a millisecond then, seven at most. Without one, `begin` and `end` take as long as it takes: about 100 ns a token.
+    taken in there, and until then guesses are made without them; a method takes a millisecond then, seven at most.
+    Without one, `begin` and `end` take as long as it takes: about 100 ns a token.
     """
 
     def __init__(self, limits: LookupLimits, corpora: Corpora, executor: Executor | None = None) -> None:
