@@ -85,6 +85,8 @@ async def shared(opened) -> AsyncIterator[Setup]:
 async def setup(shared) -> AsyncIterator[Setup]:
     """The gateway that most tests share, before a mesh as new. What a test leaves hanging goes on after it, so that the
     next one finds nothing open."""
-    await shared.mesh.reset(plain_script(shared.tokenizer))
+    script = plain_script(shared.tokenizer)
+    gate = script.gate
+    await shared.mesh.reset(script)
     yield shared
-    shared.mesh.script.gate.set()
+    gate.set()
