@@ -107,6 +107,7 @@ async def test_kill_9_under_load(victim, tiny, meshes, oracle, http):
             model=tiny,
             kvstore=address if victim == "kvstore" else True,
             draft=f"address:{address}" if victim == "draft" else "none",
+            engine={"draft_always": True},
         )
         async with meshes(options) as mesh:
             prompts = [prompt(f"{victim}/{number}", 120 + number) for number in range(4)]

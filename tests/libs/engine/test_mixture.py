@@ -202,7 +202,7 @@ def speed_up(world, tmp_path):
         {},
         {"step": 1.0, "row": 0.2, "draft": 0.4},
         {"sequences": 4, "contention": 2.0},
-        {"sequences": 8, "row": 1.5, "sequence": 1.5, "step": 5.0},
+        {"sequences": 16, "row": 1.5, "sequence": 1.5, "step": 5.0},
         {"step": 3.0, "draft": 3.0, "contention": 3.0},
     ],
     ids=["reads weights", "small", "four", "saturated", "drafter as slow as the target"],

@@ -113,7 +113,7 @@ class Speculation:
         step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
-        if step.plain and (new or not (trial or step.pays(count))):
+        if not self._always and (new or not (trial or step.pays(count))):
             self._rest(writers)
             return {}
         self._look(writers, step)

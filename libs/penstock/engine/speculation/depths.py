@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MARGIN = 0.02
+MARGIN = 0.06
 """By how much drafts have to raise the tokens per second, as a share, so that noise does not decide."""
 
 
