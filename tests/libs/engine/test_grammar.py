@@ -161,6 +161,17 @@ async def test_drafts_change_no_token(kit, mini, plainly, kind):
         assert stats.accepted == stats.drafted
 
 
+async def test_no_step_verifies_more_drafts_than_the_setting_allows(kit, mini, plainly):
+    """Forced ones neither, of which a grammar knows more at a time."""
+    most = []
+    async with Engine.open(replace(mini, draft_tokens=2)) as engine:
+        real = engine._runner.step
+        engine._runner.step = lambda runs: most.extend(run.tokens - run.known for run in runs) or real(runs)
+        answers = await read_all(kit, engine, requests())
+    assert [answer.ids for answer in answers] == [answer.ids for answer in plainly]
+    assert max(most) == 2
+
+
 async def test_a_guided_drafter_proposes_what_is_legal_and_what_is_forced_costs_it_no_step(plainly):
     """From every place of a text; as many tokens as are wanted, unless the text ends before."""
     model = DraftModel(EngineConfig(model=embedded("penstock-mini-draft"), threads=1))

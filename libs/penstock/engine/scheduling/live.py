@@ -90,6 +90,11 @@ class Live:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def draftable(self) -> int:
+        """Most drafts that its next step can use: its last token is sampled, not drafted."""
+        return max(0, self.request.sampling.max_tokens - self.generated - 1)
+
+    @property
     def next_key(self) -> bytes | None:
         """The key of the block that its next token belongs to, as far as it is known."""
         if self.chain is None:

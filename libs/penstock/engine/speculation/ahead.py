@@ -76,15 +76,14 @@ class StepBeside:
 class RunningAhead:
     """An engine's drafter, and what is known of it."""
 
-    def __init__(self, drafter: Drafter, costs: DraftCosts, counters: Counters, timeout_s: float, most: int) -> None:
-        """A step waits for drafts for at most `timeout_s`, and verifies `most` of a sequence."""
+    def __init__(self, drafter: Drafter, costs: DraftCosts, counters: Counters, timeout_s: float) -> None:
+        """A step waits for drafts for at most `timeout_s`."""
         self._drafter = drafter
         self.asked = 0
         """Sequences for which it drafts during the step."""
         self._costs = costs
         self._counters = counters
         self._timeout_s = timeout_s
-        self._most = most
         self._rate = DraftRate()
         self._supply = 1.0
         """As of a sequence, over all."""
@@ -101,7 +100,7 @@ class RunningAhead:
         request = live.request
         terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner)
         ahead = Ahead(live, terms, self._supply)
-        if request.sampling.max_tokens - live.generated > 1:
+        if live.draftable:
             self._drafter.tell([ahead.ask])
         return ahead
 
@@ -204,8 +203,7 @@ class RunningAhead:
         ahead.depth = depth
         if not depth:
             return 0
-        left = ahead.live.request.sampling.max_tokens - ahead.live.generated - 1
-        return min(left, depth + round(depth * guess.reach[depth - 1]) + 1)
+        return min(ahead.live.draftable, depth + round(depth * guess.reach[depth - 1]) + 1)
 
     def _expected(self, ahead: Ahead) -> float:
         return self._drafter.expected(ahead.live.id, min(ahead.depth, ahead.wanted))

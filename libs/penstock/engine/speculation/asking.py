@@ -74,11 +74,9 @@ class Speculation:
         self._counters = counters
         self._costs = DraftCosts()
         self._looking = None if lookup is None else Looking(lookup)
-        self._ahead = (
-            None
-            if drafter is None
-            else RunningAhead(drafter, self._costs, counters, config.draft_timeout_s, config.draft_tokens)
-        )
+        self._ahead = None
+        if drafter is not None and self._most:
+            self._ahead = RunningAhead(drafter, self._costs, counters, config.draft_timeout_s)
         self._writers: dict[int, _Writer] = {}
         """By ticket."""
         self._plain_steps = 0
@@ -160,15 +158,15 @@ class Speculation:
             return
         token_s = step.plain / len(writers) if step.plain else inf
         for writer in writers:
-            live, forced = writer.live, _forced(writer.live)
+            live, forced = writer.live, self._forced(writer.live)
             writer.looked.look_back(live.tokens)
-            self._looking.look(live, writer.looked, forced, max(0, self._room(live) - len(forced)), token_s)
+            self._looking.look(live, writer.looked, forced, self._room(live) - len(forced), token_s)
 
     async def _run_ahead(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
         if self._ahead is None:
             return
         sequences = _aheads(writers)
-        local = [len(_forced(writer.live)) + writer.looked.believed.hope for writer in writers]
+        local = [len(self._forced(writer.live)) + writer.looked.believed.hope for writer in writers]
         beside = StepBeside(len(writers), step, local)
         self._ahead.look_back(sequences)
         self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
@@ -176,7 +174,7 @@ class Speculation:
 
     def _chosen(self, writer: _Writer) -> _Choice:
         """The drafts from which most is hoped. What a grammar forces comes first, and what it forbids is left out."""
-        forced, room = _forced(writer.live), self._room(writer.live)
+        forced, room = self._forced(writer.live), self._room(writer.live)
         sure = Guess(forced, (1.0,) * len(forced))
         options = [_Choice(GRAMMAR, sure, len(forced))]
         looked = writer.looked.believed
@@ -193,8 +191,12 @@ class Speculation:
         return guess if live.guide is None else guess.cut(len(live.guide.legal(guess.tokens)))
 
     def _room(self, live: Live) -> int:
-        """Most drafts for the sequence: its last token is sampled, not drafted."""
-        return max(0, min(self._most, live.request.sampling.max_tokens - live.generated - 1))
+        """Most drafts of the sequence for a step."""
+        return min(self._most, live.draftable)
+
+    def _forced(self, live: Live) -> tuple[int, ...]:
+        """What the sequence's grammar forces next, as far as it may be drafted."""
+        return () if live.guide is None else live.guide.forced[: self._room(live)]
 
     def _usable(self, guess: Guess) -> Guess:
         """Up to the first entry that is not a token."""
@@ -222,10 +224,3 @@ def _some(reaches: Sequence[Sequence[float]]) -> list[int]:
     at = max(range(len(reaches)), key=lambda at: sum(reaches[at]))
     lengths[at] = min(_TRIAL_DRAFTS, len(reaches[at]))
     return lengths
-
-
-def _forced(live: Live) -> tuple[int, ...]:
-    """What the sequence's grammar forces next, as far as it may be drafted."""
-    if live.guide is None:
-        return ()
-    return live.guide.forced[: max(0, live.request.sampling.max_tokens - live.generated - 1)]
