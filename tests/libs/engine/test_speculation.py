@@ -203,9 +203,9 @@ async def test_dead_and_slow_drafters_are_left_alone(config, kit, plain, drafter
 
 async def test_hopeless_drafts_are_rarely_verified(config, kit):
     drafter = kit.Drafts(lambda ask: [300 + len(ask.tokens) % 7] * ask.k)
-    async with Engine.open(replace(config, draft_always=False), drafter) as engine:
+    async with Engine.open(replace(config, draft_always=False, draft_tokens=4), drafter) as engine:
         await kit.read(engine, kit.request("a", 10, kit.greedy(200, logit_bias={9: 100.0})))
-        assert engine.stats().accepted == 0 and engine.stats().drafted < 200, "of 200 steps, at sixteen a step"
+        assert engine.stats().accepted == 0 and engine.stats().drafted < 80
 
 
 async def test_no_draft_past_max_tokens(config, kit):
