@@ -16,14 +16,22 @@ class DraftAccount:
     """By proposer."""
     right: dict[str, int] = field(default_factory=dict)
     """By proposer."""
-    drafted: int = 0
-    """All that were verified."""
-    accepted: int = 0
-    """All of them that were right."""
+
+    @property
+    def drafted(self) -> int:
+        """All that were verified."""
+        return sum(self.verified.values())
+
+    @property
+    def accepted(self) -> int:
+        """All of them that were right."""
+        return sum(self.right.values())
+
+    def copy(self) -> DraftAccount:
+        """As it is now."""
+        return DraftAccount(dict(self.verified), dict(self.right))
 
     def add(self, proposer: str, drafted: int, accepted: int) -> None:
         """A step verified `drafted` drafts of the proposer and accepted `accepted` of them."""
         self.verified[proposer] = self.verified.get(proposer, 0) + drafted
         self.right[proposer] = self.right.get(proposer, 0) + accepted
-        self.drafted += drafted
-        self.accepted += accepted

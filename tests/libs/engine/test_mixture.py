@@ -211,6 +211,13 @@ def test_never_slower_than_without(tmp_path, costs, delay, accepted):
     assert speed_up(World(accepted=accepted, delay=delay, **costs), tmp_path) > 0.97
 
 
+@pytest.mark.parametrize("accepted", [0.5, 0.9])
+@pytest.mark.parametrize("delay", [0, 5])
+def test_where_drafts_hardly_pay_noise_costs_up_to_six_percent(tmp_path, delay, accepted):
+    world = World(sequences=8, step=5.0, sequence=1.5, row=1.5, delay=delay, accepted=accepted)
+    assert speed_up(world, tmp_path) > 0.94
+
+
 @pytest.mark.parametrize(
     "world, least",
     [
