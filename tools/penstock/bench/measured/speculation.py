@@ -24,7 +24,7 @@ def section(now: Results, earlier: Results | None = None) -> str:
 
 `penstock bench speculation`: recorded sessions of agents, decoded greedily. What was recorded is what the model says; a
 step keeps the longest right beginning of a guess, and one token more. Tokens are those of the embedded model, which has
-4,096 of them.
+4,096 of them. The chances of guesses were fitted to the same recordings.
 
 {figures(lines, now, earlier)}
 
