@@ -213,7 +213,14 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Now."""
-        return collect(self._scheduler.stats(), self._counters, len(self._loads), self._runner.packed, self._pace.turns)
+        return collect(
+            self._scheduler.stats(),
+            self._counters,
+            len(self._loads),
+            self._runner.packed,
+            turns=self._pace.turns,
+            lookup_defects=self._speculation.lookup_defects,
+        )
 
     # A request's way in and out
 

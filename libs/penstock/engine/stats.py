@@ -64,12 +64,12 @@ class EngineStats:
     preemptions: int
     drafts: DraftAccount
     """By proposer."""
-    drafted: int
-    accepted: int
     draft_failures: int
     """Times that a step waited for the drafter in vain."""
     draft_wait_s: float
     """Seconds for which steps waited for it."""
+    lookup_defects: int
+    """Texts that the lookup could not take in."""
     load_failures: int
     """Number of loads that raised, so that the whole prompt was computed."""
     sink_failures: int
@@ -83,6 +83,16 @@ class EngineStats:
     """Whether they lie in a mapped file, whose memory all processes that map it share."""
     peak_bytes: int
     """Peak memory of this process, shared memory included."""
+
+    @property
+    def drafted(self) -> int:
+        """Drafts that were verified."""
+        return self.drafts.drafted
+
+    @property
+    def accepted(self) -> int:
+        """Those of them that were right."""
+        return self.drafts.accepted
 
 
 @dataclass(slots=True)
@@ -160,7 +170,13 @@ class Counters:
 
 
 def collect(
-    lines: SchedulerStats, counters: Counters, loading: int, packed: PackedWeights | None, turns: TurnCounters
+    lines: SchedulerStats,
+    counters: Counters,
+    loading: int,
+    packed: PackedWeights | None,
+    *,
+    turns: TurnCounters,
+    lookup_defects: int,
 ) -> EngineStats:
     """The present statistics; `loading` counts loads that have not ended."""
     return EngineStats(
@@ -183,11 +199,10 @@ def collect(
         computed_tokens=counters.computed_tokens,
         generated_tokens=lines.generated_tokens,
         preemptions=lines.preemptions,
-        drafts=counters.drafts,
-        drafted=counters.drafts.drafted,
-        accepted=counters.drafts.accepted,
+        drafts=counters.drafts.copy(),
         draft_failures=counters.draft_failures,
         draft_wait_s=counters.draft_wait_s,
+        lookup_defects=lookup_defects,
         load_failures=counters.load_failures,
         sink_failures=counters.sink_failures,
         failed_steps=counters.failed_steps,

@@ -248,12 +248,16 @@ class WorkerMetrics(Metrics):
     """Steps that waited for the draft service in vain."""
     DRAFT_WAIT_S = "penstock_draft_wait_seconds"
     """Seconds for which steps waited for it."""
+    LOOKUP_DEFECTS = "penstock_lookup_defects"
+    """Texts that could not be taken in for the lookup."""
     TURNS = "penstock_turns"
     """Steps computed in turn with other workers on the same cores."""
     TURN_WAIT_S = "penstock_turn_wait_seconds"
     TURNS_GIVEN_UP = "penstock_turns_given_up"
     """Waits that ended because another worker's turn took far too long."""
-    _TOTALS = frozenset({PREEMPTIONS, DRAFT_FAULTS, DRAFT_WAIT_S, TURNS, TURN_WAIT_S, TURNS_GIVEN_UP, UNSAVED})
+    _TOTALS = frozenset(
+        {PREEMPTIONS, DRAFT_FAULTS, DRAFT_WAIT_S, LOOKUP_DEFECTS, TURNS, TURN_WAIT_S, TURNS_GIVEN_UP, UNSAVED}
+    )
 
     def __init__(self) -> None:
         super().__init__()

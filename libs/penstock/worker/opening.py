@@ -142,6 +142,7 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.PREEMPTIONS: stats.preemptions,
         WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
         WorkerMetrics.DRAFT_WAIT_S: stats.draft_wait_s,
+        WorkerMetrics.LOOKUP_DEFECTS: stats.lookup_defects,
         WorkerMetrics.TURNS: stats.turns.turns,
         WorkerMetrics.TURN_WAIT_S: stats.turns.waited_s,
         WorkerMetrics.TURNS_GIVEN_UP: stats.turns.given_up,

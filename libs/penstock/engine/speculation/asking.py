@@ -88,6 +88,11 @@ class Speculation:
         """Sequences for which the drafter drafts during the step."""
         return 0 if self._ahead is None else self._ahead.asked
 
+    @property
+    def lookup_defects(self) -> int:
+        """Texts that the lookup could not take in."""
+        return 0 if self._looking is None else self._looking.defects
+
     def begin(self, live: Live) -> DraftAccount:
         """The account of a new sequence; ends with `forget`."""
         ahead = None if self._ahead is None else self._ahead.begin(live)

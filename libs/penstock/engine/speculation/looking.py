@@ -56,6 +56,11 @@ class Looking:
         self._look_s = 0.0
         """Seconds of a look, on average."""
 
+    @property
+    def defects(self) -> int:
+        """Texts that could not be taken in."""
+        return self._lookup.defects
+
     def look(self, live: Live, looked: Looked, after: tuple[int, ...], most: int, token_s: float) -> None:
         """A guess of up to `most` tokens behind the text and the tokens `after`, which come next for sure. A token is
         worth `token_s` seconds."""

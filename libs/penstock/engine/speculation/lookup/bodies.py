@@ -45,7 +45,9 @@ class Chained:
 class Body:
     """A corpus that jobs append to, in their order. While one of them has still to be done it can't be read."""
 
-    def __init__(self, corpora: Corpora, limit: int, executor: Executor | None) -> None:
+    def __init__(self, corpora: Corpora, limit: int, executor: Executor | None, failed: Callable[[], None]) -> None:
+        """`failed` is called where a job ends with a defect, in the executor."""
+        self._failed = failed
         self._corpus = corpora.new(limit)
         self._limit = limit
         self._executor = executor
@@ -69,7 +71,7 @@ class Body:
         if self._executor is None:
             job()
         else:
-            self._last = self._executor.submit(_watched, job)
+            self._last = self._executor.submit(self._watched, job)
 
     def append(self, text: array[int]) -> None:
         """In a job: appends a text."""
@@ -109,9 +111,9 @@ class Body:
         if len(self._places) > 2 * self._limit // _BLOCK + _FEW:
             self._places = {digest: place for digest, place in self._places.items() if self._has(digest)}
 
-
-def _watched(job: Callable[[], None]) -> None:
-    try:
-        job()
-    except Exception:
-        _log.exception("a text could not be taken in; guesses are made without it")
+    def _watched(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception:
+            self._failed()
+            _log.exception("a text could not be taken in; guesses are made without it")

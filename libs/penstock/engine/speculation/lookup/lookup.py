@@ -72,14 +72,15 @@ class Lookup:
     outputs of its session, and in outputs of its tenant. Nobody learns from another tenant's texts.
 
     All methods belong to one thread, an event loop's. With an `executor`, which must have a single thread, texts are
-    taken in there, and until then guesses are made without them; a method takes a millisecond then, seven at most.
-    Without one, `begin` and `end` take as long as it takes: about 100 ns a token.
+    taken in there, and until then guesses are made without them. Without one, `begin` and `end` take them in.
     """
 
     def __init__(self, limits: LookupLimits, corpora: Corpora, executor: Executor | None = None) -> None:
         self._limits = limits
         self._corpora = corpora
         self._executor = executor
+        self.defects = 0
+        """Texts that could not be taken in."""
         self._speakers: dict[int, _Speaker] = {}
         self._memories: OrderedDict[bytes, _Memory] = OrderedDict()
         """By tenant; the first was used least recently."""
@@ -139,7 +140,10 @@ class Lookup:
         return memory.sessions[session], memory.outputs
 
     def _body(self, limit: int) -> Body:
-        return Body(self._corpora, limit, self._executor)
+        return Body(self._corpora, limit, self._executor, self._failed)
+
+    def _failed(self) -> None:
+        self.defects += 1
 
     def _forget(self) -> None:
         """Keeps to the limits. Running sequences keep what they have."""
