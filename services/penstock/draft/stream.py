@@ -45,7 +45,7 @@ class DraftStream:
         self._most_sequences = config.max_stream_sequences
         self._most_tokens = config.max_stream_tokens
         self._lengths: dict[int, int] = {}
-        """Tokens of each sequence, a letter of its terms counting as one."""
+        """Tokens of each sequence."""
         self._terms: dict[int, int] = {}
         """Letters of the terms of each."""
         self._held = 0

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from itertools import takewhile
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import settled
@@ -19,6 +18,7 @@ from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, SequenceId
 from penstock.engine.step.run import Run
 from penstock.grammar.guide import Guide
@@ -227,7 +227,7 @@ class DraftModel:
             self._free(sequence)  # begins anew, as nobody may write where others read
             sequence.chain = Chain(sequence.chain.root, self._block_size)
         tokens, length = sequence.tokens, told.keep + len(told.tokens)
-        same = told.keep + _common(tokens[told.keep : length], told.tokens)
+        same = told.keep + right(tokens[told.keep : length], told.tokens)
         self._dropped += max(0, len(tokens) - max(same, sequence.told))
         del tokens[same:]
         tokens += told.tokens[same - told.keep :]
@@ -315,7 +315,12 @@ class DraftModel:
         """Uses the leading blocks that are there already; returns how many. The last token is always computed."""
         sequence.chain.cover(sequence.tokens[: sequence.told])
         keys = sequence.chain.keys[: (sequence.told - 1) // self._block_size]
-        pages = [page for page in takewhile(lambda page: page is not None, map(self._pool.find, keys)) if page]
+        pages: list[int] = []
+        for key in keys:
+            page = self._pool.find(key)
+            if page is None:
+                break
+            pages.append(page)
         self._pool.share(sequence.owner, pages)
         sequence.pages, sequence.named = pages, len(pages)
         sequence.computed = len(pages) * self._block_size
@@ -437,9 +442,3 @@ def _fitting(terms: DraftTerms, vocab_size: int) -> DraftTerms:
         logprobs=None,
     )
     return replace(terms, sampling=known, stops=frozenset(token for token in terms.stops if token < vocab_size))
-
-
-def _common(old: Sequence[int], new: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    length = min(len(old), len(new))
-    return next((place for place in range(length) if old[place] != new[place]), length)

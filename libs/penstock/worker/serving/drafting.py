@@ -40,7 +40,8 @@ _Call = grpc.aio.StreamStreamCall[draft_pb2.DraftNews, draft_pb2.DraftLeads]
 
 
 class DraftDelay:
-    """How long drafts take to come, learned: a moving average, and how far they are from it."""
+    """How long drafts take to come, learned: a moving average, and how far they are from it (as RFC 6298 estimates a
+    round trip)."""
 
     def __init__(self) -> None:
         self._mean_s, self._off_s = 0.005, 0.0025
