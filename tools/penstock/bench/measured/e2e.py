@@ -42,12 +42,12 @@ def section(now: Results, earlier: Results | None = None) -> str:
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
     return f"""## The mesh beside other servers
 
-`penstock bench e2e`: the mesh as `penstock up` comes, with bfloat16 weights, beside llama-server, vLLM's server and
-OpenVINO GenAI behind a server of a few lines, which serve the same random weights to one client. Agents begin together
-with the same 1,200 tokens, bring 150 new tokens in each of 6 turns, and get 64; plain requests bring 512 and get 128.
-Figures are ours : the best peer's, round by round; *best* is the peer beside which ours looks worst. AIPerf's names:
-TTFT is the time to first token, ITL the inter-token latency. In this run: {_servers(now)}; where a range has equal
-ends, there was one round.
+`penstock bench e2e`: the mesh as `penstock up` comes, with bfloat16 weights and without drafts (the text of random
+weights repeats itself), beside llama-server, vLLM's server and OpenVINO GenAI behind a server of a few lines, which
+serve the same random weights to one client. Agents begin together with the same 1,200 tokens, bring 150 new tokens in
+each of 6 turns, and get 64; plain requests bring 512 and get 128. Figures are ours : the best peer's, round by round;
+*best* is the peer beside which ours looks worst. AIPerf's names: TTFT is the time to first token, ITL the inter-token
+latency. In this run: {_servers(now)}; where a range has equal ends, there was one round.
 
 ```
 python -m loadtest.peers.install llamaserver vllm openvino    # once
