@@ -21,7 +21,7 @@ MOST_S = 30.0
 def rests() -> EngineStats:
     """An engine that has nothing to do."""
     scheduler = Scheduler(StepLimits(64, 4, 16), PagePool(8))
-    return collect(scheduler.stats(), Counters(resting=True), 0, None, TurnCounters())
+    return collect(scheduler.stats(), Counters(resting=True), 0, None, turns=TurnCounters(), lookup_defects=0)
 
 
 def test_an_engine_without_work_may_rest(rests: EngineStats) -> None:
