@@ -324,6 +324,7 @@ def _drafts(options: MeshOptions, models: Sequence[_Model]) -> Iterator[ChildSpe
         if model.draft is not None and model.draft_address is not None:
             which = place if len(models) > 1 else None
             what = ("--address", model.draft_address, "--model", str(model.draft), "--threads", "1")
+            what += ("--device", options.engine.device)
             yield _child(options, "draft", _DRAFT, *what, number=which)
 
 

@@ -390,6 +390,7 @@ def test_everybody_is_told_the_same_addresses() -> None:
         assert option(name, "--kvstore") == option("kvstore", "--address")
         assert option(name, "--model-name") == option("gateway", "--model-name") == "penstock-mini"
     assert option("decode-0", "--draft") == option("draft", "--address")
+    assert option("draft", "--device") == option("decode-0", "--device")
     assert plan.url == f"http://{option('gateway', '--http-address')}"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.bench.measured.document import section
 from penstock.bench.speculation.bound import bound
+from penstock.bench.speculation.branches import tokens_per_step
 from penstock.bench.speculation.measure import measure
 from penstock.bench.speculation.replay import EXCERPT, RecordedTurn, recorded_turns, replay
 from penstock.engine.config import EngineConfig
@@ -54,6 +55,21 @@ def test_a_step_keeps_what_is_right_and_one_token_more() -> None:
     poem = tuple(range(100, 151))
     tally = replay([RecordedTurn(b"s", poem, poem)], corpora(), "_prompt")
     assert (tally.steps, tally.tokens, tally.drafted, tally.accepted) == (5, 51, 3 + 16 + 16 + 11, 46)
+
+
+def test_a_second_branch_is_right_where_the_first_is_wrong() -> None:
+    """After `9 9` came `1 2 3` twice and `4 5 6` once; now `4 5 6` comes, and something new."""
+    said = (20, 9, 9, 1, 2, 3, 21, 9, 9, 4, 5, 6, 22, 9, 9, 1, 2, 3, 23, 9, 9)
+    turns = [RecordedTurn(b"s", said, (4, 5, 6, 50))]
+    assert tokens_per_step(turns, 16, 0) < tokens_per_step(turns, 12, 4) == 4.0
+
+
+async def test_branches_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    report = await measure(True, ["branches"])
+    one, same, more = (figure.value or 0.0 for figure in report.figures)
+    assert 1.0 < one < more and same < more
+    assert f"| agents | {one:.2f} | {same:.2f} | {more:.2f} |" in section(report.json())
 
 
 def test_turns_are_those_with_an_answer_in_the_order_of_their_times(tmp_path: Path) -> None:

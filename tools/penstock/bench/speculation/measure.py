@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.bench.harness import BenchReport, Figure
+from penstock.bench.speculation.branches import branch_figures
 from penstock.bench.speculation.delays import delay_figures
 from penstock.bench.speculation.meshes import checkpoints, mesh_figures
 from penstock.bench.speculation.peers import peer_figures
 from penstock.bench.speculation.replay import EXCERPT, replay_figures
 
-SpeculationPart = Literal["replay", "mesh", "delay", "peers"]
+SpeculationPart = Literal["replay", "branches", "mesh", "delay", "peers"]
 
 
 async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Sequence[Path] = ()) -> BenchReport:
@@ -21,6 +22,8 @@ async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Se
     found: list[Figure] = []
     if not parts or "replay" in parts:
         found += replay_figures(traces or (EXCERPT,), quick)
+    if not parts or "branches" in parts:
+        found += branch_figures(traces or (EXCERPT,), quick)
     if not parts or "mesh" in parts:
         found += await mesh_figures(quick)
     if not parts or "delay" in parts:

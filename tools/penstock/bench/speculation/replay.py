@@ -52,15 +52,20 @@ class Tally:
 
 
 def replay_figures(paths: Sequence[Path], quick: bool) -> list[Figure]:
-    """Of each trace; named for the last word of the file's name. Raises ConfigError."""
+    """Of each trace, by its name. Raises ConfigError."""
     found: list[Figure] = []
     made = corpora()
     for path in paths:
         turns = recorded_turns(path)[: _QUICK if quick else None]
-        name = path.name.split(".")[0].rpartition("_")[2]
+        name = trace_name(path)
         for end in _KNOWN:
             found += _figures(f"{name}{end}", _KNOWN[end], replay(turns, made, end), made)
     return found
+
+
+def trace_name(path: Path) -> str:
+    """The last word of the file's name."""
+    return path.name.split(".")[0].rpartition("_")[2]
 
 
 def recorded_turns(path: Path) -> list[RecordedTurn]:
