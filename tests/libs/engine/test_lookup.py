@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.kernels.cpu.build import NotBuilt, library
 from penstock.engine.speculation.guess import NOTHING, Guess
+from penstock.engine.speculation.looking import Looked, Looking
 from penstock.engine.speculation.lookup import native
 from penstock.engine.speculation.lookup.chances import BREAK, LEAST, MATCHED, ONE, ORDERS, PLACES, chance, table
 from penstock.engine.speculation.lookup.corpus import Corpora
@@ -221,6 +223,16 @@ def test_outputs_are_remembered_for_the_session_and_the_tenant_and_prompts_for_t
             assert lookup.propose(1, 4).tokens == POEM[8:12]
         with running(lookup, secret[:8], ANN, session):
             assert (lookup.propose(1, 4).tokens == secret[8:12]) is knows
+
+
+def test_an_output_is_remembered_though_nothing_was_looked_up_for_it(corpora):
+    """A short one ends before that pays."""
+    lookup, prompt = Lookup(LIMITS, corpora), (7, 8)
+    request = SimpleNamespace(prompt=prompt, owner=ANN, session=b"one")
+    live = SimpleNamespace(ticket=3, tokens=[*prompt, *POEM], length=len(prompt) + len(POEM), request=request)
+    Looking(lookup).forget(live, Looked())
+    with running(lookup, POEM[:8], ANN, b"two"):
+        assert lookup.propose(1, 4).tokens == POEM[8:12]
 
 
 @pytest.mark.parametrize("tenant", [BEA, b""])

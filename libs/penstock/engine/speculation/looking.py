@@ -75,10 +75,9 @@ class Looking:
         self._look_s += 0.02 * (time.perf_counter() - began - self._look_s)
 
     def forget(self, live: Live, looked: Looked) -> None:
-        """The sequence has ended; others may find its text."""
-        if looked.told:
-            self._tell(live, looked)
-            self._lookup.end(live.ticket)
+        """The sequence has ended; others may find its text, also if it was never looked for itself."""
+        self._tell(live, looked)
+        self._lookup.end(live.ticket)
 
     def _tell(self, live: Live, looked: Looked) -> None:
         key, request = live.ticket, live.request
