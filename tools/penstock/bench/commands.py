@@ -156,6 +156,14 @@ def router(
 
 
 @app.command
+def cores(options: Options = None) -> None:
+    """The bare engine on cores that another process uses, and steps of eight streams at contexts of agents."""
+    from penstock.bench.engine.cores import measure
+
+    _run(measure, options)
+
+
+@app.command
 def speculation(
     options: Options = None,
     *,
@@ -258,6 +266,7 @@ def everything(options: Options = None) -> None:
     """Every bench that needs no recordings, one after the other; without e2e, which takes hours."""
     engine(options)
     overhead(options)
+    cores(options)
     kv(options)
     gateway(options)
     router(options)

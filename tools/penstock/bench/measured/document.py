@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.bench.measured import (
+    cores,
     e2e,
     engine,
     evict,
@@ -29,6 +30,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "e2e": e2e.section,
     "overhead": overhead.section,
     "engine": engine.section,
+    "cores": cores.section,
     "kv": kv.section,
     "gateway": gateway.section,
     "router": router.section,
@@ -37,7 +39,7 @@ _SECTIONS: dict[str, Callable[[Results, Results | None], str]] = {
     "evict": evict.section,
     "house": house.section,
 }
-_LATER = ("e2e", "gateway", "router", "speculation", "failover")
+_LATER = ("e2e", "cores", "gateway", "router", "speculation", "failover")
 """Benches without a section as long as no run of theirs is kept."""
 _HEAD = """# Measured
 

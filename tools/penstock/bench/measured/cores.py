@@ -1,0 +1,28 @@
+"""The section about cores that are shared, and about contexts."""
+
+from __future__ import annotations
+
+from penstock.bench.measured.results import Line, Results, figures
+
+_LINES = (
+    Line("beside_busy_vs_alone", "tokens/s of one stream beside a busy process with a thread on each core : alone"),
+    Line("kv_read_rate_vs_weights", "bytes/s of keys and values read in a step : of weights, 8 streams"),
+    *(
+        Line(f"step_ms_8_{context}", f"a step of 8 streams, {context} tokens of context each, ms", 1)
+        for context in (16, 512, 2000)
+    ),
+)
+
+
+def section(now: Results, earlier: Results | None = None) -> str:
+    """In Markdown."""
+    other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    return f"""## Shared cores, and contexts
+
+`penstock bench cores`: the bare engine with the shape of 135 million parameters in bfloat16, two threads. A fair share
+of cores on which another process computes as much is a half. No two streams have a common beginning here.
+
+{figures(_LINES, now, earlier)}
+
+Measured on {now.machine}.{other}
+"""
