@@ -29,6 +29,7 @@ def equal(monkeypatch):
     def slow(worker):
         report = load(worker)
         report.ClearField("step")
+        report.ClearField("prompt")
         for field, value in SLOW.items():
             setattr(report, field, value)
         report.handoff.overhead_s, report.handoff.bytes_per_s = 0.1, 1e9

@@ -141,6 +141,7 @@ async def test_the_demo_is_served_from_the_cache():
     text = output.decode()
     assert process.returncode == 0, text
     assert re.search(r"prompt tokens \(\d\d%\) were reused", text)
+    assert "prefill and decode have workers of their own, to show the hand-off" in text, "whatever cores there are"
 
 
 async def test_a_draft_with_other_tokens_is_refused_before_anything_starts(tmp_path):

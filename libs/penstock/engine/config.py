@@ -55,7 +55,8 @@ class EngineSettings:
     """Most tokens of one step: decode rows, drafts and chunks of prompts together."""
     itl_target_ms: float = 50.0
     """Target for the milliseconds between two tokens of a running stream while prompts are computed beside it; 0: none.
-    Chunks of prompts are made short enough, but never shorter than 16 tokens or half the time of a decode step."""
+    Chunks of prompts are made short enough, but never shorter than 16 tokens or half the time of a decode step; one
+    that ends within eight times the target is computed in one step."""
     max_running: int = 64
     """Most sequences in one step."""
     max_waiting: int = 256

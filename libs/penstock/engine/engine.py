@@ -303,7 +303,7 @@ class Engine:
             self._wake.clear()
             drafts = await self._speculation.ask(self._scheduler.decoding(), self._hand_out)
             self._loads.look_again(self._scheduler.next_in_line())
-            step = self._scheduler.next_step(drafts, stalled, *self._pace.chunks())
+            step = self._scheduler.next_step(drafts, stalled, self._pace.room())
             stalled = False
             if step:
                 await self._step(step, bool(drafts))

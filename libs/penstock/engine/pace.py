@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 from penstock.engine.config import EngineSettings
 from penstock.engine.forward.model import ComputesInLayers
-from penstock.engine.scheduling.chunking import chunk_tokens, patience, room_s
+from penstock.engine.scheduling.chunking import chunk_tokens, enough_tokens, patience, room_s, whole_tokens
+from penstock.engine.scheduling.plan import PromptRoom
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
 from penstock.runtime.turns.baton import ALONE, Baton, TurnCounters
@@ -53,23 +54,25 @@ class StepPace:
         """Of this worker."""
         return self._none if self._baton is None else self._baton.counters
 
-    def chunks(self) -> tuple[int, int | None]:
-        """Most prompt tokens of a step with decode rows, and of one without (None: as many as fit)."""
+    def room(self) -> PromptRoom:
+        """Of the next step."""
         counters, most, target_s = self._counters, self._config.max_batch_tokens, self._config.itl_target_s
         prompts, streams = self._crowd()
         beside = ALONE
         if self._baton is not None:
             self._baton.tell(streams, counters.decode_step_s)
             beside = self._baton.beside()
+        rate, step_s = counters.prefill_tokens_per_s, counters.decode_step_s + beside.step_s
+        whole, enough = whole_tokens(target_s, step_s, rate, most), enough_tokens(target_s, rate)
         if target_s is not None:
             target_s *= patience(prompts, streams + beside.streams)
-        rate, step_s = counters.prefill_tokens_per_s, counters.decode_step_s + beside.step_s
         chunk = 0 if counters.stale else chunk_tokens(target_s, step_s, rate, most)
         self._slice_s = 0.0 if target_s is None else room_s(target_s, beside.step_s)
         self._queue = prompts > 1
-        if not beside.streams or not self._queue:
-            return chunk, None
-        return chunk, chunk_tokens(target_s, beside.step_s, rate * self._layers, most)
+        alone = None
+        if beside.streams and self._queue:
+            alone = chunk_tokens(target_s, beside.step_s, rate * self._layers, most)
+        return PromptRoom(beside=chunk, alone=alone, whole=whole, enough=enough)
 
     @contextmanager
     def turn(self, runs: Sequence[Run]) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from penstock.engine.engine import Engine
 from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
-from penstock.engine.scheduling.chunking import LEAST_TOKENS, chunk_tokens, patience
+from penstock.engine.scheduling.chunking import LEAST_TOKENS, chunk_tokens, enough_tokens, patience, whole_tokens
 from penstock.engine.scheduling.live import new_live
-from penstock.engine.scheduling.plan import StepLimits
+from penstock.engine.scheduling.plan import PromptRoom, StepLimits
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.stats import Counters
 from penstock.engine.step.memory import PageMemory
@@ -49,6 +50,17 @@ def test_streams_wait_longer_for_a_queue_and_not_for_one_prompt(prompts, streams
     assert patience(prompts + 1, streams) >= found >= patience(prompts, streams + 1)
 
 
+@given(st.none() | st.floats(1e-3, 1), st.floats(0, 1), st.floats(0, 1e5), st.integers(16, 4096))
+def test_a_prompt_is_short_while_streams_wait_no_longer_for_it_than_for_a_queue(target_s, step_s, rate, most):
+    whole, enough = whole_tokens(target_s, step_s, rate, most), enough_tokens(target_s, rate)
+    if target_s is None or not rate:
+        assert (whole, enough) == (0, None), "steps are filled"
+        return
+    longest = chunk_tokens(patience(10**6, 1) * target_s, step_s, rate, most)
+    assert chunk_tokens(target_s, step_s, rate, most) <= whole == longest
+    assert enough == LEAST_TOKENS or enough <= target_s * rate < enough + 1
+
+
 def test_streams_that_have_become_more_are_measured_while_prompts_queue():
     """Every step has prompts, and one stream more every ten steps: what they cost follows, and prompts keep half of
     it, though the target can't be met."""
@@ -67,20 +79,75 @@ def test_streams_that_have_become_more_are_measured_while_prompts_queue():
     assert chunk == 0 or chunk == pytest.approx(15 * row_s / token_s, rel=0.15)
 
 
+def sequence(ticket, length, tokens):
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    return new_live(Request(str(ticket), (0,) * length, sampling), ticket, frozenset())
+
+
+def turns_of_agents(room_of, sessions=8, turns=5, token_s=0.001, row_s=0.003):
+    """Sessions begin together, and each asks again as soon as it has its answer: (seconds to the first tokens of later
+    turns, seconds in all), when `room_of` says how large steps are."""
+    scheduler, counters, now = Scheduler(StepLimits(512, 64, 16), PagePool(1000)), Counters(), 0.0
+    asked: dict[int, tuple[int, float]] = {}
+    first: list[float] = []
+
+    def ask(turn):
+        ticket = len(asked)
+        asked[ticket] = turn, now
+        scheduler.add(sequence(ticket, 150, 60))
+
+    for _ in range(sessions):
+        ask(1)
+    while len(first) < sessions * (turns - 1) or scheduler.stats().running:
+        lives = scheduler.next_step({}, room=room_of(counters, *scheduler.crowd()))
+        known = [live.run.known for live in lives]
+        prefill, streams = sum(count for count in known if count > 1), known.count(1)
+        took = 0.01 + row_s * streams + token_s * prefill
+        now += took
+        counters.step(took, prefill, sum(known))
+        beginning = [live.ticket for live in lives if not live.generated and live.run.samples]
+        ended = scheduler.commit(lives, [[Chosen(0)] * live.run.samples for live in lives])
+        first += [now - asked[ticket][1] for ticket in beginning if asked[ticket][0] > 1]
+        for end in ended:
+            scheduler.drop(end.live)
+            if asked[end.live.ticket][0] < turns:
+                ask(asked[end.live.ticket][0] + 1)
+    return first, now
+
+
+@pytest.mark.parametrize("sessions", [3, 8, 16])
+def test_turns_of_agents_begin_at_once_and_last_no_longer(sessions):
+    """What a prompt costs the streams is the same, whether it is cut up or not; its own wait is not."""
+    target_s = 0.05
+
+    def cut(counters, prompts, streams):
+        rate, step_s = counters.prefill_tokens_per_s, counters.decode_step_s
+        patient_s = target_s * patience(prompts, streams)
+        return PromptRoom(beside=0 if counters.stale else chunk_tokens(patient_s, step_s, rate, 512))
+
+    def whole(counters, prompts, streams):
+        rate, step_s = counters.prefill_tokens_per_s, counters.decode_step_s
+        short, enough = whole_tokens(target_s, step_s, rate, 512), enough_tokens(target_s, rate)
+        return replace(cut(counters, prompts, streams), whole=short, enough=enough)
+
+    waits, took = turns_of_agents(whole, sessions)
+    waits_cut, took_cut = turns_of_agents(cut, sessions)
+    alone_s = 0.15 + 0.01
+    assert median(waits) <= 1.5 * alone_s, "most of them meet no other prompt"
+    assert median(waits) <= 0.5 * median(waits_cut)
+    assert took <= 1.01 * took_cut
+
+
 def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: int = 3000) -> tuple[list[float], float]:
     """A long prompt joins four streams: (seconds of each step until its first token, seconds of a batch of them all)
     when a step takes `decode_s`, and `token_s` more per prompt token, growing with the prompt's length."""
     limits, pool, counters = StepLimits(512, 8, 16), PagePool(1000), Counters()
     scheduler = Scheduler(limits, pool)
 
-    def sequence(ticket, length):
-        sampling = SamplingParams(max_tokens=10**6, ignore_eos=True)
-        return new_live(Request(str(ticket), (0,) * length, sampling), ticket, frozenset())
-
     def step():
         chunk = chunk_tokens(target_s, counters.decode_step_s, counters.prefill_tokens_per_s, 512)
         chunk = 0 if counters.stale else chunk
-        lives = scheduler.next_step({}, chunk=chunk)
+        lives = scheduler.next_step({}, room=PromptRoom(beside=chunk))
         known = [live.run.known for live in lives]
         prefill = sum(count for count in known if count > 1)
         slower = 1 + max(live.length for live in lives) / 10_000
@@ -90,10 +157,10 @@ def simulate(target_s: float | None, decode_s: float, token_s: float, prompt: in
         return took
 
     for ticket in range(4):
-        scheduler.add(sequence(ticket, 20))
+        scheduler.add(sequence(ticket, 20, 10**6))
     for _ in range(20):
         step()
-    late = sequence(9, prompt)
+    late = sequence(9, prompt, 10**6)
     scheduler.add(late)
     times = []
     while late.generated == 0:
@@ -158,8 +225,10 @@ async def test_the_engine_keeps_to_it(config, monkeypatch):
     async with Engine.open(replace(config, itl_target_ms=50), load=load) as engine, asyncio.TaskGroup() as tasks:
         engine._counters.decode_step_s, engine._counters.prefill_tokens_per_s = 0.02, 1000.0
         begun = asyncio.Event()
-        tasks.create_task(read(engine, request("alone", 128, 200), begun))
+        tasks.create_task(read(engine, request("alone", 128, 300), begun))
         await begun.wait()
-        await read(engine, request("late", 100, 2))
+        await read(engine, request("long", 400, 2))
+        await read(engine, request("short", 100, 2))
     assert made[0].steps[0] == [128], "no stream waits: the whole batch"
-    assert [rows for rows in made[0].steps if len(rows) == 2][:5] == [[1, 30], [1, 30], [1, 30], [1, 10], [1, 1]]
+    both = [rows for rows in made[0].steps if len(rows) == 2]
+    assert both == [*[[1, 30]] * 13, [1, 10], [1, 1], [1, 100], [1, 1]]

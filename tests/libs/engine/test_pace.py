@@ -53,14 +53,14 @@ def test_prompts_that_queue_beside_streams_of_others_leave_the_cores_in_time(con
     mine, other = batons
     config, layered, crowd = replace(config, max_batch_tokens=512, itl_target_ms=50), _Layered(), [3, 0]
     pace = StepPace(config, measured(), lambda: tuple(crowd), layered, mine)
-    assert pace.chunks()[1] is None, "no streams, no slices"
+    assert pace.room().alone is None, "no streams, no slices"
     other.tell(4, 0.03)
     target_s = 0.05 * (1 + 4 * 2 / 4)
-    assert pace.chunks()[1] == chunk_tokens(target_s, 0.03, RATE * 10, 512) == 512
+    assert pace.room().alone == chunk_tokens(target_s, 0.03, RATE * 10, 512) == 512
     pace = StepPace(config, measured(rate=100), lambda: tuple(crowd), layered, mine)
-    assert pace.chunks()[1] == int((target_s - 0.03) * 100 * 10), "a layer is no longer than what the target leaves"
+    assert pace.room().alone == int((target_s - 0.03) * 100 * 10), "a layer is no longer than what the target leaves"
     crowd[0] = 1
-    assert pace.chunks()[1] is None, "one prompt is computed beside them"
+    assert pace.room().alone is None, "one prompt is computed beside them"
 
 
 def test_one_prompt_is_computed_without_a_turn(config, batons):
@@ -73,7 +73,7 @@ def test_one_prompt_is_computed_without_a_turn(config, batons):
     with other.turn(True, 0.01), pace.turn(prompt):
         assert mine.counters.turns == before
     crowd[0] = 2
-    pace.chunks()
+    pace.room()
     with pace.turn(prompt):
         assert mine.counters.turns == before + 1
         assert layered.call is not None, "it stops between layers"

@@ -16,7 +16,7 @@ from penstock.engine.pages import PagePool
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import new_live
-from penstock.engine.scheduling.plan import Situation, StepLimits
+from penstock.engine.scheduling.plan import PromptRoom, Situation, StepLimits
 from penstock.engine.scheduling.plan import plan as plan_of
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.kv.identity import Chain
@@ -71,9 +71,36 @@ def test_chunks_fill_the_budget_in_order_of_arrival():
 
 def test_prompts_have_less_room_beside_streams_of_this_worker_and_of_others():
     prompts = [running(1, 20, 10)], [One(2, 15, 15)]
-    assert rows_of(plan(LIMITS, 100, *prompts, {}, chunk=3, alone=12)) == [(1, 10, 0, 0), (2, 2, 0, 2)]
+    room = PromptRoom(beside=3, alone=12)
+    assert rows_of(plan(LIMITS, 100, *prompts, {}, room=room)) == [(1, 10, 0, 0), (2, 2, 0, 2)]
     prompts[0].append(running(3, 12))
-    assert rows_of(plan(LIMITS, 100, *prompts, {}, chunk=3, alone=12)) == [(3, 1, 0, 0), (1, 3, 0, 0)]
+    assert rows_of(plan(LIMITS, 100, *prompts, {}, room=room)) == [(3, 1, 0, 0), (1, 3, 0, 0)]
+
+
+def test_a_short_prompt_that_begins_beside_streams_is_computed_whole():
+    room, short, long = PromptRoom(beside=3, whole=10), One(2, 10, 10), One(3, 11, 11)
+    stream, begun = running(1, 12), running(4, 20, 8)
+    assert rows_of(plan(LIMITS, 100, [stream], [short, long], {}, room=room)) == [(1, 1, 0, 0), (2, 10, 0, 2)]
+    assert rows_of(plan(LIMITS, 100, [stream], [long, short], {}, room=room)) == [(1, 1, 0, 0), (3, 3, 0, 2)]
+    made = plan(LIMITS, 100, [stream, begun], [short], {}, room=room)
+    assert rows_of(made) == [(1, 1, 0, 0), (4, 3, 0, 0)], "one that has begun goes on as it began"
+    made = plan(LIMITS, 100, [stream], [One(2, 2, 2), One(3, 10, 10)], {}, room=room)
+    assert rows_of(made) == [(1, 1, 0, 0), (2, 2, 0, 1), (3, 1, 0, 2)], "a second one finds what the target leaves"
+    room = PromptRoom(beside=0, whole=10)
+    assert rows_of(plan(LIMITS, 100, [stream], [short], {}, room=room)) == [(1, 1, 0, 0)], "streams are measured alone"
+    made = plan(StepLimits(8, 4, 8), 100, [stream], [short], {}, room=PromptRoom(beside=3, whole=10))
+    assert rows_of(made) == [(1, 1, 0, 0), (2, 3, 0, 2)], "it doesn't fit into a step"
+
+
+def test_prompts_that_came_together_end_one_after_the_other():
+    line = [One(1, 10, 10), One(2, 10, 10), One(3, 5, 5), One(4, 5, 5), One(5, 5, 5)]
+    room = PromptRoom(enough=8)
+    assert rows_of(plan(StepLimits(32, 8, 8), 100, [], line, {}, room=room)) == [(1, 10, 0, 2)]
+    assert rows_of(plan(StepLimits(32, 8, 8), 100, [], line[2:], {}, room=room)) == [(3, 5, 0, 1), (4, 5, 0, 1)]
+    begun = [running(1, 20, 10), running(2, 20, 10)]
+    assert rows_of(plan(StepLimits(32, 8, 8), 100, begun, line[2:], {}, room=room)) == [(1, 10, 0, 0)]
+    long = [One(1, 40, 40), One(2, 5, 5)]
+    assert rows_of(plan(StepLimits(32, 8, 8), 100, [], long, {}, room=room)) == [(1, 32, 0, 5)], "a full step is one"
 
 
 def test_none_overtakes_a_head_that_does_not_fit():
@@ -160,6 +187,15 @@ def test_none_waits_for_a_block_of_which_it_has_to_compute_the_last_token():
     assert rows_of(plan(LIMITS, 100, [], lives, {})) == [(1, 8, 0, 2), (2, 8, 0, 2)]
 
 
+rooms = st.builds(
+    PromptRoom,
+    beside=st.none() | st.integers(0, 40),
+    alone=st.none() | st.integers(1, 40),
+    whole=st.integers(0, 40),
+    enough=st.none() | st.integers(1, 40),
+)
+
+
 @st.composite
 def situations(draw):
     limits = StepLimits(draw(st.integers(4, 40)), draw(st.integers(1, 4)), draw(st.sampled_from([1, 4, 16])))
@@ -178,7 +214,7 @@ def situations(draw):
                 pages[:common] = own(1000, common)
             lines[line].append(One(ticket, length, length - computed, pages, key))
     drafts = draw(st.dictionaries(st.sampled_from(tickets), st.integers(0, 9))) if tickets else {}
-    return limits, draw(st.integers(0, 20)), *lines, drafts, draw(st.none() | st.integers(1, 40))
+    return limits, draw(st.integers(0, 20)), *lines, drafts, draw(rooms)
 
 
 def _shares(one, limits):
@@ -187,12 +223,26 @@ def _shares(one, limits):
     return one.next_key is not None and one.remaining > 1 and whole
 
 
+def _check_room(room, prompts, admitted, known, beside_streams):
+    """The portions of prompts stay within what they may have."""
+    computed = sum(portion.known for portion in prompts)
+    most = room.beside if beside_streams else room.alone
+    if most is not None and computed > most:
+        [only] = prompts
+        assert beside_streams and only.ticket in admitted and only.known <= room.whole
+        assert only.known == known[only.ticket].remaining or only.known == known[only.ticket].length
+    for count in range(1, len(prompts)):
+        last, enough = prompts[count - 1], room.enough
+        if known[last.ticket].remaining == last.known and enough is not None:
+            assert sum(portion.known for portion in prompts[:count]) < enough
+
+
 @given(situations())
 def test_plans_are_sound(situation):
-    limits, free, active, line, drafts, chunk = situation
+    limits, free, active, line, drafts, room = situation
     users = Counter(page for one in [*active, *line] for page in one.pages)
     before = repr((active, line))
-    made = plan(limits, free, active, line, drafts, chunk=chunk, holds=users.__getitem__)
+    made = plan(limits, free, active, line, drafts, room=room, holds=users.__getitem__)
     assert repr((active, line)) == before, "the policy touches nothing"
     known = {one.ticket: one for one in [*active, *line]}
     assert sum(portion.known + portion.drafts for portion in made.portions) <= limits.max_batch_tokens
@@ -217,13 +267,13 @@ def test_plans_are_sound(situation):
         reach = one.length - remaining + portion.known + portion.drafts
         assert (held + portion.new_pages) * limits.block_size >= reach
     going = {one.ticket for one in active if one.remaining == 1}
-    if chunk is not None and going & set(tickets):
-        assert sum(portion.known for portion in made.portions if portion.ticket not in going) <= chunk
+    prompts = [portion for portion in made.portions if portion.ticket not in going]
+    _check_room(room, prompts, made.admit, {one.ticket: one for one in [*active, *line]}, bool(going & set(tickets)))
     whole = [one.next_key for one in map(known.get, tickets) if _shares(one, limits) and one.ticket not in made.strip]
     assert len(set(whole)) == len(whole), "no block is computed twice"
     apart = [replace(one, next_key=None) for one in active], [replace(one, next_key=None) for one in line]
     assert bool(made.portions) == bool(
-        plan(limits, free, *apart, drafts, chunk=chunk, holds=users.__getitem__).portions
+        plan(limits, free, *apart, drafts, room=room, holds=users.__getitem__).portions
     ), "somebody computes"
     unbounded = plan(limits, free, active, line, drafts, holds=users.__getitem__)
     assert bool(made.portions) == bool(unbounded.portions)
@@ -292,19 +342,19 @@ class Play:
         found = {live.ticket: (0,) * self.luck.randint(0, 3) for live in lives}
         return {ticket: tokens for ticket, tokens in found.items() if tokens} if self.luck.random() < 0.8 else {}
 
-    def step(self, drafts, chunk):
+    def step(self, drafts, room):
         """One turn; whether something moved."""
         assert self.scheduler.stats().queued_tokens == self.queued()
         self.scheduler._share()
         assert self.scheduler.stats().queued_tokens == self.queued()
-        expected = plan_of(self.scheduler.situation(drafts, chunk=chunk))
+        expected = plan_of(self.scheduler.situation(drafts, room=room))
         again = self.scheduler._once_more
         if drafts:
-            step = self.scheduler.next_step(drafts, chunk=chunk)
+            step = self.scheduler.next_step(drafts, room=room)
         else:
             step = again()
             self.repeated += step is not None
-            step = self.scheduler.next_step(drafts, chunk=chunk) if step is None else step
+            step = self.scheduler.next_step(drafts, room=room) if step is None else step
         assert [(live.ticket, live.run.known, len(live.run.choice.drafts)) for live in step] == [
             (portion.ticket, portion.known, portion.drafts) for portion in expected.portions
         ], "also when it is the last again"
@@ -395,7 +445,7 @@ class Play:
     limits=StepLimits(4, 2, 4),
     spare=0,
     drafted=False,
-    chunk=None,
+    room=PromptRoom(),
     seed=270,
 )  # a running sequence takes the pages of all that it has still to compute but its last token
 @settings(max_examples=150)
@@ -404,10 +454,10 @@ class Play:
     limits=st.builds(StepLimits, st.integers(4, 60), st.integers(1, 4), st.sampled_from([1, 4, 16])),
     spare=st.integers(0, 12),
     drafted=st.booleans(),
-    chunk=st.none() | st.integers(0, 40),
+    room=rooms,
     seed=st.integers(0, 10**6),
 )
-def test_everything_ends_whatever_happens(requests, limits, spare, drafted, chunk, seed):
+def test_everything_ends_whatever_happens(requests, limits, spare, drafted, room, seed):
     play = Play(requests, limits, spare, seed)
     for _ in range(20_000):
         play.give_back()
@@ -416,7 +466,7 @@ def test_everything_ends_whatever_happens(requests, limits, spare, drafted, chun
         if play.arrivals and (idle or play.luck.random() < 0.3):
             play.arrive()
             idle = False
-        moved = play.step(play.drafts(drafted), chunk)
+        moved = play.step(play.drafts(drafted), room)
         assert moved or idle or play.lent, "something always moves"
         if len(play.ended) == len(requests):
             break
@@ -429,10 +479,10 @@ def test_everything_ends_whatever_happens(requests, limits, spare, drafted, chun
     requests=st.lists(st.tuples(st.integers(1, 20), st.integers(5, 40), st.just(0)), min_size=1, max_size=6),
     size=st.sampled_from([1, 4, 16]),
     spare=st.integers(0, 40),
-    chunk=st.none() | st.integers(0, 40),
+    room=rooms,
     seed=st.integers(0, 10**6),
 )
-def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, chunk, seed):
+def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, room, seed):
     """The short way through decode steps gives the policy's own answer wherever it gives one, pages included, and it
     gives one for every step in which nothing but decoding goes on."""
     play = Play(requests, StepLimits(200, 6, size), spare, seed)
@@ -441,12 +491,12 @@ def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, c
     decoding = 0
     while len(play.ended) < len(requests):
         play.scheduler._share()
-        situation = play.scheduler.situation({}, chunk=chunk)
+        situation = play.scheduler.situation({}, room=room)
         expected = plan_of(situation)
         before = {live.ticket: len(live.pages) for live in play.lives}
         step = play.scheduler._once_more()
         if step is None:
-            step = play.scheduler.next_step({}, chunk=chunk)
+            step = play.scheduler.next_step({}, room=room)
         else:
             assert (expected.preempt, expected.strip, expected.admit) == ([], [], [])
             decoding += 1
@@ -458,7 +508,7 @@ def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, c
         assert all(live.run.start == live.computed and live.busy for live in step)
         for one in play.scheduler.commit(step, [[Chosen(0)] * live.run.samples for live in step]):
             play._end(one.live)
-    if len(requests) == 1 and requests[0][0] > 1:
+    if len(requests) == 1 and requests[0][0] > 1 and room.alone is None:
         assert decoding == requests[0][1] - 2, "the first decode step is planned, the others follow it"
     play.over()
 

@@ -1,4 +1,9 @@
-"""How many prompt tokens a step may compute while other streams wait for their next token."""
+"""How many prompt tokens a step may compute while other streams wait for their next token.
+
+A prompt holds up the streams by what computing it takes, in one step or in many. Many keep a long one's share of each
+step small; a short one that is cut up only begins later, and so does each behind it. So short prompts are computed
+whole, one in a step.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +44,19 @@ def chunk_tokens(target_s: float | None, step_s: float, tokens_per_s: float, mos
     if tokens_per_s <= 0:
         return min(_UNKNOWN, most)
     return max(min(LEAST_TOKENS, most), min(most, int(room_s(target_s, step_s) * tokens_per_s)))
+
+
+def whole_tokens(target_s: float | None, step_s: float, tokens_per_s: float, most: int) -> int:
+    """Most tokens of a prompt that a step with decode rows computes whole, for which streams wait no longer than for
+    the longest queue; 0 without a target, or when nothing is known. Arguments as of `chunk_tokens`."""
+    if target_s is None or tokens_per_s <= 0:
+        return 0
+    return chunk_tokens(_MOST_PATIENCE * target_s, step_s, tokens_per_s, most)
+
+
+def enough_tokens(target_s: float | None, tokens_per_s: float) -> int | None:
+    """Prompt tokens that fill a step by themselves: as many as take `target_s`. A prompt that came with others and ends
+    there has its first token at once, instead of with theirs; None: as in `whole_tokens`."""
+    if target_s is None or tokens_per_s <= 0:
+        return None
+    return max(LEAST_TOKENS, int(target_s * tokens_per_s))

@@ -3,10 +3,10 @@
 `plan` reads the lines and the number of free pages and decides, without changing anything; `Scheduler` carries it out.
 
 Decode rows come first, then drafts, then chunks of prompts already begun, then new sequences in order of their places,
-all within `max_batch_tokens`; in a step with decode rows, prompts get at most `chunk` tokens, in one without at most
-`alone`. When pages run out, sequences that do not run yet give up their loaded pages; then the youngest running
-sequence goes back to the line and keeps its output. That does not free pages that a sink still holds; a sequence for
-which no page can be freed skips steps until the sink lets go.
+all within `max_batch_tokens` and what prompts may have of the step (`PromptRoom`). When pages run out, sequences that
+do not run yet give up their loaded pages; then the youngest running sequence goes back to the line and keeps its
+output. That does not free pages that a sink still holds; a sequence for which no page can be freed skips steps until
+the sink lets go.
 
 No block is computed twice: a sequence whose next block is computed in this step, by another before it, skips the step
 and has that block's page at the next one. It keeps its place, and none behind it in the line begins before it. Who
@@ -32,6 +32,24 @@ class StepLimits:
     def pages_for(self, tokens: int) -> int:
         """Number of pages that `tokens` tokens need."""
         return -(-tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRoom:
+    """How many tokens of prompts a step may compute."""
+
+    beside: int | None = None
+    """Most of them in a step with decode rows; None: as many as fit."""
+    alone: int | None = None
+    """Most of them in a step without; None: as many as fit."""
+    whole: int = 0
+    """A step with decode rows and no other prompt computes all of one that begins, if that is no more than this."""
+    enough: int | None = None
+    """Where a prompt ends in a step that has at least so many of them, no other follows; None: the step is filled."""
+
+
+ANY_ROOM = PromptRoom()
+"""As many as fit."""
 
 
 class Schedulable(Protocol):
@@ -111,10 +129,7 @@ class Situation:
     """How many hold a page: sequences, sinks and copies. It comes free when all have given it back."""
     stalled: bool = False
     """No sequence could run for a while, so the plan may take even pages that are being filled."""
-    chunk: int | None = None
-    """Most tokens of prompts in a step with decode rows; None: as many as fit."""
-    alone: int | None = None
-    """Most tokens of prompts in a step without; None: as many as fit."""
+    room: PromptRoom = ANY_ROOM
 
 
 class _Planner:
@@ -127,6 +142,11 @@ class _Planner:
         self.given: Counter[int] = Counter()
         """Holds that sequences give back in this plan, by page."""
         self.budget = situation.limits.max_batch_tokens
+        self.room = situation.room
+        self.whole = 0
+        """Most tokens of a prompt that goes into the step whole; 0 once there is one in it."""
+        self.prompt_tokens = 0
+        """Of all prompts in the step."""
         self.running = list(situation.running)
         self.waiting = situation.waiting
         self.loading = situation.loading
@@ -208,15 +228,29 @@ class _Planner:
         self.free -= extra
         self.budget -= portion.drafts
 
+    def bound_prompts(self, beside_streams: bool) -> None:
+        """Leaves of the budget what prompts may have of it, now that decode rows and drafts have theirs."""
+        most = self.room.beside if beside_streams else self.room.alone
+        self.whole = min(self.room.whole, self.budget) if beside_streams else 0
+        if most is not None:
+            self.budget = min(self.budget, most)
+
+    def left(self, live: Schedulable) -> int:
+        """Known tokens that it has still to compute."""
+        return live.length if live.ticket in self.plan.strip else live.remaining
+
     def prefill(self, live: Schedulable, new_pages: int) -> None:
-        stripped = live.ticket in self.plan.strip
-        if live.next_key is not None and not stripped:
+        if live.next_key is not None and live.ticket not in self.plan.strip:
             self.computed.add(live.next_key)
-        remaining = live.length if stripped else live.remaining
-        count = min(remaining, self.budget)
+        left = self.left(live)
+        count = min(left, self.budget)
         self.budget -= count
         self.free -= new_pages
         self.plan.portions.append(Portion(live.ticket, count, new_pages))
+        self.whole = 0
+        self.prompt_tokens += count
+        if count == left and self.room.enough is not None and self.prompt_tokens >= self.room.enough:
+            self.budget = 0
 
     def admit(self, stalled: bool) -> None:
         """New sequences in order, each with pages for all it knows, so that a prefill never starves half-way."""
@@ -230,6 +264,8 @@ class _Planner:
                     break
             if self.free - need < len(self.running):
                 return
+            if self.budget < self.left(live) <= self.whole:
+                self.budget = self.left(live)
             self.running.append(live)
             self.plan.admit.append(live.ticket)
             self.prefill(live, need)
@@ -251,9 +287,7 @@ def plan(situation: Situation) -> StepPlan:
     for live, portion in decoding:
         work.draft(live, portion, situation.drafts.get(live.ticket, 0))
         work.plan.portions.append(portion)
-    most = situation.chunk if decoding else situation.alone
-    if most is not None:
-        work.budget = min(work.budget, most)
+    work.bound_prompts(bool(decoding))
     for live in list(work.running):
         if live.remaining > 1 and work.budget > 0 and not work.waits(live):
             work.prefill(live, 0)

@@ -13,7 +13,7 @@ from penstock.engine.request import FinishReason
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live
 from penstock.engine.scheduling.outstanding import Outstanding
-from penstock.engine.scheduling.plan import Situation, StepLimits, plan
+from penstock.engine.scheduling.plan import ANY_ROOM, PromptRoom, Situation, StepLimits, plan
 from penstock.engine.scheduling.sharing import Sharing
 
 
@@ -181,15 +181,14 @@ class Scheduler:
         self,
         drafts: Mapping[int, tuple[int, ...]],
         stalled: bool = False,
-        chunk: int | None = None,
-        alone: int | None = None,
+        room: PromptRoom = ANY_ROOM,
     ) -> list[Live]:
         """Plans a step and carries the plan out: the sequences that take part, their runs aimed, busy until `commit`.
 
-        `drafts` are proposed tokens by ticket; `stalled`, `chunk` and `alone` as in Situation.
+        `drafts` are proposed tokens by ticket; `stalled` and `room` as in Situation.
         """
         step = self._once_more() if not drafts else None
-        return self._planned(drafts, stalled, chunk, alone) if step is None else step
+        return self._planned(drafts, stalled, room) if step is None else step
 
     def _once_more(self) -> list[Live] | None:
         """Repeats the last step one token later: the same answer as `plan` in a fraction of its time. None when `plan`
@@ -213,11 +212,9 @@ class Scheduler:
             live.run.aim(live.computed, 1, ())
         return step
 
-    def _planned(
-        self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, chunk: int | None, alone: int | None
-    ) -> list[Live]:
+    def _planned(self, drafts: Mapping[int, tuple[int, ...]], stalled: bool, room: PromptRoom) -> list[Live]:
         self._share()
-        made = plan(self.situation(drafts, stalled, chunk, alone))
+        made = plan(self.situation(drafts, stalled, room))
         lines = (self._running, self._waiting, self._loading)
         by_ticket = {live.ticket: live for line in lines for live in line}
         for ticket in made.preempt:
@@ -267,8 +264,7 @@ class Scheduler:
         self,
         drafts: Mapping[int, tuple[int, ...]],
         stalled: bool = False,
-        chunk: int | None = None,
-        alone: int | None = None,
+        room: PromptRoom = ANY_ROOM,
     ) -> Situation:
         """All that the next plan depends on."""
         return Situation(
@@ -280,8 +276,7 @@ class Scheduler:
             drafts={ticket: len(tokens) for ticket, tokens in drafts.items()},
             holds=self._pool.holds,
             stalled=stalled,
-            chunk=chunk,
-            alone=alone,
+            room=room,
         )
 
     def commit(self, step: Sequence[Live], answers: Sequence[list[Chosen] | EngineError]) -> list[Ended]:

@@ -27,9 +27,16 @@ COMPARED = (
         BesideBest(f"agent_tokens_per_s_vs_best_{count}", f"agents_{count}", "output_token_throughput", 1.2, False)
         for count in (1, 4, 8, 16)
     ),
-    BesideBest("agent_turn1_ttft_vs_best_8", "agents_8", "time_to_first_token_turn1_p50", 1.0),
-    BesideBest("agent_turn2_ttft_vs_best_8", "agents_8", "time_to_first_token_turn2_p50", 0.5),
+    *(
+        BesideBest(
+            f"agent_turn{turn}_ttft_vs_best_{count}", f"agents_{count}", f"time_to_first_token_turn{turn}_p50", goal
+        )
+        for turn, goal in ((1, 1.0), (2, 0.5))
+        for count in (1, 4, 8, 16)
+    ),
+    BesideBest("fanout16_tokens_per_s_vs_best", "fanout_16", "output_token_throughput", 1.2, False),
     BesideBest("fanout16_ttft_vs_best", "fanout_16", "time_to_first_token_children_p50", 0.5),
+    BesideBest("mixed_tokens_per_s_vs_best", "mixed_4", "output_token_throughput", 1.2, False),
     BesideBest("mixed_itl_p90_vs_best", "mixed_4", "inter_token_gap_streams_p90", 0.5),
     *(
         BesideBest(f"plain_tokens_per_s_vs_best_{count}", f"plain_{count}", "output_token_throughput", 1.2, False)
@@ -39,6 +46,7 @@ COMPARED = (
     BesideBest("agent_pause_after_kill_vs_best", "kill", "pause", 0.1),
     BesideBest("mesh_cpu_s_per_1k_vs_best", "agents_8", "cpu_s_per_1k", 1.0),
     BesideBest("mesh_memory_vs_best", "agents_8", "memory_mb", 1.0),
+    BesideBest("mesh_memory_vs_best_16", "agents_16", "memory_mb", 1.0),
 )
 _UNITS = {
     "output_token_throughput": "tokens/s",
