@@ -165,7 +165,7 @@ def stats_message(
     message = kvstore_pb2.StatsResponse(
         host_id=host_id,
         arena_bytes=sum(part.host.arena.size for part in parts),
-        resynchronised=parts[0].store.tiers.hub.resynchronised,
+        resynchronised=partitions.of_models[0].store.tiers.hub.resynchronised,
         sessions=sessions,
         lent=sum(len(part.host.lent) for part in parts),
         **asdict(partitions.stats()),
@@ -178,7 +178,7 @@ def stats_message(
     faults = sum((part.elsewhere.faults for part in parts), Counter[str]())
     others = len(parts[0].elsewhere.neighbours.others)
     message.pull.CopyFrom(kvstore_pb2.PullStats(faults=faults, others=others, **reports[TierKind.REMOTE]()))
-    specs = [part.store.spec for part in parts if part.store.spec is not None]
+    specs = [part.store.spec for part in partitions.of_models if part.store.spec is not None]
     if specs:
         message.spec.CopyFrom(spec_to_message(specs[-1]))
     return message
