@@ -228,7 +228,20 @@ class ModelMetrics:
     e2e: Histogram
 
 
-class WorkerMetrics(Metrics):
+class StoringMetrics(Metrics):
+    """Whoever computes KV and has it stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
+        self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
+        self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
+        self.touched = self._counter(
+            "penstock_blocks_touched", "Blocks used from pages of this process, as told to the store that has them too"
+        )
+
+
+class WorkerMetrics(StoringMetrics):
     """A prefill or decode worker."""
 
     RUNNING = "vllm:num_requests_running"
@@ -261,14 +274,8 @@ class WorkerMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
-        self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
-        self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
         self.lent = self._counter("penstock_blocks_lent", "Blocks that the store may take from the worker's own pages")
         self.saved = self._counter("penstock_blocks_saved", "Lent blocks that the store copied before they left")
-        self.touched = self._counter(
-            "penstock_blocks_touched", "Blocks used from the worker's own pages, as told to the store that has them too"
-        )
         self.claim_waits = self._counter(
             "penstock_claim_waits",
             "Waits for blocks that other workers computed: they were stored, the worker left them, or it was too late",
@@ -407,7 +414,7 @@ class RouterMetrics(Metrics):
             self._planned.labels(source).inc(count)
 
 
-class DraftMetrics(Metrics):
+class DraftMetrics(StoringMetrics):
     """What the draft service guesses."""
 
     BUSY_S = "penstock_draft_busy_seconds"
@@ -427,6 +434,9 @@ class DraftMetrics(Metrics):
         self.proposals = self._counter("penstock_draft_proposals", "Guesses sent, counted once for each sequence")
         self.tokens = self._counter("penstock_draft_tokens", "Tokens guessed")
 
-    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """From now on `read` gives figures by the names above. Not twice."""
+    def watch(self, read: Callable[[], Mapping[str, float]], told: Callable[[], Mapping[str, int]]) -> None:
+        """From now on `read` gives figures by the names above, and `told` the tokens that were told, by where their KV
+        came from. Not twice."""
         self.registry.register(_Figures("", read, self._TOTALS))
+        what = "Tokens that were told, by where their KV came from"
+        self.registry.register(_ByLabel("penstock_draft_told_tokens", what, "source", told))
