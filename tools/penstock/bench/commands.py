@@ -159,11 +159,12 @@ def router(
 def speculation(
     options: Options = None,
     *,
-    part: list[Literal["replay", "mesh"]] | None = None,
+    part: list[Literal["replay", "mesh", "branches"]] | None = None,
     trace: list[Path] | None = None,
 ) -> None:
     """What drafts are worth: tokens of a verify step with guesses by lookup, on recorded sessions of agents; tokens per
-    second with drafts and without, through the mesh, of the embedded pair and of one that reads many weights.
+    second with drafts and without, through the mesh, of the embedded pair and of one that reads many weights; what
+    drafts for the likeliest other outcome could bring at most.
 
     Parameters
     ----------

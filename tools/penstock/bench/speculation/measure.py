@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.bench.harness import BenchReport, Figure
+from penstock.bench.speculation.branches import branch_figures
 from penstock.bench.speculation.meshes import mesh_figures
 from penstock.bench.speculation.replay import EXCERPT, replay_figures
 
-SpeculationPart = Literal["replay", "mesh"]
+SpeculationPart = Literal["replay", "mesh", "branches"]
 
 
 async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Sequence[Path] = ()) -> BenchReport:
@@ -21,4 +22,6 @@ async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Se
         found += replay_figures(traces or (EXCERPT,), quick)
     if not parts or "mesh" in parts:
         found += await mesh_figures(quick)
+    if not parts or "branches" in parts:
+        found += await branch_figures(quick)
     return BenchReport("speculation", found)

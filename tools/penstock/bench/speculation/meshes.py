@@ -66,7 +66,9 @@ class MeshRate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mesh:
+class MeshClient:
+    """A client of one of the meshes."""
+
     client: AsyncOpenAI
     model: str
 
@@ -130,7 +132,7 @@ def _lead(id: str, found: Sequence[Figure], of: str) -> Figure:
 async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     rounds, count = (1, 4) if quick else (3, 8)
     found: list[Figure] = []
-    async with _meshes(pair) as meshes:
+    async with open_meshes(pair, tuple(FORMS)) as meshes:
         for name, make, streams in _CELLS:
             subjects = {form: _subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
             rates = await interleave(subjects, rounds)
@@ -150,7 +152,7 @@ async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     return found
 
 
-def _subject(mesh: _Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+def _subject(mesh: MeshClient, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
     async def sample(round: int) -> MeshRate:
         return await mesh.run(make(count, round), streams)
 
@@ -158,12 +160,13 @@ def _subject(mesh: _Mesh, make: Callable[[int, int], Asks], count: int, streams:
 
 
 @asynccontextmanager
-async def _meshes(pair: str) -> AsyncIterator[Mapping[str, _Mesh]]:
+async def open_meshes(pair: str, forms: Sequence[str]) -> AsyncIterator[Mapping[str, MeshClient]]:
     """One for each form, all at once: those that are not asked compute nothing."""
-    target, draft = _checkpoints(pair)
+    target, draft = checkpoints(pair)
     async with AsyncExitStack() as stack:
         meshes = {}
-        for form, (drafts, settings) in FORMS.items():
+        for form in forms:
+            drafts, settings = FORMS[form]
             port = free_port()
             command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(target), "--port", str(port))
             spec = ServerSpec(
@@ -176,11 +179,12 @@ async def _meshes(pair: str) -> AsyncIterator[Mapping[str, _Mesh]]:
             )
             await stack.enter_async_context(serving(spec, port))
             client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
-            meshes[form] = _Mesh(await stack.enter_async_context(client), target.name)
+            meshes[form] = MeshClient(await stack.enter_async_context(client), target.name)
         yield meshes
 
 
-def _checkpoints(pair: str) -> tuple[Path, Path]:
+def checkpoints(pair: str) -> tuple[Path, Path]:
+    """Target and draft."""
     models = Path(embedded("penstock-mini")), Path(embedded("penstock-mini-draft"))
     place = Places.default().models
     target, draft = (
