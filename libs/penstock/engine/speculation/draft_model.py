@@ -328,24 +328,29 @@ class DraftModel:
         """Whether the sequence has pages for all its tokens, now or already: free ones, or those of others behind
         it."""
         new = not sequence.pages
-        if new:
+        if new and not sequence.refused:
             self._share(sequence)
-        positions = max(len(sequence.tokens), sequence.most)
-        need = -(-positions // self._block_size) - len(sequence.pages)
+        need = self._missing(sequence)
         if need > self._pool.free and not self._make_room(sequence, need):
-            if sequence.refused:
-                self._free(sequence)
-            else:
+            if not sequence.refused:
                 self._refuse(sequence)
             return False
-        sequence.refused = False
+        if sequence.refused:  # there is room for it now, even if it shares nothing
+            sequence.refused = False
+            self._share(sequence)
         if new:
             self._reused += sequence.computed
             self._offer(sequence, 0)
+        need = self._missing(sequence)
         if need > 0:
             sequence.pages += self._pool.allocate(sequence.owner, need)
             sequence.version += 1
         return True
+
+    def _missing(self, sequence: _Sequence) -> int:
+        """Pages that it lacks for all its tokens."""
+        positions = max(len(sequence.tokens), sequence.most)
+        return -(-positions // self._block_size) - len(sequence.pages)
 
     def _share(self, sequence: _Sequence) -> None:
         """Uses the leading blocks that are there already. The last token is always computed."""
@@ -431,7 +436,7 @@ class DraftModel:
         others = sorted((other for other in self._sequences.values() if other.pages), key=self._rank, reverse=True)
         behind = [other for other in others if self._rank(other) > own]
         theirs = Counter(page for other in behind for page in other.pages)
-        freed = sum(self._pool.holds(page) == holds for page, holds in theirs.items())  # but for those of others, too
+        freed = sum(self._pool.holds(page) == holds for page, holds in theirs.items())  # those that nobody else holds
         if need > self._pool.free + freed:
             return False
         for other in behind:
