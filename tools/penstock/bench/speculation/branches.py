@@ -3,11 +3,13 @@
 A draft model could go on not only from its own guess but, at the place of its lead that it is least sure of, also from
 its second choice. Where verification ends there, and with that token, the next step has drafts at once. This bench
 counts how often that would be so, in texts that the embedded model says, and what it would bring if all of this were
-free: the branch costs nothing, and without it the step behind a rejection never has a draft.
+free: the branch costs nothing, and without it the step behind a rejection never has a draft. What a step of the draft
+costs with one more row it measures as well.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -32,6 +34,8 @@ _TEMPERATURES = (0.0, 0.8)
 _ANSWER_TOKENS = 96
 _MOST_TOKENS = 2048
 _CHUNK = 256
+_CONTEXT, _STEPS = 512, 50
+"""Tokens of each text, and steps, when it is timed how long a step takes."""
 _ANY = SamplingParams(max_tokens=_MOST_TOKENS, temperature=0.0)
 """Of rows whose logits alone are looked at."""
 
@@ -108,6 +112,7 @@ async def branch_figures(quick: bool) -> list[Figure]:
     found: list[Figure] = []
     number = 3 if quick else 12
     draft = DraftChoices()
+    found.append(figure("second_row", draft.second_row(2 if quick else 9), "ratio", "a draft step of one row"))
     async with open_meshes("embedded", (PLAIN,)) as meshes:
         for name, make in (("tool_calls", tool_calls), ("quote", quotes), ("text", free_text)):
             for temperature in _TEMPERATURES:
@@ -150,7 +155,7 @@ class DraftChoices:
 
     def __init__(self) -> None:
         _, model = checkpoints("embedded")
-        self._runner = Runner(inspect(model), EngineConfig(model=model, kv_pool_tokens=_MOST_TOKENS))
+        self._runner = Runner(inspect(model), EngineConfig(model=model, kv_pool_tokens=_MOST_TOKENS, threads=1))
         self._steps = noise.steps(self._runner.decoder.config.vocab_size, torch.device("cpu"))
         self._pages = range(1, _MOST_TOKENS // 16 + 1)
         self._names = count(1)
@@ -169,6 +174,28 @@ class DraftChoices:
             logits = self._runner.logits([Run(choice, len(tokens) - 1, 1, self._pages, table)])
             found += [self._two(row, text, len(tokens) + at) for at, row in enumerate(logits[:-1])]
         return found
+
+    def second_row(self, rounds: int) -> list[float]:
+        """How much longer a step with a second text takes than with one, in each round."""
+        runs = []
+        for number in range(2):
+            tokens, table = list(range(_CONTEXT)), (f"text {next(self._names)}", 1)
+            pages = self._pages[number * _CONTEXT // 16 :]
+            choice = Choice(_ANY, frozenset(), tokens, _CONTEXT)
+            for start in range(0, _CONTEXT - 1, _CHUNK):
+                known = min(_CHUNK, _CONTEXT - 1 - start)
+                self._runner.step([Run(choice, start, known, pages, table)])
+            runs.append(Run(choice, _CONTEXT - 1, 1, pages, table))
+        return [self._lowest(runs) / self._lowest(runs[:1]) for _ in range(rounds)]
+
+    def _lowest(self, runs: Sequence[Run]) -> float:
+        """Seconds of a step that nobody disturbed: of many, the one after the quickest tenth."""
+        took = []
+        for _ in range(_STEPS):
+            began = time.perf_counter()
+            self._runner.step(runs)
+            took.append(time.perf_counter() - began)
+        return sorted(took)[_STEPS // 10]
 
     def _two(self, logits: Tensor, text: SaidText, position: int) -> TwoChoices:
         """For the token at `position`, drawn as the target draws it."""
