@@ -1592,10 +1592,13 @@ class PartitionStats(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     blocks: _builtins.int
     evictions: _builtins.int
     attachments: _builtins.int
+    draft: _builtins.bool
+    """for draft models; the other figures of the store are without these"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec:
         """absent: before its first client"""
@@ -1608,10 +1611,11 @@ class PartitionStats(_message.Message):
         blocks: _builtins.int = ...,
         evictions: _builtins.int = ...,
         attachments: _builtins.int = ...,
+        draft: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "blocks", b"blocks", "evictions", b"evictions", "slots", b"slots", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "blocks", b"blocks", "draft", b"draft", "evictions", b"evictions", "slots", b"slots", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,15 +161,15 @@ def stats_message(
     partitions: Partitions, reports: Reports, *, host_id: str, sessions: int
 ) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
-    parts = list(partitions)
+    parts = partitions.of_models
     message = kvstore_pb2.StatsResponse(
         host_id=host_id,
         arena_bytes=sum(part.host.arena.size for part in parts),
-        resynchronised=partitions.of_models[0].store.tiers.hub.resynchronised,
+        resynchronised=parts[0].store.tiers.hub.resynchronised,
         sessions=sessions,
         lent=sum(len(part.host.lent) for part in parts),
         **asdict(partitions.stats()),
-        partitions=[_partition(part) for part in parts],
+        partitions=[_partition(part) for part in partitions],
     )
     if TierKind.NVME in reports:
         message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**reports[TierKind.NVME]()))
@@ -178,7 +178,7 @@ def stats_message(
     faults = sum((part.elsewhere.faults for part in parts), Counter[str]())
     others = len(parts[0].elsewhere.neighbours.others)
     message.pull.CopyFrom(kvstore_pb2.PullStats(faults=faults, others=others, **reports[TierKind.REMOTE]()))
-    specs = [part.store.spec for part in partitions.of_models if part.store.spec is not None]
+    specs = [part.store.spec for part in parts if part.store.spec is not None]
     if specs:
         message.spec.CopyFrom(spec_to_message(specs[-1]))
     return message
@@ -192,4 +192,5 @@ def _partition(part: Partition) -> kvstore_pb2.PartitionStats:
         blocks=stats.blocks,
         evictions=stats.evictions,
         attachments=stats.attachments,
+        draft=part.draft,
     )
