@@ -168,16 +168,23 @@ async def test_the_store_begins_again_and_both_find_their_blocks(other, tmp_path
             [store] = [one for one in psutil.Process(process.pid).children() if "penstock.kvstore" in one.cmdline()]
             command = store.cmdline()
             address = command[command.index("--address") + 1]
-            await stats_of(address, lambda stats: all(part.blocks >= 13 for part in stats.partitions))
+            await stats_of(address, lambda stats: all(part.blocks >= 13 for part in of(stats, drafts=False)))
+            await stats_of(address, lambda stats: sum(part.attachments for part in of(stats, drafts=True)) == 1)
             store.send_signal(signal.SIGTERM)
             await until(lambda: not store.is_running() or store.status() == psutil.STATUS_ZOMBIE, "it has ended")
             stats = await stats_of(address, lambda stats: stats.attachments == len(names))
-            assert [part.attachments for part in stats.partitions] == [1, 1]
+            assert [part.attachments for part in of(stats, drafts=False)] == [1, 1]
+            await stats_of(address, lambda stats: sum(part.attachments for part in of(stats, drafts=True)) == 1)
             assert stats.arena_bytes == 64 << 20
             for model in names:
                 turn = await ask(http, url, model, prompt("again", 200))
                 assert turn.ids == first[model].ids
                 assert turn.places["nvme"] >= 192, "it came from the disk"
+
+
+def of(stats: kvstore_pb2.StatsResponse, drafts: bool) -> list[kvstore_pb2.PartitionStats]:
+    """The partitions of draft models, or the others."""
+    return [part for part in stats.partitions if part.draft == drafts]
 
 
 async def stats_of(address: str, such: Callable[[kvstore_pb2.StatsResponse], bool]) -> kvstore_pb2.StatsResponse:

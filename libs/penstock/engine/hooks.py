@@ -168,6 +168,8 @@ class DraftTerms:
     """Tokens that end the output."""
     owner: bytes = b""
     """Whose it is: what was computed for one owner is used for no other."""
+    session: bytes = b""
+    """Names the session to whoever keeps what was computed."""
 
 
 @dataclass(frozen=True, slots=True)

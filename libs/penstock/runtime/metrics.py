@@ -87,19 +87,23 @@ class _Figures(Collector):
 class _ByLabel(Collector):
     """Counters with one label, read at each scrape."""
 
-    def __init__(self, name: str, what: str, label: str, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+    def __init__(self, name: str, what: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
         self._name, self._what, self._label, self._read = name, what, label, read
 
     def collect(self) -> Iterator[Metric]:
         """One family."""
         family = CounterMetricFamily(self._name, self._what, labels=[self._label])
-        for value, count in self._read():
+        for value, count in self._read().items():
             family.add_metric([value], count)
         yield family
 
 
-def _numbered(counts: Iterable[int]) -> Iterator[tuple[str, int]]:
-    return ((str(place), count) for place, count in enumerate(counts))
+def _by_place(counts: Iterable[int]) -> Mapping[str, int]:
+    return {str(place): count for place, count in enumerate(counts)}
+
+
+def _by_proposer(counts: Iterable[int]) -> Mapping[str, int]:
+    return dict(zip(PROPOSERS, counts, strict=True))
 
 
 class _ByPartition(Collector):
@@ -237,7 +241,20 @@ class ModelMetrics:
     e2e: Histogram
 
 
-class WorkerMetrics(Metrics):
+class StoringMetrics(Metrics):
+    """Whoever computes KV and has it stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
+        self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
+        self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
+        self.touched = self._counter(
+            "penstock_blocks_touched", "Blocks used from pages of this process, as told to the store that has them too"
+        )
+
+
+class WorkerMetrics(StoringMetrics):
     """A prefill or decode worker."""
 
     RUNNING = "vllm:num_requests_running"
@@ -270,14 +287,8 @@ class WorkerMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store_faults = self._counter("penstock_store_faults", "Store calls that became a recompute", "what")
-        self.fetched = self._counter("penstock_blocks_fetched", "Blocks loaded from the store")
-        self.published = self._counter("penstock_blocks_published", "Blocks committed to the store")
         self.lent = self._counter("penstock_blocks_lent", "Blocks that the store may take from the worker's own pages")
         self.saved = self._counter("penstock_blocks_saved", "Lent blocks that the store copied before they left")
-        self.touched = self._counter(
-            "penstock_blocks_touched", "Blocks used from the worker's own pages, as told to the store that has them too"
-        )
         self.claim_waits = self._counter(
             "penstock_claim_waits",
             "Waits for blocks that other workers computed: they were stored, the worker left them, or it was too late",
@@ -306,10 +317,10 @@ class WorkerMetrics(Metrics):
         """From now on with what was drafted, by proposer and by place. Not twice."""
         verified, right = "Drafts that steps verified", "Those of them that were right"
         for name, what, label, counts in (
-            ("penstock_drafts_verified", verified, "proposer", lambda: zip(PROPOSERS, read().verified, strict=True)),
-            ("penstock_drafts_accepted", right, "proposer", lambda: zip(PROPOSERS, read().right, strict=True)),
-            ("penstock_drafts_verified_at", verified, "position", lambda: _numbered(read().verified_at)),
-            ("penstock_drafts_accepted_at", right, "position", lambda: _numbered(read().right_at)),
+            ("penstock_drafts_verified", verified, "proposer", lambda: _by_proposer(read().verified)),
+            ("penstock_drafts_accepted", right, "proposer", lambda: _by_proposer(read().right)),
+            ("penstock_drafts_verified_at", verified, "position", lambda: _by_place(read().verified_at)),
+            ("penstock_drafts_accepted_at", right, "position", lambda: _by_place(read().right_at)),
         ):
             self.registry.register(_ByLabel(name, what, label, counts))
 
@@ -363,9 +374,7 @@ class StoreMetrics(Metrics):
         """From now on with these figures, all but those of `partitions` of the whole store; `faults` are fetches from
         other stores that ended early, by reason."""
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
-        self.registry.register(
-            _ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", lambda: faults().items())
-        )
+        self.registry.register(_ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", faults))
         self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))
         self.registry.register(_ByPartition(partitions))
 
@@ -421,7 +430,7 @@ class RouterMetrics(Metrics):
             self._planned.labels(source).inc(count)
 
 
-class DraftMetrics(Metrics):
+class DraftMetrics(StoringMetrics):
     """What the draft service guesses."""
 
     BUSY_S = "penstock_draft_busy_seconds"
@@ -441,6 +450,9 @@ class DraftMetrics(Metrics):
         self.proposals = self._counter("penstock_draft_proposals", "Guesses sent, counted once for each sequence")
         self.tokens = self._counter("penstock_draft_tokens", "Tokens guessed")
 
-    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """From now on `read` gives figures by the names above. Not twice."""
+    def watch(self, read: Callable[[], Mapping[str, float]], told: Callable[[], Mapping[str, int]]) -> None:
+        """From now on `read` gives figures by the names above, and `told` the tokens that were told, by where their KV
+        came from. Not twice."""
         self.registry.register(_Figures("", read, self._TOTALS))
+        what = "Tokens that were told, by where their KV came from"
+        self.registry.register(_ByLabel("penstock_draft_told_tokens", what, "source", told))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/draft.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"b\n\nDraftTerms\x12\'\n\x08sampling\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x0e\n\x06prompt\x18\x02 \x01(\r\x12\x0c\n\x04\x65nds\x18\x03 \x03(\r\x12\r\n\x05owner\x18\x04 \x01(\x0c\"\x81\x01\n\rDraftSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\x07\x12\t\n\x01k\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12&\n\x05terms\x18\x06 \x01(\x0b\x32\x17.penstock.v1.DraftTerms\"Z\n\tDraftNews\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.DraftSequence\x12\x0e\n\x06\x66orget\x18\x03 \x03(\x04\"j\n\nDraftLeads\x12\x0b\n\x03ids\x18\x01 \x03(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0f\n\x07refused\x18\x06 \x03(\x04\"\x11\n\x0f\x44\x65scribeRequest\"%\n\x10\x44\x65scribeResponse\x12\x11\n\ttokenizer\x18\x01 \x01(\t\"\x13\n\x11VocabularyRequest\",\n\x0eVocabularyPart\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r2\xdd\x01\n\x05\x44raft\x12>\n\x07Propose\x12\x16.penstock.v1.DraftNews\x1a\x17.penstock.v1.DraftLeads(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12K\n\nVocabulary\x12\x1e.penstock.v1.VocabularyRequest\x1a\x1b.penstock.v1.VocabularyPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17penstock/v1/draft.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"s\n\nDraftTerms\x12\'\n\x08sampling\x18\x01 \x01(\x0b\x32\x15.penstock.v1.Sampling\x12\x0e\n\x06prompt\x18\x02 \x01(\r\x12\x0c\n\x04\x65nds\x18\x03 \x03(\r\x12\r\n\x05owner\x18\x04 \x01(\x0c\x12\x0f\n\x07session\x18\x05 \x01(\t\"\x81\x01\n\rDraftSequence\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\x07\x12\t\n\x01k\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12&\n\x05terms\x18\x06 \x01(\x0b\x32\x17.penstock.v1.DraftTerms\"Z\n\tDraftNews\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.DraftSequence\x12\x0e\n\x06\x66orget\x18\x03 \x03(\x04\"j\n\nDraftLeads\x12\x0b\n\x03ids\x18\x01 \x03(\x04\x12\r\n\x05\x61\x66ter\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0f\n\x07refused\x18\x06 \x03(\x04\"\x11\n\x0f\x44\x65scribeRequest\"%\n\x10\x44\x65scribeResponse\x12\x11\n\ttokenizer\x18\x01 \x01(\t\"\x13\n\x11VocabularyRequest\",\n\x0eVocabularyPart\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r2\xdd\x01\n\x05\x44raft\x12>\n\x07Propose\x12\x16.penstock.v1.DraftNews\x1a\x17.penstock.v1.DraftLeads(\x01\x30\x01\x12G\n\x08\x44\x65scribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12K\n\nVocabulary\x12\x1e.penstock.v1.VocabularyRequest\x1a\x1b.penstock.v1.VocabularyPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.draft_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTTERMS']._serialized_start=66
-  _globals['_DRAFTTERMS']._serialized_end=164
-  _globals['_DRAFTSEQUENCE']._serialized_start=167
-  _globals['_DRAFTSEQUENCE']._serialized_end=296
-  _globals['_DRAFTNEWS']._serialized_start=298
-  _globals['_DRAFTNEWS']._serialized_end=388
-  _globals['_DRAFTLEADS']._serialized_start=390
-  _globals['_DRAFTLEADS']._serialized_end=496
-  _globals['_DESCRIBEREQUEST']._serialized_start=498
-  _globals['_DESCRIBEREQUEST']._serialized_end=515
-  _globals['_DESCRIBERESPONSE']._serialized_start=517
-  _globals['_DESCRIBERESPONSE']._serialized_end=554
-  _globals['_VOCABULARYREQUEST']._serialized_start=556
-  _globals['_VOCABULARYREQUEST']._serialized_end=575
-  _globals['_VOCABULARYPART']._serialized_start=577
-  _globals['_VOCABULARYPART']._serialized_end=621
-  _globals['_DRAFT']._serialized_start=624
-  _globals['_DRAFT']._serialized_end=845
+  _globals['_DRAFTTERMS']._serialized_end=181
+  _globals['_DRAFTSEQUENCE']._serialized_start=184
+  _globals['_DRAFTSEQUENCE']._serialized_end=313
+  _globals['_DRAFTNEWS']._serialized_start=315
+  _globals['_DRAFTNEWS']._serialized_end=405
+  _globals['_DRAFTLEADS']._serialized_start=407
+  _globals['_DRAFTLEADS']._serialized_end=513
+  _globals['_DESCRIBEREQUEST']._serialized_start=515
+  _globals['_DESCRIBEREQUEST']._serialized_end=532
+  _globals['_DESCRIBERESPONSE']._serialized_start=534
+  _globals['_DESCRIBERESPONSE']._serialized_end=571
+  _globals['_VOCABULARYREQUEST']._serialized_start=573
+  _globals['_VOCABULARYREQUEST']._serialized_end=592
+  _globals['_VOCABULARYPART']._serialized_start=594
+  _globals['_VOCABULARYPART']._serialized_end=638
+  _globals['_DRAFT']._serialized_start=641
+  _globals['_DRAFT']._serialized_end=862
 # @@protoc_insertion_point(module_scope)

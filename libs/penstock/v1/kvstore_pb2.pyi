@@ -29,11 +29,14 @@ class AttachRequest(_message.Message):
     CLIENT_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     client: _builtins.str
     """a name for logs"""
     peer: _builtins.bool
     """another store, which reads: the store never changes its spec for it"""
+    draft: _builtins.bool
+    """a draft service: the blocks of draft models have memory of their own"""
     device: _builtins.str
     """uuid of the device on which the client can read blocks; empty: none"""
     @_builtins.property
@@ -46,11 +49,12 @@ class AttachRequest(_message.Message):
         client: _builtins.str = ...,
         spec: _common_pb2.KvSpec | None = ...,
         peer: _builtins.bool = ...,
+        draft: _builtins.bool = ...,
         device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "device", b"device", "peer", b"peer", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "device", b"device", "draft", b"draft", "peer", b"peer", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1588,10 +1592,13 @@ class PartitionStats(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
     slots: _builtins.int
     blocks: _builtins.int
     evictions: _builtins.int
     attachments: _builtins.int
+    draft: _builtins.bool
+    """for draft models; the other figures of the store are without these"""
     @_builtins.property
     def spec(self) -> _common_pb2.KvSpec:
         """absent: before its first client"""
@@ -1604,10 +1611,11 @@ class PartitionStats(_message.Message):
         blocks: _builtins.int = ...,
         evictions: _builtins.int = ...,
         attachments: _builtins.int = ...,
+        draft: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "blocks", b"blocks", "evictions", b"evictions", "slots", b"slots", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attachments", b"attachments", "blocks", b"blocks", "draft", b"draft", "evictions", b"evictions", "slots", b"slots", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ import structlog
 
 from penstock.engine.hooks import LoadResult, PageWriter, Source
 from penstock.kv.client.client import NOBODY, Leased, Origin, StoreClient, StoreFault
-from penstock.runtime.metrics import WorkerMetrics
+from penstock.runtime.metrics import StoringMetrics
 from penstock.worker.claiming import PromptClaim
 from penstock.worker.rates import FetchRates
 from penstock.worker.stored import StoredKeys
@@ -36,7 +36,7 @@ class Fetcher:
     """
 
     store: StoreClient
-    metrics: WorkerMetrics
+    metrics: StoringMetrics
     keys: Sequence[bytes]
     block_size: int
     known: StoredKeys

@@ -20,7 +20,7 @@ import structlog
 from penstock.engine.hooks import PageRef
 from penstock.kv.client.client import NOBODY, BlockPut, Origin, StoreClient, StoreFault
 from penstock.kv.identity import Chain
-from penstock.runtime.metrics import WorkerMetrics
+from penstock.runtime.metrics import StoringMetrics
 from penstock.runtime.tasks import Failed, being_cancelled, beside, within
 from penstock.runtime.threads import started_threads, to_its_end
 from penstock.worker.lending import PageLending
@@ -56,7 +56,7 @@ class BlockPublisher:
     def __init__(
         self,
         store: StoreClient,
-        metrics: WorkerMetrics,
+        metrics: StoringMetrics,
         max_pages: int,
         *,
         known: StoredKeys,
@@ -177,7 +177,7 @@ class BlockPublisher:
 @asynccontextmanager
 async def open_publisher(
     store: StoreClient,
-    metrics: WorkerMetrics,
+    metrics: StoringMetrics,
     max_pages: int,
     *,
     known: StoredKeys,

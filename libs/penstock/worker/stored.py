@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import Protocol
 
 import structlog
 
-from penstock.engine.pages import PagePool
+from penstock.engine.named import NameWatcher
 from penstock.kv.client.client import StoreClient, StoreFault
 from penstock.kv.identity import MAX_BATCH
-from penstock.runtime.metrics import WorkerMetrics
+from penstock.runtime.metrics import StoringMetrics
 
 _PAUSE_S = 0.2
 _MOST_WAITING = 65_536
@@ -26,10 +27,22 @@ _LOG = structlog.get_logger("penstock.worker")
 Uses = list[tuple[str, Sequence[bytes]]]
 
 
+class KeyedPages(Protocol):
+    """Pages by what they hold: a PagePool, or who follows one."""
+
+    def find(self, key: bytes) -> int | None:
+        """The page that holds the block; None when no page does."""
+        ...
+
+    def watch(self, watcher: NameWatcher) -> None:
+        """Tells the watcher of every block that gets a page or loses it, from now on."""
+        ...
+
+
 class StoredKeys:
     """The named pages whose blocks the store is believed to have. A NameWatcher; `run` tells the store of uses."""
 
-    def __init__(self, store: StoreClient, pool: PagePool, metrics: WorkerMetrics) -> None:
+    def __init__(self, store: StoreClient, pool: KeyedPages, metrics: StoringMetrics) -> None:
         self._store = store
         self._pool = pool
         self._metrics = metrics

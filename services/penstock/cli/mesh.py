@@ -37,6 +37,8 @@ from penstock.runtime.cores import Share, available_cores, format_cores, have_ow
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 """The order of stopping: no service loses another that it still needs."""
+_DRAFT_SHARE = 8
+"""The KV of a draft model gets that part of the memory of the target's, beside it."""
 _SAID = ("dtype", "weights", "device", "itl_target_ms")
 """Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
 
@@ -84,7 +86,8 @@ class MeshOptions:
     aggregated: bool = False
     """No prefill workers: every decode worker computes its own prompts."""
     kv_host_bytes: Size = 1 << 30
-    """Memory for cached KV, for example 512MiB."""
+    """Memory for cached KV, for example 512MiB; where there are drafts, that of draft models has an eighth as much
+    beside it."""
     kv_nvme_dir: Path | None = None
     """A directory on a fast disk, for cached KV that outlives the mesh; needs kv-nvme-bytes."""
     kv_nvme_bytes: Size = 0
@@ -232,10 +235,10 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     first, *others = models
     served: tuple[str, ...] = ("--model-dir", str(first.directory), "--model-name", first.name)
     served += tuple(word for model in others for word in ("--also", f"{model.name}={model.directory}"))
-    children: list[ChildSpec] = [*_workers(options, ports, worker, models), *_drafts(options, models)]
+    children: list[ChildSpec] = [*_workers(options, ports, worker, models), *_drafts(options, models, store)]
     children += [
         *_routers(options, routers, redis),
-        _child(options, "kvstore", _STORE, "--address", store, "--router", ",".join(routers), *_tiers(options)),
+        _child(options, "kvstore", _STORE, "--address", store, "--router", ",".join(routers), *_tiers(options, models)),
         *_gateways(options, doors, routers, served, redis=redis),
     ]
     scheme = "https" if options.tls_cert else "http"
@@ -308,8 +311,10 @@ def _cores(options: MeshOptions, share: Share) -> Iterator[str]:
             yield from ("--cores", format_cores(share.cores))
 
 
-def _tiers(options: MeshOptions) -> Iterator[str]:
+def _tiers(options: MeshOptions, models: Sequence[_Model]) -> Iterator[str]:
     yield from ("--host-bytes", format_size(options.kv_host_bytes))
+    if any(model.draft for model in models):
+        yield from ("--draft-bytes", format_size(max(options.kv_host_bytes // _DRAFT_SHARE, len(models) << 16)))
     if len(options.models) > 1:
         yield from ("--partitions", str(len(options.models)))
     if options.kv_nvme_dir is not None:
@@ -319,13 +324,13 @@ def _tiers(options: MeshOptions) -> Iterator[str]:
         yield from ("--gpu-bytes", format_size(options.kv_gpu_bytes))
 
 
-def _drafts(options: MeshOptions, models: Sequence[_Model]) -> Iterator[ChildSpec]:
+def _drafts(options: MeshOptions, models: Sequence[_Model], store: HostPort) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
         if model.draft is not None and model.draft_address is not None:
             which = place if len(models) > 1 else None
-            what = ("--address", model.draft_address, "--model", str(model.draft), "--threads", "1")
-            what += ("--device", options.engine.device)
-            yield _child(options, "draft", _DRAFT, *what, number=which)
+            what = ("--address", model.draft_address, "--model", str(model.draft), "--threads", "1", "--kvstore", store)
+            device = ("--device", options.engine.device)
+            yield _child(options, "draft", _DRAFT, *what, *device, number=which)
 
 
 def _child(options: MeshOptions, service: str, stage: int, *arguments: str, number: int | None = None) -> ChildSpec:

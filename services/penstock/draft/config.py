@@ -13,6 +13,7 @@ from penstock.runtime.config import (
     OptionalAddress,
     addresses,
     at_least,
+    more_than,
     one_of,
     optional_addresses,
 )
@@ -40,6 +41,12 @@ class DraftConfig:
     """Most tokens of one step: guesses, and what sequences have to catch up."""
     max_running: int = 64
     """Most sequences in one step."""
+    kvstore: OptionalAddress = None
+    """Address of this host's kvstore, host:port; empty: none, and every text is computed."""
+    host_id: str = ""
+    """A store with the same host id shares its memory; empty: this machine's id."""
+    store_timeout_s: float = 2.0
+    """Seconds after which a call to the store counts as a miss."""
     max_streams: int = 64
     """Most decode workers that are served at once."""
     max_stream_sequences: int = 1024
@@ -53,7 +60,8 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         addresses(self, "address")
-        optional_addresses(self, "metrics_address")
+        optional_addresses(self, "kvstore", "metrics_address")
+        more_than(self, 0, "store_timeout_s")
         at_least(self, 0, "kv_pool_tokens")
         at_least(self, 1, "threads", "max_streams", "max_stream_sequences", "max_stream_tokens")
         one_of(self, LOG_LEVELS, "log_level")

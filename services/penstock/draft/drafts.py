@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint import CheckpointError, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
@@ -19,12 +19,24 @@ from penstock.engine.hooks import DraftTerms
 from penstock.engine.request import SamplingParams
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.speculation.drafting import vocabulary
-from penstock.engine.speculation.leads import DraftLead, DraftStep, DraftTold, Foresight, SequenceId
+from penstock.engine.speculation.leads import (
+    BlockMove,
+    DraftBlockNews,
+    DraftBlocks,
+    DraftLead,
+    DraftStep,
+    DraftTold,
+    Foresight,
+    SequenceId,
+)
 from penstock.runtime.capacity import gpu_bytes, memory_bytes
 from penstock.runtime.config import ConfigError
 from penstock.runtime.metrics import DraftMetrics
 from penstock.runtime.tasks import beside
 from penstock.runtime.threads import started_threads, to_its_end
+
+if TYPE_CHECKING:
+    from penstock.engine.speculation.draft_model import DraftModel
 
 _MOST_NEWS = 256
 """Untaken news; while there are so many, those who bring more wait."""
@@ -47,6 +59,22 @@ class DraftReader(Protocol):
         ...
 
 
+class KvAnswers(Protocol):
+    """Answers to what steps say of blocks: a DraftKv."""
+
+    def moved(self, moves: Sequence[BlockMove]) -> None:
+        """Blocks have come into pages, or left them."""
+        ...
+
+    async def fetch(self, blocks: DraftBlocks) -> int:
+        """Brings leading blocks into their pages, and returns how many."""
+        ...
+
+    def offer(self, blocks: DraftBlocks, done: Callable[[], None]) -> None:
+        """Reads full blocks in their pages, and calls `done` when that is over."""
+        ...
+
+
 class Ruling(Protocol):
     """Makes the rules of texts: RequestRules."""
 
@@ -66,22 +94,33 @@ class Description:
 class Drafts:
     """One draft model and the thread it works in, shared by all streams. Made by `open_drafts`."""
 
-    def __init__(self, model: Foresight, description: Description, ruling: Ruling | None = None) -> None:
-        """`ruling` is that of a model that follows rules."""
+    def __init__(
+        self,
+        model: Foresight,
+        description: Description,
+        ruling: Ruling | None = None,
+        *,
+        metrics: DraftMetrics,
+        kv: KvAnswers | None = None,
+    ) -> None:
+        """`ruling` is that of a model that follows rules; `kv` that of a model that has a store."""
         self._model = model
         self._ruling = ruling
+        self._kv = kv
         self._readers: dict[int, DraftReader] = {}
         self._news: list[Callable[[], None]] = []
         """What the thread does before its next step."""
+        self._returns: list[Callable[[], None]] = []
+        """The same; it is done whatever becomes of the streams, as it frees pages."""
         self._line = Condition()
         self._closing = False
         self._room = asyncio.Event()
-        self._rulings: asyncio.TaskGroup | None = None
+        self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._busy_s = 0.0
         self.description = description
-        self.metrics = DraftMetrics()
-        self.metrics.watch(self._figures)
+        self.metrics = metrics
+        self.metrics.watch(self._figures, self._told_tokens)
 
     # Streams
 
@@ -113,11 +152,11 @@ class Drafts:
     def _announced(self, told: DraftTold) -> DraftTold:
         """The same; begins with the rules of a sequence that has some."""
         sampling = None if told.terms is None else told.terms.sampling
-        if sampling is None or self._ruling is None or self._rulings is None:
+        if sampling is None or self._ruling is None or self._tasks is None:
             return told
         if not (sampling.grammar or sampling.bad_words):
             return told
-        self._rulings.create_task(self._rule(told.id, told.terms))
+        self._tasks.create_task(self._rule(told.id, told.terms))
         return replace(told, ruled=True)
 
     async def _rule(self, id: SequenceId, terms: DraftTerms | None) -> None:
@@ -129,19 +168,41 @@ class Drafts:
             rules = FREE
         self._add([partial(self._model.rule, id, rules)])
 
+    # Blocks
+
+    def _pass_on(self, kv: KvAnswers, news: DraftBlockNews) -> None:
+        """Has blocks fetched, and offered."""
+        kv.moved(news.moves)
+        for blocks in news.full:
+            kv.offer(blocks, partial(self._return, partial(self._model.give_back, blocks)))
+        for blocks in news.lacking:
+            if self._tasks is None:
+                self._return(partial(self._model.stored, blocks, 0))
+            else:
+                self._tasks.create_task(kv.fetch(blocks)).add_done_callback(partial(self._fetched, blocks))
+
+    def _fetched(self, blocks: DraftBlocks, fetch: asyncio.Task[int]) -> None:
+        failed = fetch.cancelled() or fetch.exception() is not None
+        self._return(partial(self._model.stored, blocks, 0 if failed else fetch.result()))
+
+    def _return(self, call: Callable[[], None]) -> None:
+        with self._line:
+            self._returns.append(call)
+            self._line.notify()
+
     # The thread
 
     async def run(self) -> None:
         """Works until cancelled. After a failure nothing is known any more, and all streams are over."""
         threads = started_threads(1, "draft")
         try:
-            async with asyncio.TaskGroup() as rulings:
-                self._rulings = rulings
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 await to_its_end(threads, self._work, stop=self._close)
         finally:
             self._close()
             threads.shutdown()
-            self._closing, self._rulings = False, None
+            self._closing, self._tasks = False, None
             self._news.clear()
             for reader in list(self._readers.values()):
                 reader.end()
@@ -160,7 +221,7 @@ class Drafts:
                 began = time.perf_counter()
                 made = self._model.step()
                 self._busy_s += time.perf_counter() - began
-                if made.leads or made.refused:
+                if made.says:
                     self._loop.call_soon_threadsafe(self._hand_out, made)
         finally:
             self._model.clear()
@@ -168,17 +229,20 @@ class Drafts:
     def _wait(self, worked: bool) -> bool:
         """Takes the news in. Waits for them if there was nothing to do before; False when it is time to end."""
         with self._line:
-            if not (worked or self._news or self._closing):
+            if not (worked or self._news or self._returns or self._closing):
                 self._line.wait(_AGAIN_S)
             news, self._news = self._news, []
+            returns, self._returns = self._returns, []
             closing = self._closing
         if len(news) >= _MOST_NEWS:
             self._loop.call_soon_threadsafe(self._room.set)
-        for each in news:
+        for each in (*returns, *news):
             each()
         return not closing
 
     def _hand_out(self, made: DraftStep) -> None:
+        if self._kv is not None:
+            self._pass_on(self._kv, made.blocks)
         self.metrics.proposals.inc(len(made.leads))
         self.metrics.tokens.inc(sum(len(lead.tokens) for lead in made.leads))
         leads: dict[int, list[DraftLead]] = {}
@@ -203,13 +267,22 @@ class Drafts:
             DraftMetrics.REFUSED: stats.refused,
         }
 
+    def _told_tokens(self) -> dict[str, int]:
+        stats = self._model.stats()
+        return {"computed": stats.computed, "pages": stats.reused, "store": stats.fetched}
+
 
 @asynccontextmanager
 async def open_drafts(
-    model: Foresight, description: Description, ruling: Ruling | None = None
+    model: Foresight,
+    description: Description,
+    ruling: Ruling | None = None,
+    *,
+    metrics: DraftMetrics | None = None,
+    kv: KvAnswers | None = None,
 ) -> AsyncIterator[Drafts]:
     """A draft model at work for the length of the block."""
-    drafts = Drafts(model, description, ruling)
+    drafts = Drafts(model, description, ruling, metrics=metrics or DraftMetrics(), kv=kv)
     async with beside(drafts.run, name="drafting", on_failure="restart", failed=drafts.metrics.task_failed):
         yield drafts
 
@@ -218,7 +291,7 @@ async def open_drafts(
 class LoadedDraft:
     """What a draft service works with."""
 
-    model: Foresight
+    model: DraftModel
     description: Description
     ruling: Ruling
 
@@ -231,7 +304,8 @@ def load_draft(config: DraftConfig) -> LoadedDraft:
 
     set_threads(config.threads)  # this thread loads, and decides how many compute
     try:
-        model = DraftModel(config.engine(config.kv_pool_tokens or _room(config)))
+        pool = config.engine(config.kv_pool_tokens or _room(config))
+        model = DraftModel(pool, stores=bool(config.kvstore))
         checkpoint = model.checkpoint
         description = Description(tokenizer_fingerprint(checkpoint), partial(vocabulary, checkpoint))
     except CheckpointError as error:

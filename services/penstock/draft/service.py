@@ -14,6 +14,7 @@ import grpc
 
 from penstock.draft.config import DraftConfig
 from penstock.draft.drafts import Drafts, load_draft, open_drafts
+from penstock.draft.kv import open_draft_kv
 from penstock.draft.stream import DraftStream
 from penstock.rpc.server import serve
 from penstock.runtime.metrics import DraftMetrics
@@ -77,9 +78,12 @@ class ServedDraft:
 @asynccontextmanager
 async def open_draft(config: DraftConfig) -> AsyncIterator[ServedDraft]:
     """Drafts until the block ends."""
-    loaded = await asyncio.to_thread(load_draft, config)
-    async with open_drafts(loaded.model, loaded.description, loaded.ruling) as drafts:
+    loaded, metrics = await asyncio.to_thread(load_draft, config), DraftMetrics()
+    async with (
+        open_draft_kv(config, loaded.model, metrics) as kv,
+        open_drafts(loaded.model, loaded.description, loaded.ruling, metrics=metrics, kv=kv) as drafts,
+    ):
         register = partial(draft_pb2_grpc.add_DraftServicer_to_server, DraftService(drafts, config))
         async with serve(config.address, register, [SERVICE], max_calls=config.max_streams, grace=0.2) as server:
             await server.set_serving(True)
-            yield ServedDraft(config.address.at(server.port), drafts.metrics)
+            yield ServedDraft(config.address.at(server.port), metrics)

@@ -17,7 +17,8 @@ from penstock.engine.errors import RequestRefused
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.speculation.leads import DraftLead, DraftTold, SequenceId
 from penstock.errors import InvalidRequest
-from penstock.rpc.bounds import bad
+from penstock.kv.bounds import check_namespace
+from penstock.rpc.bounds import bad, check_session
 from penstock.rpc.context import read_trace
 from penstock.v1 import draft_pb2
 from penstock.worker.sampling import sampling_from_message
@@ -179,7 +180,10 @@ def _terms(message: draft_pb2.DraftTerms) -> DraftTerms:
         check_sampling(sampling, _MOST_IDS)
     except RequestRefused as error:
         raise InvalidRequest(str(error), field=error.field) from error
-    return DraftTerms(sampling, message.prompt, frozenset(message.ends), message.owner)
+    check_namespace("owner", message.owner)
+    check_session("session", message.session)
+    session = message.session.encode()
+    return DraftTerms(sampling, message.prompt, frozenset(message.ends), message.owner, session)
 
 
 def _letters(terms: DraftTerms) -> int:

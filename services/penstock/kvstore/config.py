@@ -40,6 +40,9 @@ class KvStoreConfig:
     partitions: int = 1
     """How many models' blocks are kept side by side. Each has an equal share of each tier, and what one model stores
     evicts nothing of another. When all are taken, another model gets that of one whose workers have left."""
+    draft_bytes: Size = 0
+    """Size of the shared memory for blocks of draft models, beside `host_bytes`; 0: none are kept. It has as many
+    partitions. They are never written to a disk or a device: a draft model has computed them anew as soon."""
     gpu_bytes: Size = 0
     """Device memory for blocks that will be used again, such as 8GiB; 0: none. It is allocated at the start, and so is
     all of `host_bytes`, because copies need pinned memory. Needs penstock[cuda12] or penstock[cuda13]."""
@@ -119,6 +122,8 @@ class KvStoreConfig:
         address_lists(self, "router")
         optional_addresses(self, "advertise", "mooncake_master", "metrics_address")
         check_host_bytes("host_bytes", self.host_bytes)
+        if self.draft_bytes:
+            check_host_bytes("draft_bytes", self.draft_bytes)
         self._check_partitions()
         if self.gpu_bytes and self.gpu_bytes < _LEAST_GPU_BYTES:
             raise ConfigError(
@@ -159,9 +164,22 @@ class KvStoreConfig:
             self,
             partitions=1,
             host_bytes=self.host_bytes // number,
+            draft_bytes=self.draft_bytes // number,
             gpu_bytes=self.gpu_bytes // number,
             nvme_bytes=self.nvme_bytes // number,
             nvme_flush_s=self.nvme_flush_s / number,
+        )
+
+    def of_draft(self) -> KvStoreConfig:
+        """The settings of the partition of a draft model, of those of a partition."""
+        return replace(
+            self,
+            host_bytes=self.draft_bytes,
+            draft_bytes=0,
+            gpu_bytes=0,
+            nvme_dir=None,
+            nvme_bytes=0,
+            mooncake_master=None,
         )
 
     def _check_partitions(self) -> None:

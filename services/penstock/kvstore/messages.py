@@ -161,7 +161,7 @@ def stats_message(
     partitions: Partitions, reports: Reports, *, host_id: str, sessions: int
 ) -> kvstore_pb2.StatsResponse:
     """All figures for the wire."""
-    parts = list(partitions)
+    parts = partitions.of_models
     message = kvstore_pb2.StatsResponse(
         host_id=host_id,
         arena_bytes=sum(part.host.arena.size for part in parts),
@@ -169,7 +169,7 @@ def stats_message(
         sessions=sessions,
         lent=sum(len(part.host.lent) for part in parts),
         **asdict(partitions.stats()),
-        partitions=[_partition(part) for part in parts],
+        partitions=[_partition(part) for part in partitions],
     )
     if TierKind.NVME in reports:
         message.nvme.CopyFrom(kvstore_pb2.NvmeStats(**reports[TierKind.NVME]()))
@@ -192,4 +192,5 @@ def _partition(part: Partition) -> kvstore_pb2.PartitionStats:
         blocks=stats.blocks,
         evictions=stats.evictions,
         attachments=stats.attachments,
+        draft=part.draft,
     )

@@ -2,7 +2,8 @@
 
 A client belongs to the partition of its spec. A new spec takes an empty partition; when there is none, the one that has
 been without clients for longest, whose blocks in memory are forgotten while those on the disk stay. When clients are
-attached to all, the spec is refused. What is stored in one partition evicts nothing of another.
+attached to all, the spec is refused. What is stored in one partition evicts nothing of another. Draft models have
+partitions of their own, in host memory alone.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Partition:
     """Of a store that has a disk."""
     gpu: DeviceTier | None = None
     """Of a store that has a device."""
+    draft: bool = False
+    """Whether it is for draft models."""
 
     @property
     def specs(self) -> list[KvSpec]:
@@ -87,14 +90,15 @@ class Partitions:
 
     # -- attachments
 
-    def attach(self, client: str, spec: KvSpec, *, peer: bool = False) -> tuple[str, Partition]:
-        """A new attachment's id, and its partition. A `peer` only reads, so no partition is emptied for it.
+    def attach(self, client: str, spec: KvSpec, *, peer: bool = False, draft: bool = False) -> tuple[str, Partition]:
+        """A new attachment's id, and its partition. A `peer` only reads, so no partition is emptied for it; `draft`:
+        the spec is that of a draft model.
 
         Raises Refused, Overloaded, Unavailable.
         """
         if len(self._of) >= self._max_clients:
             raise Overloaded(f"{self._max_clients} clients are attached already", retry_after=5.0)
-        part = self._for(spec)
+        part = self._for(spec, draft)
         attachment_id = part.store.attach(client, spec, peer=peer)
         self._of[attachment_id] = part
         self._used(part)
@@ -115,19 +119,22 @@ class Partitions:
         self._parts.remove(part)
         self._parts.append(part)
 
-    def _for(self, spec: KvSpec) -> Partition:
+    def _for(self, spec: KvSpec, draft: bool) -> Partition:
         """The partition that has this spec, or may take it. Raises Refused."""
-        for part in self._parts:
+        parts = [part for part in self._parts if part.draft == draft]
+        if not parts:
+            raise Refused("the store keeps no blocks of draft models; one with --draft-bytes does")
+        for part in parts:
             if spec in part.specs:
                 return part
-        free = [part for part in self._parts if not part.attached]
-        if not free and len(self._parts) > 1:
-            most = max((part.specs[0] for part in self._parts), key=lambda other: _alike(other, spec))
+        free = [part for part in parts if not part.attached]
+        if not free and len(parts) > 1:
+            most = max((part.specs[0] for part in parts), key=lambda other: _alike(other, spec))
             raise Refused(
-                f"all {len(self._parts)} partitions of the store are in use with other KV specs, and of the nearest "
+                f"all {len(parts)} partitions of the store are in use with other KV specs, and of the nearest "
                 f"{most.difference(spec)}; a store with more partitions serves more models"
             )
-        return next((part for part in free if not part.specs), (free or self._parts)[0])
+        return next((part for part in free if not part.specs), (free or parts)[0])
 
     # -- blocks
 
@@ -164,9 +171,14 @@ class Partitions:
         for part in self._parts:
             await part.store.stop()
 
+    @property
+    def of_models(self) -> Sequence[Partition]:
+        """Those that are not for drafts."""
+        return [part for part in self._parts if not part.draft]
+
     def stats(self) -> TableStats:
-        """The figures of host memory."""
-        return total(part.store.stats() for part in self._parts)
+        """The figures of host memory, but for drafts."""
+        return total(part.store.stats() for part in self.of_models)
 
 
 def total(stats: Iterable[TableStats]) -> TableStats:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -215,7 +215,9 @@ async def _open_partitions(
         )
         for number in range(config.partitions):
             parts.append(await stack.enter_async_context(_open_partition(number, commons)))
-        yield Partitions(parts, config.max_clients), _reports(parts, spaces), commons
+        drafts = range(config.partitions, 2 * config.partitions) if config.draft_bytes else ()
+        for_drafts = [await stack.enter_async_context(_open_draft_partition(number, commons)) for number in drafts]
+        yield Partitions([*parts, *for_drafts], config.max_clients), _reports(parts, spaces), commons
 
 
 @asynccontextmanager
@@ -257,8 +259,17 @@ async def _open_partition(number: int, commons: _Commons) -> AsyncIterator[Parti
         )
 
 
+@asynccontextmanager
+async def _open_draft_partition(number: int, commons: _Commons) -> AsyncIterator[Partition]:
+    """One for a draft model: in host memory. Nobody but its clients asks for its blocks, so no member of the mesh hears
+    of them."""
+    apart = replace(commons, config=commons.config.of_draft(), hub=EventHub(lambda: ()), spaces=None)
+    async with _open_partition(number, apart) as part:
+        yield replace(part, draft=True)
+
+
 def _reports(parts: Sequence[Partition], spaces: Spaces | None) -> Reports:
-    """The figures of each tier that the store is set up with, of all partitions together."""
+    """The figures of each tier that the store is set up with, of these partitions together."""
     reports: dict[TierKind, Callable[[], Mapping[str, Any]]] = {
         TierKind.HOST: lambda: added([part.host.figures() for part in parts]),
         TierKind.REMOTE: lambda: added([part.elsewhere.figures() for part in parts]),

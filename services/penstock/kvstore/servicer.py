@@ -91,7 +91,7 @@ class Servicer(kvstore_pb2_grpc.KvStoreServicer):
         check_short_name("device", request.device)
         spec = spec_from_message(request.spec)
         check_spec(spec)
-        attachment_id, part = self._parts.attach(request.client, spec, peer=request.peer)
+        attachment_id, part = self._parts.attach(request.client, spec, peer=request.peer, draft=request.draft)
         try:
             # The first question should find what an earlier life has left.
             await first_of(part.store.tiers.settled(_DISK_PATIENCE_S), part.store.closing.wait())

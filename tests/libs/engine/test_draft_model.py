@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -30,11 +31,43 @@ def text(number, length):
     return [mix(number * 1000 + at) % 256 for at in range(length)]
 
 
+class Kept:
+    """A store in a dictionary, the plain form of a DraftKv: it answers when it is told to."""
+
+    def __init__(self, blocks=()):
+        self.blocks = dict(blocks)
+        self.lacking, self.full = [], []
+        self.pages = set()
+        """Keys of the blocks that are in the model's pages."""
+
+    def hear(self, news):
+        self.lacking += news.lacking
+        self.full += news.full
+        for key, move in news.moves:
+            assert (move == "named") == (key not in self.pages)
+            (self.pages.discard if move == "forgotten" else self.pages.add)(key)
+
+    def answer(self, model):
+        """Whether there was anything to answer to."""
+        lacking, self.lacking = self.lacking, []
+        full, self.full = self.full, []
+        for blocks in full:
+            for key, page in zip(blocks.keys, blocks.pages, strict=True):
+                self.blocks[key] = bytes(model.memory.view(page))
+            model.give_back(blocks)
+        for blocks in lacking:
+            found = list(takewhile(lambda block: block is not None, map(self.blocks.get, blocks.keys)))
+            model.memory.write(blocks.pages[: len(found)], [memoryview(block) for block in found])
+            model.stored(blocks, len(found))
+        return bool(lacking or full)
+
+
 class Worker:
     """What a decode worker does: tells how its sequences go on, and keeps the drafts at hand."""
 
-    def __init__(self, model):
+    def __init__(self, model, kept=None):
         self.model = model
+        self.kept = kept
         self.texts = {}
         self.leads = {}
         """By sequence: (after, length, tokens)."""
@@ -54,6 +87,8 @@ class Worker:
 
     def step(self):
         made = self.model.step()
+        if self.kept is not None:
+            self.kept.hear(made.blocks)
         for lead in made.leads:
             after, length, tokens = self.leads.get(lead.id[1], (0, 0, []))
             if lead.after == after:
@@ -69,7 +104,7 @@ class Worker:
     def rest(self):
         """Steps until there is nothing to do; returns how many."""
         count = 0
-        while self.step():
+        while self.step() or (self.kept is not None and self.kept.answer(self.model)):
             count += 1
             assert count < 1000
         return count
@@ -105,16 +140,20 @@ def naive(fresh, tokens, k, sampling, prompt):
 @given(st.data())
 def test_guesses_are_those_of_the_text_whatever_was_told_before(tiny, fresh, data):
     """Several sequences; texts that go on as guessed, or otherwise, or further, or from an earlier place; steps in
-    between or none; with room for few in a step."""
-    model = DraftModel(EngineConfig(model=tiny, kv_pool_tokens=8192, max_batch_tokens=24, max_running=3))
-    worker, prompts = Worker(model), {}
+    between or none; with room for few in a step; with a store, that answers soon or late, or without."""
+    kept = data.draw(st.sampled_from([None, Kept()]))
+    config = EngineConfig(model=tiny, kv_pool_tokens=8192, max_batch_tokens=24, max_running=3)
+    model = DraftModel(config, stores=kept is not None)
+    worker, prompts = Worker(model, kept), {}
     samplings = data.draw(st.lists(st.sampled_from(SAMPLINGS), min_size=1, max_size=5))
     for id, sampling in enumerate(samplings):
         prompts[id] = data.draw(st.integers(1, 90))
-        worker.tell(id, text(id, prompts[id]), data.draw(st.integers(0, 5)), sampling)
+        worker.tell(id, text(id % 3, prompts[id]), data.draw(st.integers(0, 5)), sampling, owner=b"somebody")
     for _ in range(data.draw(st.integers(0, 12))):
         for _ in range(data.draw(st.integers(0, 4))):
             worker.step()
+        if kept is not None and data.draw(st.booleans()):
+            kept.answer(model)
         id = data.draw(st.sampled_from(sorted(worker.texts)))
         told, ahead = worker.texts[id], worker.ahead(id)
         right = ahead[: data.draw(st.integers(0, 6))]
@@ -224,6 +263,89 @@ def test_the_next_turn_of_a_session_computes_what_is_new(tiny):
 
 def naive_of(tiny, tokens):
     return naive(DraftModel(EngineConfig(model=tiny)), tokens, 1, GREEDY, len(tokens))
+
+
+def test_what_the_store_has_is_not_computed(tiny):
+    """By another model with the same weights, for the same owner; the last token always is."""
+    first = Worker(DraftModel(EngineConfig(model=tiny), stores=True), Kept())
+    first.tell(1, text(1, 330), 4, owner=b"one")
+    first.rest()
+    assert len(first.kept.blocks) == 20 and first.model.stats().computed == 330
+    answer = first.ahead(1)
+    first.tell(1, [*text(1, 330), *answer, *text(2, 50)], 0, owner=b"one")
+    first.rest()
+    assert len(first.kept.blocks) == 23, "of what was told, not of guesses"
+
+    def counts(owner, tokens):
+        rows = counted(DraftModel(EngineConfig(model=tiny), stores=True))
+        worker = Worker(rows.model, Kept(first.kept.blocks))
+        worker.tell(1, tokens, 2, owner=owner)
+        worker.rest()
+        assert worker.ahead(1) == naive(DraftModel(EngineConfig(model=tiny)), tokens, 2, GREEDY, len(tokens))
+        stats = rows.model.stats()
+        assert stats.computed == sum(rows.steps) - 1, "but for a guess"
+        return stats.computed, stats.fetched
+
+    assert counts(b"one", [*text(1, 330), *answer, *text(2, 60)]) == (394 - 368, 368)
+    assert counts(b"one", text(1, 320)) == (16, 304)
+    assert counts(b"two", text(1, 330)) == (330, 0)
+    assert counts(b"", text(1, 330)) == (330, 0)
+    assert counts(b"one", [9, *text(1, 330)]) == (331, 0)
+    assert counts(b"one", text(1, 60)) == (60, 0), "too short to ask"
+
+
+def test_others_are_served_while_a_text_waits_for_its_blocks(tiny):
+    worker = Worker(DraftModel(EngineConfig(model=tiny), stores=True), Kept())
+    worker.tell(1, text(1, 200), 3, owner=b"one")
+    worker.tell(2, text(2, 30), 3, owner=b"one")
+    while worker.step():
+        pass
+    assert len(worker.ahead(2)) == 3 and not worker.ahead(1)
+    assert [len(blocks.keys) for blocks in worker.kept.lacking] == [12]
+    worker.tell(1, [*text(1, 200), 5], 3, owner=b"one")
+    worker.kept.answer(worker.model)
+    worker.rest()
+    assert worker.ahead(1) == naive(DraftModel(EngineConfig(model=tiny)), worker.texts[1], 3, GREEDY, 200)
+
+
+def test_pages_are_held_until_they_are_given_back(tiny):
+    """A text that is gone, or lost its room, frees only what nobody writes to or reads."""
+    model = DraftModel(EngineConfig(model=tiny, kv_pool_tokens=16 * 20, max_model_len=320), stores=True)
+    worker = Worker(model, Kept())
+    worker.tell(1, text(1, 100), 4, owner=b"one")
+    worker.step()
+    assert len(worker.kept.lacking) == 1
+    worker.forget(1)
+    assert model.stats().free_pages == 14
+    worker.tell(2, text(2, 300), 4, owner=b"one")
+    worker.step()
+    assert worker.refused == {2}
+    worker.kept.answer(model)
+    assert model.stats().free_pages == 20
+    worker.rest()
+    assert worker.ahead(2) == naive(DraftModel(EngineConfig(model=tiny)), text(2, 300), 4, GREEDY, 300)
+    model.clear()
+    worker.kept.answer(model)
+    assert model.stats().free_pages == 20
+
+
+def test_pages_that_several_share_are_no_room_for_an_older_one(tiny):
+    """What two younger texts share can't be counted twice."""
+    worker = Worker(DraftModel(EngineConfig(model=tiny, kv_pool_tokens=16 * 20, max_model_len=320)))
+    for id, length in ((0, 28), (1, 40)):
+        worker.tell(id, text(id, length), 4)
+        worker.rest()
+    for id in (2, 3):
+        worker.tell(id, text(2, 165), 4)
+        worker.rest()
+    assert worker.model.stats().free_pages == 20 - 2 - 3 - 11 - 1
+    worker.tell(1, text(1, 290), 4)
+    worker.rest()
+    assert worker.refused == {1} and worker.model.stats().evicted == 0, "without both of them 15 would be free, not 16"
+    worker.tell(0, text(0, 190), 4)
+    worker.rest()
+    assert worker.refused == {1, 2, 3}
+    assert worker.ahead(0) == naive(DraftModel(EngineConfig(model=tiny)), text(0, 190), 4, GREEDY, 190)
 
 
 def test_nobody_writes_where_others_read(tiny):

@@ -297,6 +297,13 @@ def test_the_machine_decides_whether_prefill_has_workers_of_its_own(
     assert roles == {"decode" if "prefill-0" in workers else "both"}
 
 
+def test_without_drafts_there_is_no_memory_for_theirs() -> None:
+    with reserved_ports() as ports:
+        plan = plan_mesh(MeshOptions(port=0, draft="none"), ports)
+    [store] = [child.command for child in plan.children if child.name == "kvstore"]
+    assert "--draft-bytes" not in store
+
+
 def test_several_models_have_workers_of_their_own_and_a_share_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,8 +393,10 @@ def test_everybody_is_told_the_same_addresses() -> None:
 
     for name in ("prefill-0", "decode-0", "kvstore", "gateway"):
         assert option(name, "--router") == option("router", "--address")
-    for name in ("prefill-0", "decode-0"):
+    for name in ("prefill-0", "decode-0", "draft"):
         assert option(name, "--kvstore") == option("kvstore", "--address")
+    assert (option("kvstore", "--host-bytes"), option("kvstore", "--draft-bytes")) == ("1GiB", "128MiB")
+    for name in ("prefill-0", "decode-0"):
         assert option(name, "--model-name") == option("gateway", "--model-name") == "penstock-mini"
     assert option("decode-0", "--draft") == option("draft", "--address")
     assert option("draft", "--device") == option("decode-0", "--device")
@@ -460,8 +469,18 @@ def test_the_store_is_told_its_tiers(tmp_path: Path) -> None:
         with_disk = next(
             c.command for c in plan_mesh(MeshOptions(port=0, **given), ports).children if c.name == "kvstore"
         )  # type: ignore[arg-type]
-    assert with_disk[-6:] == ("--host-bytes", "8MiB", "--nvme-dir", str(tmp_path / "kv"), "--nvme-bytes", "9MiB")
-    assert told["kvstore"][-2:] == ("--host-bytes", "1GiB")
+    tiers = (
+        "--host-bytes",
+        "8MiB",
+        "--draft-bytes",
+        "1MiB",
+        "--nvme-dir",
+        str(tmp_path / "kv"),
+        "--nvme-bytes",
+        "9MiB",
+    )
+    assert with_disk[-8:] == tiers
+    assert told["kvstore"][-4:] == ("--host-bytes", "1GiB", "--draft-bytes", "128MiB")
 
 
 def test_a_draft_that_is_no_model_is_refused(tmp_path: Path) -> None:

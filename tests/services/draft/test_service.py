@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -12,7 +13,10 @@ from structlog.testing import capture_logs
 
 from penstock.draft.drafts import Description
 from penstock.engine.errors import EngineBusy
+from penstock.engine.hooks import DraftTerms
+from penstock.engine.request import SamplingParams
 from penstock.engine.rules import FREE
+from penstock.engine.speculation.leads import DraftBlockNews, DraftBlocks
 from penstock.testing.drafters import PlainForesight, served_drafts
 from penstock.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -208,6 +212,80 @@ async def test_a_defect_of_the_model_ends_all_streams_and_the_next_ones_are_serv
             assert await heard(call, 2) == {1: (1, 1, [6, 6])}
             assert 'penstock_task_failures_total{task="drafting"} 1.0' in drafts.metrics.text().decode()
     assert [line["task"] for line in lines if line["event"] == "background task failed"] == ["drafting"]
+
+
+def blocks(holder):
+    terms = DraftTerms(SamplingParams(max_tokens=9), 1, frozenset(), b"one")
+    return DraftBlocks(
+        id=(1, 1), holder=holder, terms=terms, first=0, parent=b"", keys=[b"k"] * 5, pages=range(5), block_s=0.0
+    )
+
+
+class Lacking(PlainForesight):
+    """Lacks some blocks of its first text, and has others that are full."""
+
+    def __init__(self):
+        super().__init__(last_again)
+        self.lacking, self.full, self.answers = blocks("lacking"), blocks("full"), []
+
+    def step(self):
+        made = super().step()
+        if self.told and self.lacking:
+            made = replace(made, blocks=DraftBlockNews([self.lacking], [self.full], [(b"k", "named")]))
+            self.lacking = None
+        return made
+
+    def stored(self, blocks, count):
+        self.answers.append((blocks.holder, count))
+
+    def give_back(self, blocks):
+        self.answers.append((blocks.holder, None))
+
+
+class SlowKv:
+    """Answers when it is told to."""
+
+    def __init__(self):
+        self.go, self.moves, self.done = asyncio.Event(), [], None
+
+    def moved(self, moves):
+        self.moves += moves
+
+    async def fetch(self, blocks):
+        await self.go.wait()
+        return 3
+
+    def offer(self, blocks, done):
+        self.done = done
+
+
+async def test_blocks_are_fetched_beside_the_steps():
+    model, kv = Lacking(), SlowKv()
+    async with drafting(model, kv=kv) as (stub, _, _):
+        call = stub.Propose()
+        await call.write(message(1, (1, 0, [5]), k=20))
+        assert await heard(call, 20) == {1: (1, 1, [5] * 20)}
+        await until(lambda: kv.done is not None)
+        assert kv.moves == [(b"k", "named")] and model.answers == []
+        kv.go.set()
+        await until(lambda: model.answers == [("lacking", 3)])
+        kv.done()
+        await until(lambda: model.answers == [("lacking", 3), ("full", None)])
+
+
+async def test_pages_come_back_when_the_model_has_failed():
+    """Both those of a fetch, which ends with the streams, and those that somebody still reads."""
+    model, kv = Lacking(), SlowKv()
+    async with drafting(model, kv=kv) as (stub, drafts, _):
+        call = stub.Propose()
+        await call.write(message(1, (1, 0, [5])))
+        await heard(call, 2)
+        await until(lambda: kv.done is not None)
+        model.defect = ZeroDivisionError()
+        await until(lambda: model.answers == [("lacking", 0)])
+        kv.done()
+        await until(lambda: model.answers == [("lacking", 0), ("full", None)])
+        assert 'penstock_task_failures_total{task="drafting"} 1.0' in drafts.metrics.text().decode()
 
 
 class Rules:

@@ -104,9 +104,11 @@ class Raw:
     attached: kvstore_pb2.AttachResponse = field(default_factory=kvstore_pb2.AttachResponse)
     memory: ArenaMap | None = None
 
-    async def attach(self, block_spec: KvSpec | None = None, client: str = "raw", device: str = "") -> str:
+    async def attach(
+        self, block_spec: KvSpec | None = None, client: str = "raw", device: str = "", draft: bool = False
+    ) -> str:
         message = spec_to_message(block_spec or spec())
-        call = self.stub.Attach(kvstore_pb2.AttachRequest(client=client, spec=message, device=device))
+        call = self.stub.Attach(kvstore_pb2.AttachRequest(client=client, spec=message, device=device, draft=draft))
         self.calls.append(call)
         self.attached = await call.read()
         return self.attached.attachment_id

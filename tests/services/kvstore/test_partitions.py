@@ -311,12 +311,67 @@ async def test_each_has_a_share_of_the_device() -> None:
                 assert len(found.on_device.views) == 8
 
 
+DRAFT = spec(BLOCK_BYTES // 2, model="dd" * 32)
+
+
+def with_drafts(partitions: int = 1, **other: Any) -> KvStoreConfig:
+    """With memory for 64 blocks of DRAFT in each partition for drafts."""
+    return shared(partitions, draft_bytes=partitions * settings(BLOCKS).host_bytes, **other)
+
+
+async def test_a_draft_model_has_memory_of_its_own(tmp_path: Path) -> None:
+    """It takes nothing from the models, in whichever order they come; and nobody else hears of its blocks."""
+    disk: dict[str, Any] = {"nvme_dir": tmp_path, "nvme_bytes": 16 << 20}
+    async with open_kvstore(with_drafts(**disk)) as store, raw(store.address) as one, AsyncExitStack() as stack:
+        draft = await stack.enter_async_context(client_of(store.address, DRAFT, draft=True))
+        small = await stack.enter_async_context(client_of(store.address, SMALL))
+        call = one.stub.Events(kvstore_pb2.EventsRequest())
+        assert (await call.read()).snapshot
+        await put(small, BLOCKS, "s", SMALL)
+        for number in range(20):
+            await put(draft, 8, f"flood{number}", DRAFT)
+        assert await read(small, keys(BLOCKS, "s")) == data(BLOCKS, "s", SMALL)
+        assert await read(draft, keys(8, "flood19")) == data(8, "flood19", DRAFT)
+        stats = await one.stats()
+        assert partition(stats, SMALL).evictions == 0 < partition(stats, DRAFT).evictions
+        assert (stats.blocks, stats.slots, stats.attachments) == (BLOCKS, BLOCKS, 1), "of the models"
+        assert stats.spec.model == SMALL.model
+        heard: set[bytes] = set()
+        while len(heard) < BLOCKS:
+            heard |= set((await call.read()).stored)
+        assert heard == set(keys(BLOCKS, "s"))
+        call.cancel()
+    async with open_kvstore(with_drafts(**disk)) as store, raw(store.address) as one:
+        assert await one.lookup(keys(8, "flood19")) == 0, "not on the disk"
+
+
+async def test_drafts_and_models_never_take_each_others_partition() -> None:
+    async with open_kvstore(with_drafts(2)) as store, raw(store.address) as one:
+        for of in (DRAFT, replace(DRAFT, dtype="int8")):
+            await one.attach(of, draft=True)
+        with pytest.raises(grpc.aio.AioRpcError, match="all 2 partitions of the store are in use"):
+            await one.attach(replace(DRAFT, dtype="bfloat16"), draft=True)
+        for of in (DRAFT, SMALL):
+            await one.attach(of)
+        with pytest.raises(grpc.aio.AioRpcError, match="all 2 partitions of the store are in use"):
+            await one.attach(LARGE)
+        assert [part.draft for part in sorted(store.partitions, key=lambda part: part.number)] == [0, 0, 1, 1]
+
+
+async def test_a_store_without_memory_for_drafts_refuses_them() -> None:
+    async with open_kvstore(shared()) as store, raw(store.address) as one:
+        with pytest.raises(grpc.aio.AioRpcError, match="keeps no blocks of draft models; one with --draft-bytes does"):
+            await one.attach(DRAFT, draft=True)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
         ({"partitions": 0}, "partitions"),
         ({"partitions": 65}, "partitions"),
         ({"partitions": 64, "host_bytes": 1 << 20}, "fewer: of each share, host_bytes"),
+        ({"draft_bytes": 1}, "draft_bytes"),
+        ({"partitions": 64, "draft_bytes": 1 << 18}, "fewer: of each share, draft_bytes"),
         ({"partitions": 2, "mooncake_master": "127.0.0.1:1"}, "1 with a Mooncake pool"),
     ],
 )

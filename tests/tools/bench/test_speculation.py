@@ -9,9 +9,10 @@ import pytest
 
 from penstock.bench.measured.document import section
 from penstock.bench.speculation.bound import bound
-from penstock.bench.speculation.branches import tokens_per_step
+from penstock.bench.speculation.branches import DraftChoices, Outcomes, SaidText, TwoChoices, outcomes
 from penstock.bench.speculation.measure import measure
 from penstock.bench.speculation.replay import EXCERPT, RecordedTurn, recorded_turns, replay
+from penstock.bench.speculation.trees import tokens_per_step
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request, SamplingParams
@@ -40,6 +41,41 @@ async def test_who_knows_more_guesses_better(monkeypatch: pytest.MonkeyPatch) ->
     assert f"| agents, its own text | {alone:.2f} |" in text and "n/a" not in text
 
 
+def test_outcomes_of_leads() -> None:
+    def choices(*texts: str) -> list[TwoChoices]:
+        """Of "ab3": first choice a, second b, surer by 3."""
+        return [TwoChoices(ord(text[0]), ord(text[1]), float(text[2])) for text in texts]
+
+    def found(came: str, depth: int, *texts: str) -> Outcomes:
+        return outcomes(choices(*texts), [ord(letter) for letter in came], depth)
+
+    right = ("ax5", "bx5", "cx5", "dx5", "ex5", "fx5")
+    assert found("abcdef", 2, *right) == Outcomes(tokens=6, passes=2), "with a token of the target behind each"
+    assert found("abcdef", 8, *right) == Outcomes(tokens=6, passes=1)
+    wrong = ("ax5", "bx5", "xc1", "dx5", "ex5", "fx5")
+    assert found("abcdef", 8, *wrong) == Outcomes(tokens=6, passes=2, rejections=1, second_right=1, ready=1)
+    surer = ("ax5", "bx0", "xc1", "dx5", "ex5", "fx5")
+    assert found("abcdef", 8, *surer) == Outcomes(tokens=6, passes=2, rejections=1, second_right=1, ready=0)
+    other = ("ax5", "bx5", "xy1", "dx5", "ex5", "xf1")
+    both = found("abcdef", 8, *other)
+    assert both == Outcomes(tokens=6, passes=2, rejections=2, second_right=1, ready=1)
+    assert both.gain == pytest.approx((7 / 3) / (8 / 4)), "four steps, of which one would not verify nothing"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_choices_of_a_draft_are_those_it_would_draw(temperature: float) -> None:
+    """The first is what an engine with the draft's weights says there."""
+    prompt = tuple(range(100, 700))
+    sampling = SamplingParams(max_tokens=20, temperature=temperature, seed=5, ignore_eos=True)
+    async with Engine.open(EngineConfig(model=embedded("penstock-mini-draft"), kv_pool_tokens=2048)) as engine:
+        said = []
+        async for update in engine.generate(Request(id="1", prompt=prompt, sampling=sampling)):
+            said += [token.token for token in update.tokens]
+    choices = DraftChoices().of(SaidText(prompt, said, temperature, 5))
+    assert [one.first for one in choices] == said
+    assert all(one.first != one.second and one.margin >= 0 for one in choices)
+
+
 async def test_what_was_asked_for_is_replayed_and_goals_have_their_traces(tmp_path: Path) -> None:
     names = ("a_miniswe", "a_taubench", "a_other")
     for name in names:
@@ -64,9 +100,9 @@ def test_a_second_branch_is_right_where_the_first_is_wrong() -> None:
     assert tokens_per_step(turns, 16, 0) < tokens_per_step(turns, 12, 4) == 4.0
 
 
-async def test_branches_of_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trees_over_recorded_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    report = await measure(True, ["branches"])
+    report = await measure(True, ["trees"])
     one, same, more = (figure.value or 0.0 for figure in report.figures)
     assert 1.0 < one < more and same < more
     assert f"| agents | {one:.2f} | {same:.2f} | {more:.2f} |" in section(report.json())

@@ -167,13 +167,14 @@ def cores(options: Options = None) -> None:
 def speculation(
     options: Options = None,
     *,
-    part: list[Literal["replay", "branches", "mesh", "delay", "peers"]] | None = None,
+    part: list[Literal["replay", "trees", "mesh", "branches", "delay", "peers"]] | None = None,
     trace: list[Path] | None = None,
 ) -> None:
     """What drafts are worth: tokens of a verify step with guesses by lookup, on recorded sessions of agents, and with a
     second branch; tokens per second with drafts and without, through the mesh, of the embedded pair and of one that
-    reads many weights; the same with a drafter that is right as often as it is told to be, behind a slow link; tool
-    calls beside other servers that speculate.
+    reads many weights; what drafts for the likeliest other outcome could bring at most; tokens per second with a
+    drafter that is right as often as it is told to be, behind a slow link; tool calls beside other servers that
+    speculate.
 
     Parameters
     ----------

@@ -12,14 +12,22 @@ from typing import Any
 
 from penstock.checkpoint import Checkpoint, tokenizer_fingerprint
 from penstock.draft.config import DraftConfig
-from penstock.draft.drafts import Description, Drafts, Ruling, open_drafts
+from penstock.draft.drafts import Description, Drafts, KvAnswers, Ruling, open_drafts
 from penstock.draft.service import SERVICE, DraftService
 from penstock.engine.grammars import RequestRules
 from penstock.engine.hooks import DraftAsk
 from penstock.engine.rules import TextRules
 from penstock.engine.speculation.draft_model import DraftModel
 from penstock.engine.speculation.guess import right
-from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, Foresight, SequenceId
+from penstock.engine.speculation.leads import (
+    DraftBlocks,
+    DraftLead,
+    DraftStats,
+    DraftStep,
+    DraftTold,
+    Foresight,
+    SequenceId,
+)
 from penstock.rpc.channels import open_channels
 from penstock.rpc.server import RpcServer, serve
 from penstock.v1 import draft_pb2_grpc
@@ -107,6 +115,12 @@ class PlainForesight:
         for id in list(self._texts):
             self.forget(id)
 
+    def stored(self, blocks: DraftBlocks, count: int) -> None:
+        """It lacks none."""
+
+    def give_back(self, blocks: DraftBlocks) -> None:
+        """It has none."""
+
     def step(self) -> DraftStep:
         """One more token for each."""
         self.gate.wait(30)
@@ -152,11 +166,17 @@ class PatientDelay(DraftDelay):
 
 @asynccontextmanager
 async def served_drafts(
-    model: Foresight, description: Description, ruling: Ruling | None = None, *, port: int = 0, **settings: Any
+    model: Foresight,
+    description: Description,
+    ruling: Ruling | None = None,
+    *,
+    port: int = 0,
+    kv: KvAnswers | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[RpcServer, Drafts]]:
     """A draft service over `model` on a real socket; `settings` are fields of its DraftConfig."""
     config = DraftConfig(model="of the test", **settings)
-    async with open_drafts(model, description, ruling) as drafts:
+    async with open_drafts(model, description, ruling, kv=kv) as drafts:
         register = partial(draft_pb2_grpc.add_DraftServicer_to_server, DraftService(drafts, config))
         async with serve(f"127.0.0.1:{port}", register, [SERVICE], grace=0.1) as server:
             yield server, drafts

@@ -101,9 +101,11 @@ async def open_mesh(options: MeshSetup) -> AsyncIterator[Mesh]:
         hosts = ["test", *(f"test-{number}" for number in range(1, options.hosts))]
         stores = []
         for host in hosts if options.kvstore is True else ():
-            settings = {"host_bytes": options.kv_host_bytes, "router": routers, "host_id": host, **options.store}
+            settings: dict[str, Any] = {"host_bytes": options.kv_host_bytes, "router": routers, "host_id": host}
+            settings |= {"draft_bytes": 16 << 20 if options.draft != "none" else 0, **options.store}
             stores.append(await stack.enter_async_context(open_kvstore(KvStoreConfig(**settings))))
-        draft, draft_address = await _open_draft(stack, options.draft)
+        kvstore = {"kvstore": stores[0].address, "host_id": hosts[0]} if stores else {}
+        draft, draft_address = await _open_draft(stack, options.draft, kvstore)
 
         def worker(number: int) -> dict[str, Any]:
             host = number % len(hosts)
@@ -147,10 +149,10 @@ async def wait_joined(router: str, prefill: int, decode: int) -> None:
                     return
 
 
-async def _open_draft(stack: AsyncExitStack, draft: str) -> tuple[ServedDraft | None, str]:
+async def _open_draft(stack: AsyncExitStack, draft: str, settings: dict[str, Any]) -> tuple[ServedDraft | None, str]:
     if draft == "none":
         return None, "none"
     if draft.startswith("address:"):
         return None, draft.removeprefix("address:")
-    served = await stack.enter_async_context(open_draft(DraftConfig(model=draft)))
+    served = await stack.enter_async_context(open_draft(DraftConfig(model=draft, **settings)))
     return served, served.address

@@ -98,7 +98,7 @@ class RunningAhead:
     def begin(self, live: Live) -> Ahead:
         """Of a new sequence; the drafter can get ready. `forget` ends it."""
         request = live.request
-        terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner)
+        terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
         ahead = Ahead(live, terms, self._supply)
         if live.draftable:
             self._drafter.tell([ahead.ask])

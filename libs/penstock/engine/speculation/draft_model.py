@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import settled
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
-from penstock.engine.forward.model import set_threads
-from penstock.engine.forward.runner import Runner
+from penstock.engine.forward.model import load_model, set_threads
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
 from penstock.engine.rules import FREE, TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.speculation.exchange import BlockExchange
 from penstock.engine.speculation.guess import right
-from penstock.engine.speculation.leads import DraftLead, DraftStats, DraftStep, DraftTold, SequenceId
+from penstock.engine.speculation.leads import (
+    DraftBlockNews,
+    DraftBlocks,
+    DraftLead,
+    DraftStats,
+    DraftStep,
+    DraftTold,
+    SequenceId,
+)
+from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.grammar.guide import Guide
 from penstock.grammar.matcher import GrammarLeft
-from penstock.kv.identity import Chain
+from penstock.kv.identity import Chain, root_key
 
 _NEAR = 16
 """Tokens by which a sequence may be behind and still take part in every step."""
@@ -35,6 +44,8 @@ _BESIDE_S, _ALONE_S = 0.004, 0.02
 _TOGETHER_S = 0.002
 """Seconds for which guesses may be kept back, so that those of several steps go out at once: a message costs both ends
 as much as a step of a small model."""
+_LEAST_BLOCKS = 4
+"""A text that lacks fewer is computed without asking the store."""
 _REST_S = 2.0
 """Seconds without a wish after which a sequence gives way to any that has one."""
 _log = logging.getLogger(__name__)
@@ -69,6 +80,10 @@ class _Sequence:
     """Names the full blocks of what was told."""
     named: int = 0
     """Leading blocks whose pages have their keys, or are shared: nobody writes to them."""
+    asked: int = 0
+    """Leading blocks of which it is settled whether the store has them."""
+    lacking: DraftBlocks | None = None
+    """What it waits for: the store may have it."""
     choice: Choice
     """Refers to `tokens`; made anew whenever the text goes another way than was guessed."""
     waits: bool = False
@@ -90,7 +105,7 @@ class _Sequence:
     @property
     def wanted(self) -> int:
         """Tokens to compute. The last one that was told can wait until guesses are wanted."""
-        if self.unfit:
+        if self.unfit or self.lacking is not None:
             return 0
         return len(self.tokens) - self.computed if self.guesses else max(0, self.told - 1 - self.computed)
 
@@ -106,20 +121,25 @@ class DraftModel:
     in its own way, so that draft and target agree as often as their distributions allow.
 
     Full blocks of what was told stay in their pages as long as there is room, and are used for other texts of the same
-    owner that begin so: the next turn of a session.
+    owner that begin so: the next turn of a session. With a store beside it, a text that lacks blocks waits until it is
+    said which of them the store has, while others are computed; and it is said which blocks are full. A text without an
+    owner keeps out of the store.
 
     A sequence has pages for all that is wanted, or none and no guesses: those that want none for a while give way to
     those that do, and younger ones to older ones. Not thread-safe: one thread at a time.
     """
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
+    def __init__(
+        self, config: EngineConfig, clock: Callable[[], float] = time.monotonic, *, stores: bool = False
+    ) -> None:
+        """`clock` gives seconds. `stores`: there is a store, for which somebody answers to what steps say of blocks."""
         self.checkpoint: Checkpoint = inspect(config.model, config.max_model_len or None)
         config = settled(config, self.checkpoint)
         self._vocab_size = self.checkpoint.config.vocab_size
         self._limit = config.context(self.checkpoint.config.max_positions)
-        self._runner = Runner(self.checkpoint, config)
+        self._runner, self.spec = load_model(config, self.checkpoint)
         self._pool = PagePool(config.pages)
+        self._exchange = BlockExchange(self._pool) if stores else None
         self._block_size = config.block_size
         self._budget = config.max_batch_tokens
         self._most = config.max_running
@@ -134,6 +154,12 @@ class DraftModel:
         self._row_s: float | None = None
         """Seconds that a row of a step with many takes, learned."""
         self._dropped = self._evicted = self._refusals = 0
+        self._computed = self._reused = self._fetched = 0
+
+    @property
+    def memory(self) -> PageMemory:
+        """The memory of its pages."""
+        return self._runner.memory
 
     def begin(self) -> None:
         """Called first, in the thread that calls the rest."""
@@ -188,7 +214,8 @@ class DraftModel:
             sequence.served = self._turns
             self._take(sequence, count, answer)
         refused, self._refused = self._refused, []
-        return DraftStep(self._due(began, now), refused, bool(work))
+        news = DraftBlockNews() if self._exchange is None else self._exchange.take()
+        return DraftStep(self._due(began, now), refused, bool(work), news)
 
     def stats(self) -> DraftStats:
         """Now."""
@@ -198,6 +225,9 @@ class DraftModel:
             dropped=self._dropped,
             evicted=self._evicted,
             refused=self._refusals,
+            computed=self._computed,
+            reused=self._reused,
+            fetched=self._fetched,
         )
 
     # What is told
@@ -214,7 +244,7 @@ class DraftModel:
             born=self._made,
             terms=terms,
             tokens=tokens,
-            chain=Chain(sha256(terms.owner).digest(), self._block_size),
+            chain=Chain(root_key(self.spec, terms.owner), self._block_size),
             choice=Choice(terms.sampling, terms.stops, tokens, terms.prompt),
             waits=told.ruled,
         )
@@ -261,7 +291,7 @@ class DraftModel:
         wanting = [sequence for sequence in wanting if self._has_room(sequence)]
         wanting.sort(key=lambda sequence: sequence.served)
         # whoever got room may have taken it from another that had some
-        able = [(sequence, sequence.wanted) for sequence in wanting if not sequence.refused]
+        able = [(one, one.wanted) for one in wanting if not (one.refused or self._asks(one))]
         near = [(sequence, count) for sequence, count in able if count <= _NEAR]
         far = [(sequence, count) for sequence, count in able if count > _NEAR]
         work, budget = [], self._budget
@@ -297,22 +327,33 @@ class DraftModel:
     def _has_room(self, sequence: _Sequence) -> bool:
         """Whether the sequence has pages for all its tokens, now or already: free ones, or those of others behind
         it."""
-        positions = max(len(sequence.tokens), sequence.most)
-        need = -(-positions // self._block_size) - len(sequence.pages)
+        new = not sequence.pages
+        if new and not sequence.refused:
+            self._share(sequence)
+        need = self._missing(sequence)
         if need > self._pool.free and not self._make_room(sequence, need):
             if not sequence.refused:
                 self._refuse(sequence)
             return False
-        sequence.refused = False
-        if not sequence.pages:
-            need -= self._share(sequence)
+        if sequence.refused:  # there is room for it now, even if it shares nothing
+            sequence.refused = False
+            self._share(sequence)
+        if new:
+            self._reused += sequence.computed
+            self._offer(sequence, 0)
+        need = self._missing(sequence)
         if need > 0:
             sequence.pages += self._pool.allocate(sequence.owner, need)
             sequence.version += 1
         return True
 
-    def _share(self, sequence: _Sequence) -> int:
-        """Uses the leading blocks that are there already; returns how many. The last token is always computed."""
+    def _missing(self, sequence: _Sequence) -> int:
+        """Pages that it lacks for all its tokens."""
+        positions = max(len(sequence.tokens), sequence.most)
+        return -(-positions // self._block_size) - len(sequence.pages)
+
+    def _share(self, sequence: _Sequence) -> None:
+        """Uses the leading blocks that are there already. The last token is always computed."""
         sequence.chain.cover(sequence.tokens[: sequence.told])
         keys = sequence.chain.keys[: (sequence.told - 1) // self._block_size]
         pages: list[int] = []
@@ -322,10 +363,9 @@ class DraftModel:
                 break
             pages.append(page)
         self._pool.share(sequence.owner, pages)
-        sequence.pages, sequence.named = pages, len(pages)
+        sequence.pages, sequence.named, sequence.asked = pages, len(pages), len(pages)
         sequence.computed = len(pages) * self._block_size
         sequence.version += 1
-        return len(pages)
 
     def _name(self, sequence: _Sequence) -> None:
         """Lets others use the full blocks of what was told."""
@@ -338,12 +378,66 @@ class DraftModel:
             self._pool.name(sequence.pages[block], chain.keys[block], chain.parent(block), block * self._block_size)
         sequence.named = whole
 
+    # The store
+
+    def stored(self, blocks: DraftBlocks, count: int) -> None:
+        """The first `count` of blocks that were lacking are in their pages now; the others will not come."""
+        self.give_back(blocks)
+        sequence = self._sequences.get(blocks.id)
+        if sequence is None or sequence.lacking is not blocks:
+            return
+        sequence.lacking = None
+        sequence.computed += count * self._block_size
+        self._fetched += count * self._block_size
+        self._name(sequence)
+        assert self._exchange is not None
+        self._exchange.came(blocks.keys[:count])
+
+    def give_back(self, blocks: DraftBlocks) -> None:
+        """Nobody reads these blocks any more, or writes to their pages."""
+        assert self._exchange is not None, "there is a store"
+        self._exchange.give_back(blocks)
+
+    def _asks(self, sequence: _Sequence) -> bool:
+        """Whether the sequence is about to compute blocks that the store may have; it waits for them then."""
+        end = (sequence.told - 1) // self._block_size
+        new = sequence.computed == sequence.asked * self._block_size and end - sequence.asked >= _LEAST_BLOCKS
+        if not new or self._exchange is None or not sequence.terms.owner:
+            return False
+        sequence.chain.cover(sequence.tokens[: sequence.told])
+        sequence.lacking = self._blocks(self._exchange.holder(), sequence, sequence.asked, end)
+        sequence.asked = end
+        self._exchange.lack(sequence.lacking)
+        return True
+
+    def _offer(self, sequence: _Sequence, first: int) -> None:
+        """The named blocks from `first` on are used: the store may take them."""
+        if first < sequence.named and self._exchange is not None and sequence.terms.owner:
+            self._exchange.offer(self._blocks(self._exchange.holder(), sequence, first, sequence.named))
+
+    def _blocks(self, holder: str, sequence: _Sequence, first: int, end: int) -> DraftBlocks:
+        """Those from `first` to `end`, for which the sequence has pages."""
+        return DraftBlocks(
+            id=sequence.id,
+            holder=holder,
+            terms=sequence.terms,
+            first=first,
+            parent=sequence.chain.parent(first),
+            keys=sequence.chain.keys[first:end],
+            pages=sequence.pages[first:end],
+            block_s=(self._row_s or 0.0) * self._block_size,
+        )
+
+    # Room for others
+
     def _make_room(self, sequence: _Sequence, need: int) -> bool:
         """Takes `need` pages from sequences behind this one, the last first; none where these have too few."""
         own = self._rank(sequence)
         others = sorted((other for other in self._sequences.values() if other.pages), key=self._rank, reverse=True)
         behind = [other for other in others if self._rank(other) > own]
-        if need > self._pool.free + sum(len(other.pages) for other in behind):
+        theirs = Counter(page for other in behind for page in other.pages)
+        freed = sum(self._pool.holds(page) == holds for page, holds in theirs.items())  # those that nobody else holds
+        if need > self._pool.free + freed:
             return False
         for other in behind:
             if need > self._pool.free:
@@ -361,6 +455,7 @@ class DraftModel:
     def _free(self, sequence: _Sequence) -> None:
         self._pool.release(sequence.owner, sequence.pages)
         sequence.pages, sequence.computed, sequence.named = [], 0, 0
+        sequence.asked, sequence.lacking = 0, None
 
     # A step
 
@@ -404,8 +499,11 @@ class DraftModel:
                 sequence.over = True  # what was guessed, or forced, has left the grammar
                 self._refused.append(sequence.id)
             return
+        self._computed += max(0, min(count, sequence.told - sequence.computed))
         sequence.computed += count
+        before = sequence.named
         self._name(sequence)
+        self._offer(sequence, before)
         if answer and sequence.guesses:
             token = answer[0].token
             sequence.tokens.append(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.rules import TextRules
@@ -42,6 +42,43 @@ class DraftLead:
     tokens: Sequence[int]
 
 
+Move = Literal["named", "stored", "forgotten"]
+BlockMove = tuple[bytes, Move]
+"""A block's key, and that a page holds it from now on, that this was so because a store had it, or that none does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DraftBlocks:
+    """Consecutive blocks of a text, in pages that are held until the model gets this back."""
+
+    id: SequenceId
+    holder: str
+    """Of the pages."""
+    terms: DraftTerms
+    """Of the text."""
+    first: int
+    """Number of the first block."""
+    parent: bytes
+    """Key of the block before that."""
+    keys: Sequence[bytes]
+    pages: Sequence[int]
+    """Of each block."""
+    block_s: float
+    """Seconds to compute one of them; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlockNews:
+    """What has become of blocks since the last step."""
+
+    lacking: Sequence[DraftBlocks] = ()
+    """Blocks that a store may have; their sequences wait for `stored`."""
+    full: Sequence[DraftBlocks] = ()
+    """Blocks that are used, and that a store may take; until they are given back nobody writes to their pages."""
+    moves: Sequence[BlockMove] = ()
+    """In order."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftStep:
     """What one step has given."""
@@ -51,11 +88,25 @@ class DraftStep:
     """Sequences for which there are no more guesses, until there are."""
     worked: bool = False
     """Whether there was anything to compute; else the next step waits for news."""
+    blocks: DraftBlockNews = DraftBlockNews()
+
+    @property
+    def says(self) -> bool:
+        """Whether anybody is to hear of it."""
+        news = self.blocks
+        return bool(self.leads or self.refused or news.lacking or news.full or news.moves)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftStats:
     """Statistics of one draft model. Counts are since the start."""
+
+    computed: int = 0
+    """Tokens that were told and whose KV was computed,"""
+    reused: int = 0
+    """was in pages,"""
+    fetched: int = 0
+    """or came from the store."""
 
     sequences: int = 0
     free_pages: int = 0
@@ -90,8 +141,16 @@ class Foresight(Protocol):
         """Computes one step, for all sequences that want one."""
         ...
 
+    def stored(self, blocks: DraftBlocks, count: int) -> None:
+        """The first `count` of blocks that were lacking are in their pages now; the others will not come."""
+        ...
+
+    def give_back(self, blocks: DraftBlocks) -> None:
+        """Nobody reads these full blocks any more."""
+        ...
+
     def clear(self) -> None:
-        """Forgets all sequences."""
+        """Forgets all sequences. Pages that others hold stay theirs until they give them back."""
         ...
 
     def stats(self) -> DraftStats:

@@ -171,6 +171,7 @@ async def open_store(
     *,
     timeout_s: float = 2.0,
     device: Device | None = None,
+    draft: bool = False,
     failed: Failed = _uncounted,
 ) -> AsyncIterator[StoreClient]:
     """A client of the store behind `channel`, for blocks of `spec`; without a channel it is never connected.
@@ -178,9 +179,12 @@ async def open_store(
     `client` is a name for the store's log. When the store has the same `host_id` its memory is mapped, else bytes
     are streamed. No call takes longer than `timeout_s`. Opens also without a store: the client looks for it in
     the background, and again after losing it. With a `device`, blocks of a store on the same one are read there.
+    `draft`: the blocks are those of a draft model.
     """
     with started_threads(_THREADS, "penstock-kv") as threads:
-        link = Link(channel, client, spec, host_id=host_id, timeout_s=timeout_s, threads=threads, device=device)
+        link = Link(
+            channel, client, spec, host_id=host_id, timeout_s=timeout_s, threads=threads, device=device, draft=draft
+        )
         loans = Loans(link, failed)
         async with (
             beside(link.stay_attached, name="attach", on_failure="restart", failed=failed),

@@ -147,6 +147,7 @@ class Link:
         timeout_s: float,
         threads: ThreadPoolExecutor,
         device: Device | None = None,
+        draft: bool = False,
     ) -> None:
         self.stats = ClientStats()
         self.reason = "no store is configured" if channel is None else "not attached yet"
@@ -162,6 +163,7 @@ class Link:
         self._client = client
         self._host_id = host_id
         self._device = device
+        self._draft = draft
         self._timeout_s = timeout_s
         self._threads = threads
         self._attempted = asyncio.Event()
@@ -272,7 +274,9 @@ class Link:
 
     async def _attach(self, connection: Connection) -> None:
         device = self._device.info.uuid if self._device is not None else ""
-        request = kvstore_pb2.AttachRequest(client=self._client, spec=spec_to_message(self.spec), device=device)
+        request = kvstore_pb2.AttachRequest(
+            client=self._client, spec=spec_to_message(self.spec), draft=self._draft, device=device
+        )
         call = self.rpc.Attach(request)
         attachment: AttachStream | None = None
         try:

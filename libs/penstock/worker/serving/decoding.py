@@ -54,13 +54,12 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         """Those events of a request that `way` does not take as they come to be: at least the first and the last."""
         order = order_from_message(request.request)
         asked, work = order.request, self._worker.work(order)
-        source: HandoffPrefix | None = None
+        metrics, source = self._worker.metrics, None
         if request.HasField("handoff"):
             channel = self._worker.channels.to(request.handoff.address)
             wanted = prefill_pb2.HandoffRequest(request_id=asked.id, epoch=request.handoff.epoch)
-            source = HandoffPrefix(channel, wanted, work, self._worker.handoffs, left_s)
+            source = HandoffPrefix(channel, wanted, work, self._worker.handoffs, left_s, metrics=metrics)
         first, counted = True, False
-        metrics = self._worker.metrics
         try:
             if self._drafter is not None:
                 self._drafter.begin(asked.id)

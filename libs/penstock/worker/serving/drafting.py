@@ -365,7 +365,9 @@ class DraftClient:
 
 def _terms(terms: DraftTerms) -> draft_pb2.DraftTerms:
     sampling = sampling_to_message(terms.sampling)
-    return draft_pb2.DraftTerms(sampling=sampling, prompt=terms.prompt, ends=terms.stops, owner=terms.owner)
+    return draft_pb2.DraftTerms(
+        sampling=sampling, prompt=terms.prompt, ends=terms.stops, owner=terms.owner, session=terms.session.decode()
+    )
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import xxhash
 
 from penstock.engine.hooks import LoadResult, PageWriter
 from penstock.rpc.context import outgoing
+from penstock.runtime.metrics import WorkerMetrics
 from penstock.v1 import prefill_pb2, prefill_pb2_grpc
 from penstock.worker.convert import token_from_message
 from penstock.worker.rates import FetchRates
@@ -38,6 +39,8 @@ class HandoffPrefix:
         work: Work,
         costs: FetchRates,
         timeout_s: float | None,
+        *,
+        metrics: WorkerMetrics,
     ) -> None:
         """`costs` learn from this one."""
         self._stub = prefill_pb2_grpc.PrefillStub(channel)
@@ -46,6 +49,7 @@ class HandoffPrefix:
         self._fetcher = work.fetcher
         self._fetchable = work.fetchable
         self._timeout_s = timeout_s
+        self._metrics = metrics
         self.failed = False
 
     async def load(self, pages: PageWriter) -> LoadResult:
@@ -54,7 +58,7 @@ class HandoffPrefix:
             return await self._follow(pages)
         except (grpc.aio.AioRpcError, HandoffFault) as fault:
             self.failed = True
-            self._fetcher.metrics.handoff_faults.inc()
+            self._metrics.handoff_faults.inc()
             reason = fault.details() if isinstance(fault, grpc.aio.AioRpcError) else str(fault)
             _LOG.warning("hand-off became a recompute", reason=reason)
         await self._fetcher.upto(self._fetchable, pages)

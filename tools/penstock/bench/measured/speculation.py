@@ -16,7 +16,7 @@ _MESH = (
     Line("speedup_text", "free text, all proposers, bound pair"),
     Line("worst_ratio", "the worst of all workloads and batches, all proposers"),
 )
-_BRANCHES = {"one": "16 drafts in one branch", "same_rows": "12 and 4 in two", "more_rows": "16 and 16 in two"}
+_TREES = {"one": "16 drafts in one branch", "same_rows": "12 and 4 in two", "more_rows": "16 and 16 in two"}
 _FORMS = ("grammar", "lookup", "all")
 _LINK = (
     Line("worst_ratio_delay", "the worst of all delays"),
@@ -27,7 +27,7 @@ _LINK = (
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
-    parts = (_replay(now, earlier), _branches(now), _mesh(now), _link(now), _peers(now))
+    parts = (_replay(now, earlier), _trees(now), _mesh(now), _link(now), _peers(now))
     return f"## What drafts are worth\n{''.join(parts)}\nMeasured on {now.machine}.{other}\n"
 
 
@@ -54,16 +54,16 @@ step keeps the longest right beginning of a guess, and one token more. Tokens ar
 """
 
 
-def _branches(now: Results) -> str:
-    traces = [id.removeprefix("branches_one_") for id in now.ids() if id.startswith("branches_one_")]
+def _trees(now: Results) -> str:
+    traces = [id.removeprefix("trees_one_") for id in now.ids() if id.startswith("trees_one_")]
     if not traces:
         return ""
-    rows = [[trace, *(now.number(f"branches_{words}_{trace}") for words in _BRANCHES)] for trace in traces]
+    rows = [[trace, *(now.number(f"trees_{words}_{trace}") for words in _TREES)] for trace in traces]
     return f"""
 The same of the first turns of a trace, with a second branch that begins with the likeliest other token, in tokens of a
 verify step:
 
-{table(["trace", *_BRANCHES.values()], rows)}
+{table(["trace", *_TREES.values()], rows)}
 """
 
 

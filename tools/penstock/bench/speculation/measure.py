@@ -12,8 +12,9 @@ from penstock.bench.speculation.delays import delay_figures
 from penstock.bench.speculation.meshes import checkpoints, mesh_figures
 from penstock.bench.speculation.peers import peer_figures
 from penstock.bench.speculation.replay import EXCERPT, replay_figures
+from penstock.bench.speculation.trees import tree_figures
 
-SpeculationPart = Literal["replay", "branches", "mesh", "delay", "peers"]
+SpeculationPart = Literal["replay", "trees", "mesh", "branches", "delay", "peers"]
 
 
 async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Sequence[Path] = ()) -> BenchReport:
@@ -22,10 +23,12 @@ async def measure(quick: bool, parts: Sequence[SpeculationPart] = (), traces: Se
     found: list[Figure] = []
     if not parts or "replay" in parts:
         found += replay_figures(traces or (EXCERPT,), quick)
-    if not parts or "branches" in parts:
-        found += branch_figures(traces or (EXCERPT,), quick)
+    if not parts or "trees" in parts:
+        found += tree_figures(traces or (EXCERPT,), quick)
     if not parts or "mesh" in parts:
         found += await mesh_figures(quick)
+    if not parts or "branches" in parts:
+        found += await branch_figures(quick)
     if not parts or "delay" in parts:
         found += await delay_figures(quick)
     if not parts or "peers" in parts:

@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ def _lead(id: str, found: Sequence[Figure], of: str) -> Figure:
 async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     rounds, count = (1, 4) if quick else (3, 8)
     found: list[Figure] = []
-    async with _meshes(pair) as meshes:
+    async with open_meshes(pair, tuple(FORMS)) as meshes:
         for name, make, streams in _CELLS:
             subjects = {form: _subject(mesh, make, max(count, 2 * streams), streams) for form, mesh in meshes.items()}
             rates = await interleave(subjects, rounds)
@@ -133,10 +133,11 @@ def _subject(mesh: Mesh, make: Callable[[int, int], Asks], count: int, streams: 
 
 
 @asynccontextmanager
-async def _meshes(pair: str) -> AsyncIterator[Mapping[str, Mesh]]:
+async def open_meshes(pair: str, forms: Collection[str] = FORMS) -> AsyncIterator[Mapping[str, Mesh]]:
+    """One for each of these forms."""
     target, draft = checkpoints(pair)
-    forms = {name: Form(str(draft) if drafts else "none", settings) for name, (drafts, settings) in FORMS.items()}
-    async with running(target, forms) as meshes:
+    wanted = {name: Form(str(draft) if drafts else "none", settings) for name, (drafts, settings) in FORMS.items()}
+    async with running(target, {name: wanted[name] for name in forms}) as meshes:
         yield meshes
 
 
