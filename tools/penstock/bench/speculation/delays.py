@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from penstock.bench.harness import Figure, figure, interleave, missing
 from penstock.bench.speculation import asks
-from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, Form, Mesh, running
+from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, BenchMesh, Form, running
 from penstock.checkpoint import tokenizer_fingerprint
 from penstock.draft.drafts import Description
 from penstock.models import embedded
@@ -79,28 +79,27 @@ class SlowLink:
     async def _one_way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def deliver() -> None:
-            while (due_and_data := await line.get())[1]:
-                due, data = due_and_data
-                await asyncio.sleep(max(0.0, due - loop.time()))
-                writer.write(data)
-            writer.write_eof()
-
-        delivering = asyncio.ensure_future(deliver())
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_deliver(line, writer))
             data = b"-"
             while data:
                 data = await reader.read(1 << 16)
                 line.put_nowait((loop.time() + self.delay_s / 2, data))
-            await delivering
-        finally:
-            delivering.cancel()
+
+
+async def _deliver(line: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    """Writes each when it is due, and passes the end on."""
+    data = b"-"
+    while data:
+        due, data = await line.get()
+        await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+        writer.write(data)
+    writer.write_eof()
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    meshes: Mapping[str, Mesh]
+    meshes: Mapping[str, BenchMesh]
     texts: KnownTexts
     link: SlowLink
     prompts: Sequence[Sequence[int]]

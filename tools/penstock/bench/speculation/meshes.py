@@ -17,7 +17,15 @@ from penstock.bench.harness import Figure, Measure, figure, interleave
 from penstock.bench.speculation import asks
 from penstock.bench.speculation.asks import Asks
 from penstock.bench.speculation.bound import bound
-from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, Answer, Form, Mesh, running
+from penstock.bench.speculation.running import (
+    PLAIN,
+    WITHOUT_DRAFTS,
+    WITHOUT_LOOKUP,
+    BenchMesh,
+    DraftedAnswer,
+    Form,
+    running,
+)
 from penstock.models import embedded
 
 FORMS: Mapping[str, tuple[bool, Mapping[str, str]]] = {
@@ -60,12 +68,12 @@ class MeshRate:
     """Drafts that were accepted, for each token."""
 
 
-async def rate(mesh: Mesh, wanted: Asks, streams: int) -> MeshRate:
+async def rate(mesh: BenchMesh, wanted: Asks, streams: int) -> MeshRate:
     """Sends the requests, `streams` at a time."""
     line = asyncio.Queue[Mapping[str, Any]]()
     for body in wanted.bodies:
         line.put_nowait(body)
-    found: list[Answer] = []
+    found: list[DraftedAnswer] = []
 
     async def stream() -> None:
         while not line.empty():
@@ -125,7 +133,7 @@ async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     return found
 
 
-def _subject(mesh: Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+def _subject(mesh: BenchMesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
     async def sample(round: int) -> MeshRate:
         return await rate(mesh, make(count, round), streams)
 
@@ -133,7 +141,7 @@ def _subject(mesh: Mesh, make: Callable[[int, int], Asks], count: int, streams: 
 
 
 @asynccontextmanager
-async def open_meshes(pair: str, forms: Collection[str] = FORMS) -> AsyncIterator[Mapping[str, Mesh]]:
+async def open_meshes(pair: str, forms: Collection[str] = FORMS) -> AsyncIterator[Mapping[str, BenchMesh]]:
     """One for each of these forms."""
     target, draft = checkpoints(pair)
     wanted = {name: Form(str(draft) if drafts else "none", settings) for name, (drafts, settings) in FORMS.items()}

@@ -34,7 +34,7 @@ class Form:
 
 
 @dataclass(slots=True)
-class Answer:
+class DraftedAnswer:
     """One request as its client saw it."""
 
     first: float = 0.0
@@ -54,13 +54,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class BenchMesh:
     """A mesh that runs."""
 
     client: AsyncOpenAI
     model: str
 
-    async def chat(self, body: Mapping[str, Any]) -> Answer:
+    async def chat(self, body: Mapping[str, Any]) -> DraftedAnswer:
         """The answer to a chat completion."""
         return await _read(
             await self.client.chat.completions.create(
@@ -68,7 +68,7 @@ class Mesh:
             )
         )
 
-    async def complete(self, prompt: Sequence[int], tokens: int) -> Answer:
+    async def complete(self, prompt: Sequence[int], tokens: int) -> DraftedAnswer:
         """The next `tokens` tokens behind a prompt of token ids, greedily."""
         return await _read(
             await self.client.completions.create(
@@ -83,8 +83,8 @@ class Mesh:
         )
 
 
-async def _read(stream: AsyncIterator[Any]) -> Answer:
-    answer = Answer()
+async def _read(stream: AsyncIterator[Any]) -> DraftedAnswer:
+    answer = DraftedAnswer()
     async for chunk in stream:
         if chunk.usage is not None:
             answer.later = chunk.usage.completion_tokens - 1
@@ -103,7 +103,7 @@ def mesh_command(target: Path, draft: str, port: int) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def running(target: Path, forms: Mapping[str, Form]) -> AsyncIterator[Mapping[str, Mesh]]:
+async def running(target: Path, forms: Mapping[str, Form]) -> AsyncIterator[Mapping[str, BenchMesh]]:
     """A mesh with the model for each form, all at once: those that are not asked compute nothing."""
     async with AsyncExitStack() as stack:
         meshes = {}
@@ -119,5 +119,5 @@ async def running(target: Path, forms: Mapping[str, Form]) -> AsyncIterator[Mapp
             )
             await stack.enter_async_context(serving(spec, port))
             client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
-            meshes[name] = Mesh(await stack.enter_async_context(client), target.name)
+            meshes[name] = BenchMesh(await stack.enter_async_context(client), target.name)
         yield meshes
