@@ -22,6 +22,10 @@ from penstock.router.plans import PlanAsk, Planned
 from penstock.router.refusals import queue_full, unmet
 from penstock.router.workers import WorkerState
 
+TICK_S = 0.25
+"""Without anything that stirs it a line has a turn after so long."""
+TURN_S = 0.005
+"""Between two turns, at least."""
 _AGAIN_S = 1.0
 """A request is tried again after so long, even when nothing has changed where it waits."""
 _FIRST = 16
@@ -100,7 +104,8 @@ class _ModelLine:
 
 
 class WaitingLine:
-    """Owner of the requests that are held back. Every method is synchronous."""
+    """Owner of the requests that are held back. Every method is synchronous, and time is what the clock says: so it
+    serves a router, which gives it its turns from a task, and a simulation, which makes up the time."""
 
     def __init__(self, planner: Planner, config: RouterConfig, clock: Callable[[], float]) -> None:
         self._planner = planner
