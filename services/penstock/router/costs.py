@@ -37,6 +37,8 @@ class PromptCost(NamedTuple):
     known: Prefix
     uncached_tokens: int
     queue_s: float
+    ahead_s: float
+    """For those that are held back for the worker, and come before it."""
     compute_s: float
     fetch_s: float
     """From the store of its host."""
@@ -63,8 +65,9 @@ def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
     if near_s or pulled_s:
         beside_s = min(near_s, queue_s)
         near_s, pulled_s = near_s - beside_s, max(0.0, pulled_s - (queue_s - beside_s))
-    total_s = queue_s + compute_s + near_s + pulled_s + penalty_s
-    return PromptCost(known, uncached, queue_s, compute_s, near_s, pulled_s, penalty_s, total_s)
+    ahead_s = demand.ahead(worker.id).prompt_tokens / state.prefill_rate if demand.closed else 0.0
+    total_s = queue_s + ahead_s + compute_s + near_s + pulled_s + penalty_s
+    return PromptCost(known, uncached, queue_s, ahead_s, compute_s, near_s, pulled_s, penalty_s, total_s)
 
 
 def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
@@ -141,8 +144,13 @@ def handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float
 
 def context_tokens(demand: Demand, worker: WorkerFacts) -> int:
     """Tokens whose KV `worker` holds with the whole request, promised ones too."""
-    own = demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
-    return worker.state.context_tokens + own
+    ahead = demand.ahead(worker.id).context_tokens if demand.closed else 0
+    return worker.state.context_tokens + ahead + own_context_tokens(demand, worker)
+
+
+def own_context_tokens(demand: Demand, worker: WorkerFacts) -> int:
+    """Those of them that no other sequence has."""
+    return demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
 
 
 def delay_s(worker: WorkerFacts, prompt: PromptCost) -> float:

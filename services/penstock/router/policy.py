@@ -23,8 +23,8 @@ from operator import itemgetter
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock.router.costs import Work, context_tokens, handed_cost, prompt_cost, step_s
-from penstock.router.demand import Demand, Knobs
+from penstock.router.costs import Work, context_tokens, handed_cost, own_context_tokens, prompt_cost, step_s
+from penstock.router.demand import Ahead, Demand, Knobs
 from penstock.router.options import (
     Answer,
     Decision,
@@ -110,7 +110,8 @@ def choose(
         as_good = [offer for offer in roomy_now if offer.cost_s <= chosen.cost_s * (1 + knobs.tie)]
         if not as_good:
             cost = chosen.prompt.uncached_tokens + demand.expected_output
-            return Waits(at, Decision(chosen=chosen, options=options, choices=len(options)), cost)
+            decision = Decision(chosen=chosen, options=options, choices=len(options))
+            return Waits(at, decision, cost, _holds(demand, chosen, at))
         chosen = _choose(as_good, random, knobs)
     if not demand.waits and chosen.prompt.queue_s > knobs.max_queue_s:
         return QueueFull(chosen.prompt.queue_s)
@@ -127,6 +128,14 @@ def no_room(demand: Demand, option: Option, knobs: Knobs) -> str | None:
     state = decode.state
     full = state.batch_full or (state.sequences > 0 and context_tokens(demand, decode) > state.kv_capacity_tokens)
     return decode.id if full or decode.id in demand.closed else None
+
+
+def _holds(demand: Demand, option: Option, at: str) -> Ahead:
+    """What one of the workers of an option will do for the request."""
+    prompt_tokens = option.prompt.uncached_tokens if at == (option.prefill or option.decode).id else 0
+    if at != option.decode.id:
+        return Ahead(prompt_tokens)
+    return Ahead(prompt_tokens, 1, own_context_tokens(demand, option.decode))
 
 
 def _in_time(demand: Demand, options: Sequence[Option]) -> Sequence[Option] | Unmet:

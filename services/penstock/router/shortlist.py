@@ -239,6 +239,10 @@ class Shortlist:
         if waiting:
             rows = np.isin(columns, waiting)
             floors[rows] = self._fleet.queue_floors(columns[rows])
+        for member, ahead in demand.closed.items():
+            column = self._fleet.column(member)
+            if column is not None and _has(columns, column):
+                floors[columns.searchsorted(column)] += ahead.prompt_tokens / self._fleet.state(column).prefill_rate
         return floors
 
     def _computing(self, holdings: Holdings) -> list[int]:
