@@ -45,6 +45,11 @@ class Option(NamedTuple):
         return self.total_s + self.others_s
 
     @property
+    def recent_s(self) -> float:
+        """Of prompts that whoever computes this one has had to compute of late."""
+        return (self.prefill or self.decode).state.recent_s
+
+    @property
     def first_token_s(self) -> float:
         """Until the prompt is computed."""
         return self.prompt.total_s

@@ -103,7 +103,7 @@ def choose(
         good = _in_time(demand, options)
     if isinstance(good, Unmet):
         return good
-    offers = [_Offer(one, one.cost_s, one.work, one.decode.id == demand.home_decode) for one in good]
+    offers = [_Offer(one, one.cost_s, one.work, one.decode.id == demand.home_decode, one.recent_s) for one in good]
     chosen = _choose(offers, random, knobs)
     if demand.waits and (at := no_room(demand, chosen, knobs)):
         roomy_now = [offer for offer in offers if not no_room(demand, offer.choice, knobs)]
@@ -151,7 +151,11 @@ def _in_time(demand: Demand, options: Sequence[Option]) -> Sequence[Option] | Un
 def _choose_prefill(demand: Demand, places: Sequence[PromptPlace], random: Random, knobs: Knobs) -> PromptPlace:
     if len(places) == 1:
         return places[0]
-    offers = [_Offer(one, one.cost.total_s, one.cost.work, one.worker.id == demand.home_prefill) for one in places]
+    home = demand.home_prefill
+    offers = [
+        _Offer(one, one.cost.total_s, one.cost.work, one.worker.id == home, one.worker.state.recent_s)
+        for one in places
+    ]
     return _choose(offers, random, knobs)
 
 
@@ -184,6 +188,8 @@ class _Offer(NamedTuple, Generic[Choice]):
     cost_s: float
     work: Work
     home: bool
+    recent_s: float
+    """Of prompts that its worker has had to compute of late."""
 
 
 def nearly_equal(least_s: float, knobs: Knobs) -> float:
@@ -199,6 +205,6 @@ def _choose(offers: Sequence[_Offer[Choice]], random: Random, knobs: Knobs) -> C
         if offer.home and offer.cost_s <= least * (1 + knobs.home_margin) + 0.01:
             return offer.choice
     near = [offer for offer in offers if offer.cost_s <= nearly_equal(least, knobs)]
-    lightest = min(offer.work for offer in near)
-    equal = [offer.choice for offer in near if offer.work == lightest]
+    lightest = min((offer.work, offer.recent_s) for offer in near)
+    equal = [offer.choice for offer in near if (offer.work, offer.recent_s) == lightest]
     return equal[0] if len(equal) == 1 else random.choice(equal)

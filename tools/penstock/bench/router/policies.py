@@ -55,7 +55,7 @@ _LEAST_S = 0.01
 """Baselines that wait less count as waiting so long."""
 _BLOCK = 256
 """Blocks of traces that have smaller ones are joined, which makes simulations faster."""
-_REQUESTS = {8: 4000, 64: 8000}
+_REQUESTS = {8: 2500, 64: 8000}
 """Of traces whose sessions can be begun again, by prefill workers."""
 _GENERATIONS = 1.5
 """As many sessions run at once as make so many requests to be served by each of them in turn: the first one fills the
@@ -87,10 +87,10 @@ class PolicyRun:
 
 def policy_runs(paths: Iterable[Path], sizes: Sequence[int], quick: bool) -> list[PolicyRun]:
     """All policies on all traces, with and without a common prompt, before meshes of these numbers of prefill workers,
-    in as many processes as there are cores."""
+    in as many processes as there are cores for this one."""
     chosen: tuple[PolicyName, ...] = (OURS, "least-tokens") if quick else get_args(PolicyName)
     cases = [(path, common) for path in paths for common in ((False,) if quick else (False, True))]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
         runs = [
             pool.submit(policy_run, path, common, workers, policy, quick=quick)
             for path, common in cases
