@@ -47,7 +47,7 @@ class Watched:
     first_token_s: float
     """Predicted, as those below."""
     handoff_s: float
-    """Between the first token and the second, beside what each takes."""
+    """Between the first token and the second, beside what each takes: a wait for room too."""
     token_s: float
     """Of each token after the first."""
     prompt_factor: float = 1.0

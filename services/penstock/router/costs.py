@@ -165,11 +165,23 @@ def step_s(demand: Demand, worker: WorkerFacts) -> float:
     return state.step.seconds(sequences, min(context_tokens(demand, worker), state.kv_capacity_tokens))
 
 
+def room_s(demand: Demand, worker: WorkerFacts) -> float:
+    """Seconds until `worker` has room for the KV of the whole request, and a place in its batch.
+
+    The sequences there end one after the other, the last in twice the time that they take in the mean, and each gives
+    back as much as the others: so room for a part of what they hold takes that part of it. Who is promised room before
+    the request is one of them.
+    """
+    state, ahead = worker.state, demand.ahead(worker.id)
+    sequences, held = state.sequences + ahead.sequences, state.context_tokens + ahead.context_tokens
+    short, crowd = context_tokens(demand, worker) - state.kv_capacity_tokens, sequences + 1 - state.max_running
+    if not held or (short <= 0 and crowd <= 0):
+        return 0.0
+    part = min(1.0, max(short / held, crowd / max(1, sequences)))
+    step_s = state.step.seconds(min(sequences, state.max_running), min(held, state.kv_capacity_tokens))
+    return part * 2 * (state.left_tokens or demand.expected_output / 2) * step_s
+
+
 def decode_s(demand: Demand, worker: WorkerFacts) -> float:
-    """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
-    state = worker.state
-    sequences = state.sequences + 1
-    context = context_tokens(demand, worker)
-    steps_s = demand.expected_output * state.step.seconds(sequences, context)
-    excess = max(0.0, sequences / state.max_running - 1) + max(0.0, context / state.kv_capacity_tokens - 1)
-    return steps_s * (1 + excess) + worker.penalty_s
+    """Seconds that the expected answer takes on `worker` once it has the KV and room for it."""
+    return demand.expected_output * step_s(demand, worker) + worker.penalty_s

@@ -235,7 +235,9 @@ class WaitingLine:
         state = self._planner.state(held.at)
         if state is None:
             return True
-        return state is not held.seen and not state.batch_full and state.queue_s <= self._config.hold_s
+        if state is held.seen or state.batch_full or state.queue_s > self._config.hold_s:
+            return False
+        return not state.sequences or state.context_tokens + held.holds.context_tokens <= state.kv_capacity_tokens
 
     def _try(self, held: HeldAsk, closed: Closed, now: float) -> Planned | Waits | PenstockError:
         ask = held.ask

@@ -164,7 +164,7 @@ class Planner:
         if tokens:
             ratio = watched.saw(tokens, now)
             self._learn("first_token", self.ledger.members(number)[0], ratio, watched.prompt_factor, now)
-        self.ledger.generated(number, self._expected(ask, now, tokens))
+        self.ledger.generated(number, tokens, self._expected(ask, now, tokens))
 
     def release(self, number: int) -> None:
         """Gives the plan's charge back."""
@@ -235,6 +235,7 @@ class Planner:
                 own_tokens=max(0, decision.uncached_tokens - len(new) * size),
                 context_tokens=asked.prompt_tokens + asked.expected_output,
                 prompt_tokens=ask.prompt_tokens,
+                generated=ask.output_tokens,
                 made_at=now,
                 block_size=size,
                 block_keys=holdings.keys,
@@ -244,9 +245,10 @@ class Planner:
         )
         chosen = decision.chosen
         token_s = chosen.answer_s / asked.expected_output
+        moved_s = chosen.handoff_s + chosen.room_s if decision.prefill else 0.0
         prefills, decodes = self._seat(computes.id), self._seat(decision.decode.id)
         factors = prefills.prompts.believed(now), decodes.answers.believed(now)
-        self._running[number] = ask, Watched(now, chosen.first_token_s, chosen.handoff_s, token_s, *factors)
+        self._running[number] = ask, Watched(now, chosen.first_token_s, moved_s, token_s, *factors)
         self._touch(number)
         prefills.prompts_given.add(chosen.prompt.compute_s, now)
         self._bind(ask, SessionHome(computes.id, decision.decode.id), now)

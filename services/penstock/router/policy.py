@@ -4,7 +4,10 @@ Every cost is in predicted seconds, so that a fast worker with a queue and a slo
 
     first token  = tokens queued / prefill rate + uncached tokens x (seconds each + context x seconds)
                    + fetches + bytes / link rates
-    whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
+    whole answer = first token + hand-off + what is left of the wait for room + expected output x predicted step
+
+Room for the KV of a whole request, and a place in the batch, come when others end; that is waited for while its prompt
+is computed elsewhere, or before it is computed here.
 
 Where computing prompts is the work of others, a decode worker that computes one itself delays the sequences that it
 has: what they lose counts too, so it takes what is so short, or would wait so long elsewhere, that it is worth that.
@@ -153,8 +156,7 @@ def _choose_prefill(demand: Demand, places: Sequence[PromptPlace], random: Rando
         return places[0]
     home = demand.home_prefill
     offers = [
-        _Offer(one, one.cost.total_s, one.cost.work, one.worker.id == home, one.worker.state.recent_s)
-        for one in places
+        _Offer(one, one.cost.total_s, one.cost.work, one.worker.id == home, one.worker.state.recent_s) for one in places
     ]
     return _choose(offers, random, knobs)
 
