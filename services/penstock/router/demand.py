@@ -11,23 +11,23 @@ from typing import NamedTuple
 import msgspec
 
 
-class Ahead(NamedTuple):
-    """What is held back for a worker, before a request."""
+class HeldWork(NamedTuple):
+    """What requests that are held back, and come before another one, will have a worker do."""
 
     prompt_tokens: int = 0
     """That it will compute."""
     sequences: int = 0
     context_tokens: int = 0
 
-    def plus(self, other: Ahead) -> Ahead:
+    def plus(self, other: HeldWork) -> HeldWork:
         """Both."""
-        return Ahead(*map(sum, zip(self, other, strict=True)))
+        return HeldWork(*map(sum, zip(self, other, strict=True)))
 
 
-Closed = Mapping[str, Ahead]
+Closed = Mapping[str, HeldWork]
 """Workers whose room is for others, who came before a request."""
 OPEN: Closed = MappingProxyType({})
-_NOTHING = Ahead()
+_NOTHING = HeldWork()
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Demand(msgspec.Struct, frozen=True):
     token_s: float = inf
     """Likewise each of the others, after the one before."""
 
-    def ahead(self, worker: str) -> Ahead:
+    def ahead(self, worker: str) -> HeldWork:
         """What is held back for that worker before it."""
         return self.closed.get(worker, _NOTHING) if self.closed else _NOTHING
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.errors import Overloaded, PenstockError
 from penstock.router.config import RouterConfig
-from penstock.router.demand import OPEN, Ahead, Closed
+from penstock.router.demand import OPEN, Closed, HeldWork
 from penstock.router.fair import Entry, FairQueue
 from penstock.router.options import Waits
 from penstock.router.planner import Planner
@@ -54,7 +54,7 @@ class HeldAsk:
     """Its place; None: it has none any more."""
     at: str = ""
     """The worker that had no room for it."""
-    holds: Ahead = field(default_factory=Ahead)
+    holds: HeldWork = field(default_factory=HeldWork)
     """What that one will do for it."""
     seen: WorkerState | None = None
     """What was known of that worker then."""
@@ -102,7 +102,7 @@ class _ModelLine:
 
     pace: _Pace
     queue: FairQueue[HeldAsk] = field(default_factory=FairQueue)
-    blocked: dict[str, Ahead] = field(default_factory=dict)
+    blocked: dict[str, HeldWork] = field(default_factory=dict)
     """Workers that somebody waited for in the last turn, or has begun to wait for since."""
 
 
@@ -181,7 +181,7 @@ class WaitingLine:
             last.settle(full)
 
     def _turn(self, line: _ModelLine) -> bool:
-        now, closed, tries = self._clock(), dict[str, Ahead](), 0
+        now, closed, tries = self._clock(), dict[str, HeldWork](), 0
         self._planner.refresh()
         for held in self._over(line, now):
             self._take_out(held)
@@ -268,7 +268,7 @@ class WaitingLine:
             del self._lines[held.ask.model]
 
 
-def _close(closed: dict[str, Ahead], held: HeldAsk) -> None:
+def _close(closed: dict[str, HeldWork], held: HeldAsk) -> None:
     """The worker that a request waits for is closed to those behind it, who would come after it there."""
     before = closed.get(held.at)
     closed[held.at] = held.holds if before is None else before.plus(held.holds)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from penstock.router.costs import Prefix, PromptCost, Work, decode_s, delay_s, handed_s, room_s
-from penstock.router.demand import Ahead, Demand
+from penstock.router.demand import Demand, HeldWork
 from penstock.router.workers import Role, WorkerFacts
 
 
@@ -164,7 +164,7 @@ class Waits:
     """Where it would go now."""
     cost: int
     """Tokens to compute for it, expected output included."""
-    holds: Ahead
+    holds: HeldWork
     """What it will have that worker do: those behind it come after that."""
 
 

@@ -27,7 +27,7 @@ from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.router.costs import Work, context_tokens, handed_cost, own_context_tokens, prompt_cost, step_s
-from penstock.router.demand import Ahead, Demand, Knobs
+from penstock.router.demand import Demand, HeldWork, Knobs
 from penstock.router.options import (
     Answer,
     Decision,
@@ -133,12 +133,12 @@ def no_room(demand: Demand, option: Option, knobs: Knobs) -> str | None:
     return decode.id if full or decode.id in demand.closed else None
 
 
-def _holds(demand: Demand, option: Option, at: str) -> Ahead:
+def _holds(demand: Demand, option: Option, at: str) -> HeldWork:
     """What one of the workers of an option will do for the request."""
     prompt_tokens = option.prompt.uncached_tokens if at == (option.prefill or option.decode).id else 0
     if at != option.decode.id:
-        return Ahead(prompt_tokens)
-    return Ahead(prompt_tokens, 1, own_context_tokens(demand, option.decode))
+        return HeldWork(prompt_tokens)
+    return HeldWork(prompt_tokens, 1, own_context_tokens(demand, option.decode))
 
 
 def _in_time(demand: Demand, options: Sequence[Option]) -> Sequence[Option] | Unmet:

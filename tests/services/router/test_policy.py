@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.router.costs import decode_s, prompt_cost, room_s
-from penstock.router.demand import Ahead, Demand, Knobs
+from penstock.router.demand import Demand, HeldWork, Knobs
 from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
 from penstock.router.policy import decide
 from penstock.router.workers import HandoffCost, PromptTokenCost, Role, StepCost, WorkerFacts, WorkerState
@@ -378,7 +378,7 @@ def test_room_comes_as_sequences_end(count: int, each: int, left: int, need: int
         left_tokens=float(left),
         step=StepCost(0.02, 0.0, 0.0),
     )
-    ask = Demand(need * each - 1, 1, closed={"a": Ahead(0, promised, promised * each)} if promised else {})
+    ask = Demand(need * each - 1, 1, closed={"a": HeldWork(0, promised, promised * each)} if promised else {})
     ends = sorted(2 * left * (number + 0.5) / count * 0.02 for number in range(count))
     waited_s = ends[need - 1]
     assert room_s(ask, full) == pytest.approx(waited_s, abs=0.5001 * 2 * left * 0.02 / count)
