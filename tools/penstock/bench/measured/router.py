@@ -73,7 +73,8 @@ their last answer, 2,500 requests before 8 workers and 8,000 before 64; the firs
 and is left out. As their answers do take time, their prompts keep the workers busy for less than that. Requests without
 sessions come eight times at once before 64 workers. The halves of the workloads that a policy may be tuned on
 are not among these. A wait counts wherever it is: in the router's line, in a worker's queue, for room for KV
-before the prompt or behind it; TTFT is told with that last one. The time is made up, so the figures are the same on any machine:
+before the prompt or behind it; TTFT is told with that last one. The time is made up, so the figures are the
+same on any machine:
 
 {figures(_QUALITY, now, None)}
 
