@@ -12,7 +12,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import TypeVar
 
@@ -50,7 +50,7 @@ class BenchReport:
 
     bench: str
     figures: Sequence[Figure]
-    simulated: bool = False
+    simulated: bool = field(default=False, kw_only=True)
     """The figures are those of a made-up time: on any machine the same."""
 
     def json(self) -> str:
