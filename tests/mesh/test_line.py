@@ -163,7 +163,7 @@ async def test_a_client_is_told_why(crowd: Callable[[], Crowd]) -> None:
     assert plan["held_s"] == 0
     parts = sum(plan[f"{part}_s"] for part in ("queue", "compute", "fetch", "pull", "penalty"))
     assert plan["first_token_s"] == pytest.approx(parts, abs=1e-5)
-    assert plan["answer_s"] == pytest.approx(parts + plan["handoff_s"] + plan["decode_s"], abs=1e-5)
+    assert plan["answer_s"] == pytest.approx(parts + plan["handoff_s"] + plan["room_s"] + plan["decode_s"], abs=1e-5)
     async with clients.http.stream("POST", url, json=body | {"stream": True}, headers=headers) as stream:
         [plan] = json.loads(stream.headers["x-penstock-plan"])
         await stream.aread()

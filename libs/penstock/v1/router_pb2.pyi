@@ -892,6 +892,7 @@ class PlanReasons(_message.Message):
     PENALTY_S_FIELD_NUMBER: _builtins.int
     HANDOFF_S_FIELD_NUMBER: _builtins.int
     DECODE_S_FIELD_NUMBER: _builtins.int
+    ROOM_S_FIELD_NUMBER: _builtins.int
     STORE_TOKENS_FIELD_NUMBER: _builtins.int
     first_token_s: _builtins.float
     """predicted, the queue included"""
@@ -928,6 +929,8 @@ class PlanReasons(_message.Message):
     handoff_s: _builtins.float
     """until the decode worker has the KV"""
     decode_s: _builtins.float
+    room_s: _builtins.float
+    """until the decode worker has room for the KV, as far as that takes longer than the rest"""
     store_tokens: _builtins.int
     """in the store of the host"""
     def __init__(
@@ -952,11 +955,12 @@ class PlanReasons(_message.Message):
         penalty_s: _builtins.float = ...,
         handoff_s: _builtins.float = ...,
         decode_s: _builtins.float = ...,
+        room_s: _builtins.float = ...,
         store_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "other_s", b"other_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "awaited_tokens", b"awaited_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "compute_s", b"compute_s", "decode_s", b"decode_s", "expected_output", b"expected_output", "fetch_s", b"fetch_s", "first_token_s", b"first_token_s", "handoff_s", b"handoff_s", "held_s", b"held_s", "home", b"home", "other_s", b"other_s", "penalty_s", b"penalty_s", "pull_s", b"pull_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "resident_tokens", b"resident_tokens", "store_tokens", b"store_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_other_s", b"_other_s", "answer_s", b"answer_s", "awaited_tokens", b"awaited_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "compute_s", b"compute_s", "decode_s", b"decode_s", "expected_output", b"expected_output", "fetch_s", b"fetch_s", "first_token_s", b"first_token_s", "handoff_s", b"handoff_s", "held_s", b"held_s", "home", b"home", "other_s", b"other_s", "penalty_s", b"penalty_s", "pull_s", b"pull_s", "queue_s", b"queue_s", "remote_tokens", b"remote_tokens", "resident_tokens", b"resident_tokens", "room_s", b"room_s", "store_tokens", b"store_tokens", "uncached_tokens", b"uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__other_s: _TypeAlias = _typing.Literal["other_s"]  # noqa: Y015
     _WhichOneofArgType__other_s: _TypeAlias = _typing.Literal["_other_s", b"_other_s"]  # noqa: Y015

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 _PULL = 0.1
 """How far one plan pulls the belief."""
 _MOST = 4.0
-"""Nothing is believed to take more than so many times as long as predicted, or to be more than so many times as
+"""Nothing is believed to take more than so many times as long as its worker says, or to be more than so many times as
 quick."""
-_HALF_LIFE_S = 600.0
-"""After so long without a plan, half of what was learned is forgotten."""
+_HALF_LIFE_S = 300.0
+"""After so long without a plan, half of what was learned is forgotten: who is believed to be slow, and so gets nothing
+to show that it is not, is tried again."""
 _LEAST_S = 0.02
 """What takes less says nothing: it is all overhead."""
 _LEAST_TOKENS = 8
@@ -18,8 +19,11 @@ _LEAST_TOKENS = 8
 
 @dataclass(slots=True)
 class Bias:
-    """How many times as long as predicted something takes at one worker. What is predicted next is multiplied by it, so
-    it settles where predictions are right."""
+    """How many times as long as it says something takes at one worker: what is predicted next is multiplied by it.
+
+    It is the mean of what happened over what was predicted without it, newer plans weighing more. That many plans were
+    made with an older factor, and end one after the other, does not make it swing then: each says the same.
+    """
 
     value: float = 1.0
     changed_at: float = 0.0
@@ -29,10 +33,10 @@ class Bias:
         faded: float = self.value ** (0.5 ** ((now - self.changed_at) / _HALF_LIFE_S))
         return faded
 
-    def learn(self, ratio: float, now: float) -> None:
-        """Something took `ratio` times as long as was predicted with the factor of its time."""
-        pulled = self.believed(now) * _within(ratio) ** _PULL
-        self.value, self.changed_at = _within(pulled), now
+    def learn(self, ratio: float, factor: float, now: float) -> None:
+        """Something took `ratio` times as long as was predicted with `factor`."""
+        self.value = self.believed(now) ** (1 - _PULL) * _within(ratio * factor) ** _PULL
+        self.changed_at = now
 
 
 @dataclass(slots=True)
@@ -43,9 +47,13 @@ class Watched:
     first_token_s: float
     """Predicted, as those below."""
     handoff_s: float
-    """Between the first token and the second, beside what each takes."""
+    """Between the first token and the second, beside what each takes: a wait for room too."""
     token_s: float
     """Of each token after the first."""
+    prompt_factor: float = 1.0
+    """What the first of these was multiplied by."""
+    token_factor: float = 1.0
+    """Likewise the last."""
     first_at: float | None = None
     first: int = 0
     """Tokens that there were at `first_at`."""

@@ -37,6 +37,8 @@ class PromptCost(NamedTuple):
     known: Prefix
     uncached_tokens: int
     queue_s: float
+    ahead_s: float
+    """For those that are held back for the worker, and come before it."""
     compute_s: float
     fetch_s: float
     """From the store of its host."""
@@ -63,8 +65,9 @@ def prompt_cost(demand: Demand, worker: WorkerFacts) -> PromptCost:
     if near_s or pulled_s:
         beside_s = min(near_s, queue_s)
         near_s, pulled_s = near_s - beside_s, max(0.0, pulled_s - (queue_s - beside_s))
-    total_s = queue_s + compute_s + near_s + pulled_s + penalty_s
-    return PromptCost(known, uncached, queue_s, compute_s, near_s, pulled_s, penalty_s, total_s)
+    ahead_s = demand.ahead(worker.id).prompt_tokens / state.prefill_rate if demand.closed else 0.0
+    total_s = queue_s + ahead_s + compute_s + near_s + pulled_s + penalty_s
+    return PromptCost(known, uncached, queue_s, ahead_s, compute_s, near_s, pulled_s, penalty_s, total_s)
 
 
 def prefix(demand: Demand, worker: WorkerFacts) -> Prefix:
@@ -141,8 +144,13 @@ def handed_s(demand: Demand, prefill: WorkerFacts, decode: WorkerFacts) -> float
 
 def context_tokens(demand: Demand, worker: WorkerFacts) -> int:
     """Tokens whose KV `worker` holds with the whole request, promised ones too."""
-    own = demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
-    return worker.state.context_tokens + own
+    ahead = demand.ahead(worker.id).context_tokens if demand.closed else 0
+    return worker.state.context_tokens + ahead + own_context_tokens(demand, worker)
+
+
+def own_context_tokens(demand: Demand, worker: WorkerFacts) -> int:
+    """Those of them that no other sequence has."""
+    return demand.prompt_tokens - min(worker.held_tokens, demand.prompt_tokens) + demand.expected_output
 
 
 def delay_s(worker: WorkerFacts, prompt: PromptCost) -> float:
@@ -157,11 +165,23 @@ def step_s(demand: Demand, worker: WorkerFacts) -> float:
     return state.step.seconds(sequences, min(context_tokens(demand, worker), state.kv_capacity_tokens))
 
 
+def room_s(demand: Demand, worker: WorkerFacts) -> float:
+    """Seconds until `worker` has room for the KV of the whole request, and a place in its batch.
+
+    The sequences there end one after the other, the last in twice the time that they take in the mean, and each gives
+    back as much as the others: so room for a part of what they hold takes that part of it. Who is promised room before
+    the request is one of them.
+    """
+    state, ahead = worker.state, demand.ahead(worker.id)
+    sequences, held = state.sequences + ahead.sequences, state.context_tokens + ahead.context_tokens
+    short, crowd = context_tokens(demand, worker) - state.kv_capacity_tokens, sequences + 1 - state.max_running
+    if not held or (short <= 0 and crowd <= 0):
+        return 0.0
+    part = min(1.0, max(short / held, crowd / max(1, sequences)))
+    step_s = state.step.seconds(min(sequences, state.max_running), min(held, state.kv_capacity_tokens))
+    return part * 2 * (state.left_tokens or demand.expected_output / 2) * step_s
+
+
 def decode_s(demand: Demand, worker: WorkerFacts) -> float:
-    """Seconds that the expected answer takes on `worker` once the KV is there: wait for a place, then the steps."""
-    state = worker.state
-    sequences = state.sequences + 1
-    context = context_tokens(demand, worker)
-    steps_s = demand.expected_output * state.step.seconds(sequences, context)
-    excess = max(0.0, sequences / state.max_running - 1) + max(0.0, context / state.kv_capacity_tokens - 1)
-    return steps_s * (1 + excess) + worker.penalty_s
+    """Seconds that the expected answer takes on `worker` once it has the KV and room for it."""
+    return demand.expected_output * step_s(demand, worker) + worker.penalty_s

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
+
+
+class HeldWork(NamedTuple):
+    """What requests that are held back, and come before another one, will have a worker do."""
+
+    prompt_tokens: int = 0
+    """That it will compute."""
+    sequences: int = 0
+    context_tokens: int = 0
+
+    def plus(self, other: HeldWork) -> HeldWork:
+        """Both."""
+        return HeldWork(*map(sum, zip(self, other, strict=True)))
+
+
+Closed = Mapping[str, HeldWork]
+"""Workers whose room is for others, who came before a request."""
+OPEN: Closed = MappingProxyType({})
+_NOTHING = HeldWork()
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -21,12 +43,15 @@ class Demand(msgspec.Struct, frozen=True):
     """Names the first blocks of the prompt; empty when it has fewer."""
     waits: bool = False
     """It can be held back until the workers that are best for it have room."""
-    closed: frozenset[str] = frozenset()
-    """Workers whose room is for others, who came before it."""
+    closed: Closed = OPEN
     first_token_s: float = inf
     """It is of no use when its first token comes later than this."""
     token_s: float = inf
     """Likewise each of the others, after the one before."""
+
+    def ahead(self, worker: str) -> HeldWork:
+        """What is held back for that worker before it."""
+        return self.closed.get(worker, _NOTHING) if self.closed else _NOTHING
 
     @property
     def has_target(self) -> bool:

@@ -78,6 +78,7 @@ class Observer:
             queued_tokens=queued,
             sequences=sequences,
             context_tokens=context,
+            left_tokens=self._left(seat),
             recent_s=seat.prompts_given.left(now),
             prefill_rate=rates.prefill_rate / slow,
             prompt=PromptTokenCost((rates.prompt_s or 1 / rates.prefill_rate) * slow, rates.prompt_context_s * slow),
@@ -94,11 +95,25 @@ class Observer:
 
     def charged(self, seat: Seat, state: WorkerState, now: float) -> WorkerState:
         """Likewise, when nothing but its charges has changed since `state`."""
-        ahead, recent_s = self.ahead(seat), seat.prompts_given.left(now)
-        if (*ahead, recent_s) == (state.queued_tokens, state.sequences, state.context_tokens, state.recent_s):
+        ahead, more = self.ahead(seat), (self._left(seat), seat.prompts_given.left(now))
+        before = state.queued_tokens, state.sequences, state.context_tokens, state.left_tokens, state.recent_s
+        if (*ahead, *more) == before:
             return state
         queued, sequences, context = ahead
-        return replace(state, queued_tokens=queued, sequences=sequences, context_tokens=context, recent_s=recent_s)
+        left, recent_s = more
+        return replace(
+            state,
+            queued_tokens=queued,
+            sequences=sequences,
+            context_tokens=context,
+            left_tokens=left,
+            recent_s=recent_s,
+        )
+
+    def _left(self, seat: Seat) -> float:
+        """Tokens that an answer there still gets, in the mean of those that are charged here."""
+        account = self._ledger.of(seat.member.id)
+        return account.left_tokens / account.sequences if account.sequences else 0.0
 
     def worker(self, column: int, holdings: Holdings, now: float) -> WorkerFacts:
         """The worker in that column of the fleet, and what it has of one prompt."""

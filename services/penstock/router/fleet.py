@@ -35,12 +35,31 @@ Flags = npt.NDArray[np.bool_]
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_ROWS = 16
-_QUEUE, _TOKEN, _CONTEXT, _FETCH, _REMOTE, _PULL, _STEP, _OWN, _HEARD, _OPEN, _DELAY, _RATE = range(_ROWS - 4)
+_ROWS = 20
+(
+    _QUEUE,
+    _TOKEN,
+    _CONTEXT,
+    _FETCH,
+    _REMOTE,
+    _PULL,
+    _STEP,
+    _OWN,
+    _HEARD,
+    _OPEN,
+    _DELAY,
+    _RATE,
+    _SPARE,
+    _HELD,
+    _CROWD,
+    _ENDS,
+) = range(_ROWS - 4)
 """Of a worker: seconds until it computes something new; to compute the KV of one token, and for half a token before it;
 to fetch it from its own store, and from another host's; of each fetch from there, apart from its bytes; for a step of
 one more sequence, and what each token of its context adds; when it was last heard of; 1 as long as it may get work; how
-many sequences lose the seconds of a prompt that it computes beside them; tokens of prompts per second."""
+many sequences lose the seconds of a prompt that it computes beside them; tokens of prompts per second; tokens for which
+it has room; tokens that its sequences have, or are promised; the part of these that has to end for one more place in
+the batch; seconds until all of them have ended, below 0 where that is as many steps as the request has, times -1."""
 _HANDOFF = slice(_ROWS - 4, _ROWS)
 """Seconds of each hand-off to it, and for each token of it: by way of its own store; and of another host's."""
 
@@ -270,8 +289,19 @@ class Fleet:
         """Seconds that the expected answer takes these workers, in ascending columns, at least, whose sequences have at
         most `shared_tokens` of the prompt already."""
         at = _span(columns)
-        own = demand.expected_output + demand.prompt_tokens - min(shared_tokens, demand.prompt_tokens)
+        own = np.minimum(_own_tokens(demand, shared_tokens), np.maximum(0.0, self._matrix[_SPARE, at]))
         floors: Floats = demand.expected_output * (self._matrix[_STEP, at] + own * self._matrix[_OWN, at])
+        return floors
+
+    def room_floors(self, demand: Demand, columns: Numbers, shared_tokens: int) -> Floats | None:
+        """Seconds until these workers, in ascending columns, have room for the whole request, at least; None: all
+        have."""
+        at, own = _span(columns), _own_tokens(demand, shared_tokens)
+        spare, held, crowd, ends = self._matrix[_SPARE : _ENDS + 1, at]
+        if own <= spare.min() and crowd.max() <= 0:
+            return None
+        part = np.where(held > 0, np.clip(np.maximum((own - spare) / np.maximum(held, 1.0), crowd), 0.0, 1.0), 0.0)
+        floors: Floats = part * np.where(ends < 0, -demand.expected_output * ends, ends)
         return floors
 
     def _by_host(self, columns: Numbers, floors: Floats) -> tuple[Floats, float]:
@@ -319,6 +349,7 @@ class Fleet:
             not seat.draining,
             state.delayed if state.role is Role.DECODE else 0,
             state.prefill_rate,
+            *_room(state),
             *state.handoff,
             *state.far_handoff,
         )
@@ -331,6 +362,7 @@ class Fleet:
         rows[_QUEUE, column] = state.queue_s + _TIE * state.recent_s
         rows[_DELAY, column] = state.delayed if state.role is Role.DECODE else 0
         rows[_STEP, column], rows[_OWN, column] = _one_more(state)
+        rows[_SPARE : _ENDS + 1, column] = _room(state)
 
     def _lay_out(self) -> None:
         """Gives everybody a column anew."""
@@ -393,11 +425,25 @@ class Fleet:
 
 
 def _one_more(state: WorkerState) -> tuple[float, float]:
-    """Seconds of a step of one more sequence, and what each token of its context adds; what is too much for the batch
-    counts as often as in `decode_s`."""
-    crowd = max(1.0, (state.sequences + 1) / state.max_running)
-    times = crowd + max(0.0, state.context_tokens / state.kv_capacity_tokens - 1)
-    return state.step.seconds(state.sequences + 1, state.context_tokens) * times, state.step.token_s * times
+    """Seconds of a step of one more sequence, and what each token of its context adds, as in `step_s`."""
+    sequences = min(state.sequences + 1, state.max_running)
+    return (
+        state.step.seconds(sequences, min(state.context_tokens, state.kv_capacity_tokens)),
+        state.step.token_s,
+    )
+
+
+def _room(state: WorkerState) -> tuple[float, float, float, float]:
+    """The rows from _SPARE to _ENDS, as in `room_s`."""
+    sequences, held, capacity = state.sequences, state.context_tokens, state.kv_capacity_tokens
+    crowd = (sequences + 1 - state.max_running) / max(1, sequences)
+    step_s = state.step.seconds(min(sequences, state.max_running), min(held, capacity))
+    return capacity - held, held, crowd, 2 * state.left_tokens * step_s if state.left_tokens else -step_s
+
+
+def _own_tokens(demand: Demand, shared_tokens: int) -> int:
+    """Of the whole request, those of which no other sequence has the KV, at least."""
+    return demand.expected_output + demand.prompt_tokens - min(shared_tokens, demand.prompt_tokens)
 
 
 def _place(seat: Seat) -> tuple[str, bool, str]:

@@ -20,6 +20,8 @@ class Charge:
     context_tokens: int
     """Prompt and expected output on the decode member."""
     prompt_tokens: int
+    generated: int = 0
+    """Tokens of the answer that exist."""
     made_at: float
     block_size: int = 1
     block_keys: Sequence[bytes] = ()
@@ -32,6 +34,11 @@ class Charge:
     """Those of its context that sequences on the decode member had already, if whoever makes the charge knows that."""
     prefill_tokens: int = field(default=0, init=False)
     """Its uncached tokens without those that were to be computed for an earlier plan; 0 once prefill is done."""
+
+    @property
+    def left_tokens(self) -> int:
+        """Of the expected answer."""
+        return max(0, self.context_tokens - self.prompt_tokens - self.generated)
 
 
 @dataclass(slots=True)
@@ -51,6 +58,8 @@ class Account:
     own_tokens: int = 0
     context_tokens: int = 0
     """Tokens whose KV the sequences hold, or will."""
+    left_tokens: int = 0
+    """Of their expected answers, all together."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -122,6 +131,7 @@ class Ledger:
         if charge.shared_tokens == _UNKNOWN:
             charge.shared_tokens = decode.held_tokens(charge.block_keys)
         decode.context_tokens += charge.context_tokens - charge.shared_tokens
+        decode.left_tokens += charge.left_tokens
         decode.decoding[number] = charge
         return number
 
@@ -131,12 +141,13 @@ class Ledger:
         if self._close(number):
             self._accounts[charge.prefill].computing.compute(charge.uncached_keys)
 
-    def generated(self, number: int, expected: int) -> None:
-        """The answer of `number` will have `expected` tokens in all."""
+    def generated(self, number: int, tokens: int, expected: int) -> None:
+        """The answer of `number` has so many tokens, and will have `expected` in all."""
         charge = self._live[number]
-        context = charge.prompt_tokens + expected
-        self._accounts[charge.decode].context_tokens += context - charge.context_tokens
-        charge.context_tokens = context
+        context, left, decode = charge.prompt_tokens + expected, charge.left_tokens, self._accounts[charge.decode]
+        decode.context_tokens += context - charge.context_tokens
+        charge.context_tokens, charge.generated = context, tokens
+        decode.left_tokens += charge.left_tokens - left
 
     def release(self, number: int) -> Charge:
         """Gives everything back. What it was to compute is left to those that wait for it too."""
@@ -151,6 +162,7 @@ class Ledger:
         del decode.decoding[number]
         decode.sequences -= 1
         decode.context_tokens -= charge.context_tokens - charge.shared_tokens
+        decode.left_tokens -= charge.left_tokens
         for member in (charge.prefill, charge.decode):
             self._leave(member)
         return charge

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.errors import Overloaded, PenstockError
 from penstock.router.config import RouterConfig
+from penstock.router.demand import OPEN, Closed, HeldWork
 from penstock.router.fair import Entry, FairQueue
 from penstock.router.options import Waits
 from penstock.router.planner import Planner
@@ -22,6 +23,10 @@ from penstock.router.plans import PlanAsk, Planned
 from penstock.router.refusals import queue_full, unmet
 from penstock.router.workers import WorkerState
 
+TICK_S = 0.25
+"""Without anything that stirs it a line has a turn after so long."""
+TURN_S = 0.005
+"""Between two turns, at least."""
 _AGAIN_S = 1.0
 """A request is tried again after so long, even when nothing has changed where it waits."""
 _FIRST = 16
@@ -49,6 +54,8 @@ class HeldAsk:
     """Its place; None: it has none any more."""
     at: str = ""
     """The worker that had no room for it."""
+    holds: HeldWork = field(default_factory=HeldWork)
+    """What that one will do for it."""
     seen: WorkerState | None = None
     """What was known of that worker then."""
     tried_at: float = 0.0
@@ -95,12 +102,13 @@ class _ModelLine:
 
     pace: _Pace
     queue: FairQueue[HeldAsk] = field(default_factory=FairQueue)
-    blocked: frozenset[str] = frozenset()
-    """Workers that somebody waited for in the last turn."""
+    blocked: dict[str, HeldWork] = field(default_factory=dict)
+    """Workers that somebody waited for in the last turn, or has begun to wait for since."""
 
 
 class WaitingLine:
-    """Owner of the requests that are held back. Every method is synchronous."""
+    """Owner of the requests that are held back. Every method is synchronous, and time is what the clock says: so it
+    serves a router, which gives it its turns from a task, and a simulation, which makes up the time."""
 
     def __init__(self, planner: Planner, config: RouterConfig, clock: Callable[[], float]) -> None:
         self._planner = planner
@@ -116,7 +124,7 @@ class WaitingLine:
         """Places a request at once, or holds it back; then the caller owes one `leave`. Raises PenstockError when it is
         refused."""
         line = self._lines.get(ask.model)
-        found = self._planner.try_plan(ask, line.blocked if line else frozenset())
+        found = self._planner.try_plan(ask, line.blocked if line else OPEN)
         return found if isinstance(found, Planned) else self._hold(ask, found, told)
 
     def leave(self, held: HeldAsk) -> None:
@@ -131,7 +139,8 @@ class WaitingLine:
 
     def _hold(self, ask: PlanAsk, found: Waits, told: Callable[[], None]) -> HeldAsk:
         now = self._clock()
-        held = HeldAsk(ask, now, told, at=found.at, seen=self._planner.state(found.at), tried_at=now)
+        held = HeldAsk(ask, now, told)
+        self._note(held, found, now)
         line = self._lines.get(ask.model)
         rate = self._planner.prefill_rate(ask.model)
         pace = line.pace if line else _Pace(rate * _PRIOR_S, _PRIOR_S, now)
@@ -139,7 +148,8 @@ class WaitingLine:
         ahead = line.queue.ahead(ask.tenant, rank, ask.weight) if line else 0.0
         held.wait_s = ahead / pace.per_second
         chosen = found.decision.chosen
-        wait_s, first_s = held.wait_s + chosen.prompt.queue_s, held.wait_s + chosen.first_token_s
+        wait_s = held.wait_s + chosen.prompt.queue_s
+        first_s = held.wait_s + chosen.first_token_s - chosen.prompt.ahead_s  # those ahead are counted in the wait
         if wait_s > self._config.max_queue_s:
             raise queue_full(wait_s, self._config.max_queue_s)
         if first_s > ask.first_token_s:
@@ -149,7 +159,7 @@ class WaitingLine:
         if not len(line.queue):
             line.pace.at = now
         held.entry = line.queue.push(held, ask.tenant, rank=rank, cost=cost, weight=ask.weight)
-        line.blocked |= {found.at}
+        _close(line.blocked, held)
         self._count += 1
         self._bytes += held.bytes
         return held
@@ -171,7 +181,7 @@ class WaitingLine:
             last.settle(full)
 
     def _turn(self, line: _ModelLine) -> bool:
-        now, closed, tries = self._clock(), set[str](), 0
+        now, closed, tries = self._clock(), dict[str, HeldWork](), 0
         self._planner.refresh()
         for held in self._over(line, now):
             self._take_out(held)
@@ -184,20 +194,19 @@ class WaitingLine:
         placed = True
         while placed and tries < _MOST_TRIES:
             placed = False
+            closed = {}
             for number, entry in enumerate(line.queue.order()):
                 held = entry.item
-                if held in tried:
-                    continue
-                if not self._hopeful(held, closed, now, front=number < _FIRST):
-                    closed.add(held.at)
+                if held in tried or not self._hopeful(held, closed, now, front=number < _FIRST):
+                    _close(closed, held)
                     continue
                 if tries >= _MOST_TRIES:
                     break
                 tries += 1
                 tried.add(held)
-                found = self._try(held, frozenset(closed), now)
+                found = self._try(held, closed, now)
                 if isinstance(found, Waits):
-                    closed.add(found.at)
+                    _close(closed, held)
                     continue
                 if isinstance(found, Planned):
                     found = replace(found, held_s=now - held.entered_at)
@@ -210,14 +219,14 @@ class WaitingLine:
                 held.settle(found)
                 placed = True
                 break
-        line.blocked = frozenset(closed)
+        line.blocked = closed
         return tries >= _MOST_TRIES
 
     def _over(self, line: _ModelLine, now: float) -> list[HeldAsk]:
         most = self._config.max_queue_s
         return [one.item for one in line.queue.order() if now >= min(one.item.late_at, one.item.entered_at + most)]
 
-    def _hopeful(self, held: HeldAsk, closed: set[str], now: float, *, front: bool) -> bool:
+    def _hopeful(self, held: HeldAsk, closed: Closed, now: float, *, front: bool) -> bool:
         """Whether it may find room now."""
         if front and now - held.tried_at >= _AGAIN_S:
             return True
@@ -226,9 +235,11 @@ class WaitingLine:
         state = self._planner.state(held.at)
         if state is None:
             return True
-        return state is not held.seen and not state.batch_full and state.queue_s <= self._config.hold_s
+        if state is held.seen or state.batch_full or state.queue_s > self._config.hold_s:
+            return False
+        return not state.sequences or state.context_tokens + held.holds.context_tokens <= state.kv_capacity_tokens
 
-    def _try(self, held: HeldAsk, closed: frozenset[str], now: float) -> Planned | Waits | PenstockError:
+    def _try(self, held: HeldAsk, closed: Closed, now: float) -> Planned | Waits | PenstockError:
         ask = held.ask
         if ask.first_token_s < inf:
             ask = replace(ask, first_token_s=held.late_at - now)
@@ -237,8 +248,12 @@ class WaitingLine:
         except PenstockError as error:
             return error
         if isinstance(found, Waits):
-            held.at, held.seen, held.tried_at = found.at, self._planner.state(found.at), now
+            self._note(held, found, now)
         return found
+
+    def _note(self, held: HeldAsk, found: Waits, now: float) -> None:
+        """It waits there."""
+        held.at, held.holds, held.seen, held.tried_at = found.at, found.holds, self._planner.state(found.at), now
 
     def _take_out(self, held: HeldAsk) -> None:
         assert held.entry is not None, "it has a place"
@@ -251,3 +266,9 @@ class WaitingLine:
         self._bytes -= held.bytes
         if not len(self._lines[held.ask.model].queue):
             del self._lines[held.ask.model]
+
+
+def _close(closed: dict[str, HeldWork], held: HeldAsk) -> None:
+    """The worker that a request waits for is closed to those behind it, who would come after it there."""
+    before = closed.get(held.at)
+    closed[held.at] = held.holds if before is None else before.plus(held.holds)

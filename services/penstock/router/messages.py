@@ -277,6 +277,7 @@ def _reasons(planned: Planned) -> router_pb2.PlanReasons:
         pull_s=chosen.prompt.pull_s,
         penalty_s=chosen.prompt.penalty_s,
         handoff_s=chosen.handoff_s,
+        room_s=chosen.room_s,
         decode_s=chosen.answer_s,
         store_tokens=decision.prompt.fetched,
     )

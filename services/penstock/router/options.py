@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.router.costs import Prefix, PromptCost, Work, decode_s, delay_s, handed_s
-from penstock.router.demand import Demand
+from penstock.router.costs import Prefix, PromptCost, Work, decode_s, delay_s, handed_s, room_s
+from penstock.router.demand import Demand, HeldWork
 from penstock.router.workers import Role, WorkerFacts
 
 
@@ -31,8 +31,10 @@ class Option(NamedTuple):
     """On whoever computes it."""
     handoff_s: float
     """Until the decode worker has the KV, when another one has computed it."""
+    room_s: float
+    """What is left then of its wait for room; when it computes the prompt itself, of that wait before the prompt."""
     answer_s: float
-    """For the expected answer, the wait for a place in the batch included."""
+    """For the expected answer."""
     work: Work
     total_s: float
     """Until the end of the answer."""
@@ -45,17 +47,24 @@ class Option(NamedTuple):
         return self.total_s + self.others_s
 
     @property
+    def recent_s(self) -> float:
+        """Of prompts that whoever computes this one has had to compute of late."""
+        return (self.prefill or self.decode).state.recent_s
+
+    @property
     def first_token_s(self) -> float:
         """Until the prompt is computed."""
-        return self.prompt.total_s
+        return self.prompt.total_s + (self.room_s if self.prefill is None else 0.0)
 
 
 def stays(demand: Demand, decode: WorkerFacts, prompt: PromptCost) -> Option:
     """The decode worker computes the prompt itself. Where that is the work of others, it delays the sequences that it
     has."""
     answer_s = decode_s(demand, decode)
+    waits_s = max(0.0, room_s(demand, decode) - prompt.queue_s - prompt.ahead_s)
     others_s = delay_s(decode, prompt) if decode.role is Role.DECODE else 0.0
-    return Option(None, decode, prompt, 0.0, answer_s, prompt.work, prompt.total_s + answer_s, others_s)
+    total_s = prompt.total_s + waits_s + answer_s
+    return Option(None, decode, prompt, 0.0, waits_s, answer_s, prompt.work, total_s, others_s)
 
 
 def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: float) -> Option:
@@ -63,9 +72,10 @@ def moved(demand: Demand, decode: WorkerFacts, place: PromptPlace, answer_s: flo
     computed, fetched = place.cost.work
     work = computed, fetched + demand.prompt_tokens - min(decode.resident_tokens, demand.prompt_tokens)
     handoff_s = handed_s(demand, place.worker, decode)
-    return Option(
-        place.worker, decode, place.cost, handoff_s, answer_s, work, place.cost.total_s + handoff_s + answer_s
-    )
+    moved_s = place.cost.total_s + handoff_s
+    waits_s = max(0.0, room_s(demand, decode) - moved_s)
+    total_s = moved_s + waits_s + answer_s
+    return Option(place.worker, decode, place.cost, handoff_s, waits_s, answer_s, work, total_s)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +164,8 @@ class Waits:
     """Where it would go now."""
     cost: int
     """Tokens to compute for it, expected output included."""
+    holds: HeldWork
+    """What it will have that worker do: those behind it come after that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from penstock.router.baselines import Baseline
 from penstock.router.bias import Watched
 from penstock.router.chains import Chains, Keys
 from penstock.router.config import RouterConfig
-from penstock.router.demand import Demand, Knobs
+from penstock.router.demand import OPEN, Closed, Demand, Knobs
 from penstock.router.facts import Holdings, Observer
 from penstock.router.fleet import Fleet
 from penstock.router.index import BlockIndex
@@ -23,7 +23,7 @@ from penstock.router.lengths import OutputLengths
 from penstock.router.options import Decision, Waits
 from penstock.router.plans import Happened, PlanAsk, Planned, Predicted
 from penstock.router.refusals import refuse, refuse_without_seats
-from penstock.router.registry import Member, Registry
+from penstock.router.registry import Registry, Seat
 from penstock.router.running import RunningPlan, kept_charge
 from penstock.router.sessions import Recent, SessionHome
 from penstock.router.shared.commons import Commons
@@ -82,7 +82,7 @@ class Planner:
         assert isinstance(planned, Planned), "what can't wait is not held back"
         return planned
 
-    def try_plan(self, ask: PlanAsk, closed: frozenset[str] = frozenset()) -> Planned | Waits:
+    def try_plan(self, ask: PlanAsk, closed: Closed = OPEN) -> Planned | Waits:
         """Likewise, unless its workers have no room for it now or are `closed` to it; then nothing is charged."""
         return self._plan(ask, waits=not ask.begun, closed=closed)
 
@@ -98,7 +98,7 @@ class Planner:
         """Tokens per second that all workers of a model compute together of prompts, at the last plan."""
         return self._fleet.prefill_rate(model)
 
-    def _plan(self, ask: PlanAsk, *, waits: bool, closed: frozenset[str] = frozenset()) -> Planned | Waits:
+    def _plan(self, ask: PlanAsk, *, waits: bool, closed: Closed = OPEN) -> Planned | Waits:
         now = self._clock()
         if len(self.ledger) >= self._max_live:
             raise Overloaded(f"{self._max_live} requests are in flight", code="too_many_requests", retry_after=1.0)
@@ -162,22 +162,24 @@ class Planner:
         self._touch(number)
         (ask, watched), now = self._running[number], self._clock()
         if tokens:
-            self._learn("first_token", self.ledger.members(number)[0], watched.saw(tokens, now), now)
-        self.ledger.generated(number, self._expected(ask, now, tokens))
+            ratio = watched.saw(tokens, now)
+            self._learn("first_token", self.ledger.members(number)[0], ratio, watched.prompt_factor, now)
+        self.ledger.generated(number, tokens, self._expected(ask, now, tokens))
 
     def release(self, number: int) -> None:
         """Gives the plan's charge back."""
         self._touch(number)
         _, watched = self._running.pop(number)
-        self._learn("token", self.ledger.members(number)[1], watched.ended(), self._clock())
+        decode, ratio = self.ledger.members(number)[1], watched.ended()
+        self._learn("token", decode, ratio, watched.token_factor, self._clock())
         self.index.used(self.ledger.release(number).block_keys)
 
-    def _learn(self, what: Predicted, member: str, ratio: float | None, now: float) -> None:
-        """Something took `ratio` times as long as was predicted; None: that says nothing."""
+    def _learn(self, what: Predicted, member: str, ratio: float | None, factor: float, now: float) -> None:
+        """Something took `ratio` times as long as was predicted with `factor`; None: that says nothing."""
         seat = self.registry.get(member)
         if ratio is not None and seat is not None:
             bias = seat.prompts if what == "first_token" else seat.answers
-            bias.learn(ratio, now)
+            bias.learn(ratio, factor, now)
             seat.changed.add(member)
             self._happened(Happened(what, member, ratio, bias.value))
             self.commons.judged(member)
@@ -233,6 +235,7 @@ class Planner:
                 own_tokens=max(0, decision.uncached_tokens - len(new) * size),
                 context_tokens=asked.prompt_tokens + asked.expected_output,
                 prompt_tokens=ask.prompt_tokens,
+                generated=ask.output_tokens,
                 made_at=now,
                 block_size=size,
                 block_keys=holdings.keys,
@@ -242,14 +245,14 @@ class Planner:
         )
         chosen = decision.chosen
         token_s = chosen.answer_s / asked.expected_output
-        self._running[number] = ask, Watched(now, chosen.first_token_s, chosen.handoff_s, token_s)
+        moved_s = chosen.handoff_s + chosen.room_s if decision.prefill else 0.0
+        prefills, decodes = self._seat(computes.id), self._seat(decision.decode.id)
+        factors = prefills.prompts.believed(now), decodes.answers.believed(now)
+        self._running[number] = ask, Watched(now, chosen.first_token_s, moved_s, token_s, *factors)
         self._touch(number)
-        seat = self.registry.get(computes.id)
-        if seat is not None:
-            seat.prompts_given.add(chosen.prompt.compute_s, now)
+        prefills.prompts_given.add(chosen.prompt.compute_s, now)
         self._bind(ask, SessionHome(computes.id, decision.decode.id), now)
-        prefill = self._member(decision.prefill.id) if decision.prefill else None
-        decode = self._member(decision.decode.id)
+        prefill, decode = prefills.member if decision.prefill else None, decodes.member
         host = (prefill or decode).host_id
         computing = self._sources.computing(decision, host, holdings)
         return Planned(
@@ -265,7 +268,7 @@ class Planner:
             home=asked.home_decode == decode.id,
         )
 
-    def _member(self, member_id: str) -> Member:
+    def _seat(self, member_id: str) -> Seat:
         seat = self.registry.get(member_id)
         assert seat is not None, "only joined members are candidates"
-        return seat.member
+        return seat

@@ -4,7 +4,10 @@ Every cost is in predicted seconds, so that a fast worker with a queue and a slo
 
     first token  = tokens queued / prefill rate + uncached tokens x (seconds each + context x seconds)
                    + fetches + bytes / link rates
-    whole answer = first token + hand-off + wait for a place in the batch + expected output x predicted step
+    whole answer = first token + hand-off + what is left of the wait for room + expected output x predicted step
+
+Room for the KV of a whole request, and a place in the batch, come when others end; that is waited for while its prompt
+is computed elsewhere, or before it is computed here.
 
 Where computing prompts is the work of others, a decode worker that computes one itself delays the sequences that it
 has: what they lose counts too, so it takes what is so short, or would wait so long elsewhere, that it is worth that.
@@ -23,8 +26,8 @@ from operator import itemgetter
 from random import Random
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock.router.costs import Work, context_tokens, handed_cost, prompt_cost, step_s
-from penstock.router.demand import Demand, Knobs
+from penstock.router.costs import Work, context_tokens, handed_cost, own_context_tokens, prompt_cost, step_s
+from penstock.router.demand import Demand, HeldWork, Knobs
 from penstock.router.options import (
     Answer,
     Decision,
@@ -103,14 +106,15 @@ def choose(
         good = _in_time(demand, options)
     if isinstance(good, Unmet):
         return good
-    offers = [_Offer(one, one.cost_s, one.work, one.decode.id == demand.home_decode) for one in good]
+    offers = [_Offer(one, one.cost_s, one.work, one.decode.id == demand.home_decode, one.recent_s) for one in good]
     chosen = _choose(offers, random, knobs)
     if demand.waits and (at := no_room(demand, chosen, knobs)):
         roomy_now = [offer for offer in offers if not no_room(demand, offer.choice, knobs)]
         as_good = [offer for offer in roomy_now if offer.cost_s <= chosen.cost_s * (1 + knobs.tie)]
         if not as_good:
             cost = chosen.prompt.uncached_tokens + demand.expected_output
-            return Waits(at, Decision(chosen=chosen, options=options, choices=len(options)), cost)
+            decision = Decision(chosen=chosen, options=options, choices=len(options))
+            return Waits(at, decision, cost, _holds(demand, chosen, at))
         chosen = _choose(as_good, random, knobs)
     if not demand.waits and chosen.prompt.queue_s > knobs.max_queue_s:
         return QueueFull(chosen.prompt.queue_s)
@@ -129,6 +133,14 @@ def no_room(demand: Demand, option: Option, knobs: Knobs) -> str | None:
     return decode.id if full or decode.id in demand.closed else None
 
 
+def _holds(demand: Demand, option: Option, at: str) -> HeldWork:
+    """What one of the workers of an option will do for the request."""
+    prompt_tokens = option.prompt.uncached_tokens if at == (option.prefill or option.decode).id else 0
+    if at != option.decode.id:
+        return HeldWork(prompt_tokens)
+    return HeldWork(prompt_tokens, 1, own_context_tokens(demand, option.decode))
+
+
 def _in_time(demand: Demand, options: Sequence[Option]) -> Sequence[Option] | Unmet:
     """The options whose tokens come as soon as is asked for."""
     soon = [option for option in options if option.first_token_s <= demand.first_token_s]
@@ -142,7 +154,10 @@ def _in_time(demand: Demand, options: Sequence[Option]) -> Sequence[Option] | Un
 def _choose_prefill(demand: Demand, places: Sequence[PromptPlace], random: Random, knobs: Knobs) -> PromptPlace:
     if len(places) == 1:
         return places[0]
-    offers = [_Offer(one, one.cost.total_s, one.cost.work, one.worker.id == demand.home_prefill) for one in places]
+    home = demand.home_prefill
+    offers = [
+        _Offer(one, one.cost.total_s, one.cost.work, one.worker.id == home, one.worker.state.recent_s) for one in places
+    ]
     return _choose(offers, random, knobs)
 
 
@@ -175,6 +190,8 @@ class _Offer(NamedTuple, Generic[Choice]):
     cost_s: float
     work: Work
     home: bool
+    recent_s: float
+    """Of prompts that its worker has had to compute of late."""
 
 
 def nearly_equal(least_s: float, knobs: Knobs) -> float:
@@ -190,6 +207,6 @@ def _choose(offers: Sequence[_Offer[Choice]], random: Random, knobs: Knobs) -> C
         if offer.home and offer.cost_s <= least * (1 + knobs.home_margin) + 0.01:
             return offer.choice
     near = [offer for offer in offers if offer.cost_s <= nearly_equal(least, knobs)]
-    lightest = min(offer.work for offer in near)
-    equal = [offer.choice for offer in near if offer.work == lightest]
+    lightest = min((offer.work, offer.recent_s) for offer in near)
+    equal = [offer.choice for offer in near if (offer.work, offer.recent_s) == lightest]
     return equal[0] if len(equal) == 1 else random.choice(equal)

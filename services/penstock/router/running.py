@@ -29,6 +29,7 @@ def kept_charge(
         own_tokens=0 if generated else prompt_tokens,
         context_tokens=prompt_tokens + expected,
         prompt_tokens=prompt_tokens,
+        generated=generated,
         made_at=now,
         block_size=block_size,
     )

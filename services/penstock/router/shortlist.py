@@ -195,6 +195,7 @@ class Shortlist:
             least_s = float(answer_s.min())
             moved_s = self._moved_s(demand, roomy, prefillers, holdings)
             local_s = np.where(fleet.both(roomy), local_s, np.minimum(local_s, moved_s))
+        local_s = self._with_room(demand, roomy, local_s, holdings)
         decoders = _Field(roomy, local_s + answer_s, home_decode if _has(roomy, home_decode) else None)
         looked = _Looked(lambda column: place(demand, facts(column)))
         return _Race(demand, holdings, looked, decoders, prefillers, least_s)
@@ -225,6 +226,7 @@ class Shortlist:
         if most_s <= _ENOUGH * other_s and found.other_prompt_s < inf:
             rest, near = race.prefillers.without(found.prefillers), np.array(sorted(found.decoders))
             moved_s = self._moved_s(race.demand, near, rest, race.holdings)
+            moved_s = self._with_room(race.demand, near, moved_s, race.holdings)
             answer_s = self._fleet.answer_floors(race.demand, near, race.holdings.shared_tokens)
             other_s = min(other_s, float((moved_s + answer_s).min()))
         return most_s <= _ENOUGH * other_s
@@ -234,11 +236,20 @@ class Shortlist:
         pair = prompts.columns, prompts.floors
         return self._fleet.moved_floors(demand, columns, pair, holdings.placed, holdings.block_size)
 
+    def _with_room(self, demand: Demand, columns: Numbers, floors: Floats, holdings: Holdings) -> Floats:
+        """Seconds until the answer begins, at least, when the KV is there after `floors`."""
+        room_s = self._fleet.room_floors(demand, columns, holdings.shared_tokens)
+        return floors if room_s is None else np.maximum(floors, room_s)
+
     def _prompt_floors(self, demand: Demand, columns: Numbers, waiting: list[int], holdings: Holdings) -> Floats:
         floors = self._fleet.prompt_floors(demand, columns, holdings.placed, holdings.block_size)
         if waiting:
             rows = np.isin(columns, waiting)
             floors[rows] = self._fleet.queue_floors(columns[rows])
+        for member, ahead in demand.closed.items():
+            column = self._fleet.column(member)
+            if column is not None and _has(columns, column):
+                floors[columns.searchsorted(column)] += ahead.prompt_tokens / self._fleet.state(column).prefill_rate
         return floors
 
     def _computing(self, holdings: Holdings) -> list[int]:

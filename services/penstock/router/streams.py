@@ -9,16 +9,11 @@ from contextlib import suppress
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.router import messages
 from penstock.router.hints import LiveSessions
-from penstock.router.line import HeldAsk, WaitingLine
+from penstock.router.line import TICK_S, TURN_S, HeldAsk, WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.plans import PlanAsk, Planned
 from penstock.runtime.metrics import RouterMetrics
 from penstock.v1 import common_pb2, router_pb2
-
-_TICK_S = 0.25
-"""Without anything that stirs it the line is looked at after so long."""
-_TURN_S = 0.005
-"""Between two turns of those who wait."""
 
 
 class PlanStreams:
@@ -103,13 +98,13 @@ class PlanStreams:
         """Lets those in whose turn it is, when something has changed, and now and then for those who wait too long."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
+                async with asyncio.timeout(TICK_S):
                     await self._stirred.wait()
             self._stirred.clear()
             if len(self._line) and self._line.turn():
                 self._stirred.set()
             self._metrics.held.set(len(self._line))
-            await asyncio.sleep(_TURN_S)
+            await asyncio.sleep(TURN_S)
 
     def stir(self) -> None:
         """There may be room for those who wait."""

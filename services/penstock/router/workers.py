@@ -91,6 +91,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """As `fetch_s`, by way of another host's store."""
     remote_overhead_s: float = 0.0
     """Seconds of each such fetch, apart from moving the bytes."""
+    left_tokens: float = 0.0
+    """Of the answers of its sequences, what is expected to come still, in the mean; 0: not known."""
     recent_s: float = 0.0
     """Of prompts that it has had to compute of late."""
     handoff: HandoffCost = _NO_HANDOFF

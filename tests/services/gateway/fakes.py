@@ -74,6 +74,7 @@ REASONS = {
     "pull_s": 0.03125,
     "penalty_s": 0.015625,
     "handoff_s": 0.5,
+    "room_s": 0.0,
     "decode_s": 1.0,
     "held_s": 4.0,
     "cached_tokens": 8,

@@ -80,10 +80,22 @@ def test_who_is_slower_than_it_says_gets_less() -> None:
 def test_what_was_learned_is_forgotten() -> None:
     bias = Bias()
     for _ in range(100):
-        bias.learn(3.0, now=0.0)
-    assert bias.believed(0.0) == pytest.approx(4.0), "and has a bound"
-    assert bias.believed(600.0) == pytest.approx(2.0)
-    assert bias.believed(60_000.0) == pytest.approx(1.0)
+        bias.learn(5.0, 1.0, now=0.0)
+    assert bias.believed(0.0) == pytest.approx(4.0, rel=0.01), "and has a bound"
+    assert bias.believed(300.0) == pytest.approx(2.0, rel=0.01)
+    assert bias.believed(30_000.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("takes", [0.5, 1.5, 3.0])
+def test_plans_that_were_made_before_it_was_learned_do_not_make_it_swing(takes: float) -> None:
+    """A hundred are on their way at any time, and each ends with what was believed when it was made."""
+    bias, beliefs = Bias(), [1.0] * 100
+    for number in range(1000):
+        now = number / 10
+        beliefs.append(bias.believed(now))
+        bias.learn(takes / beliefs[number], beliefs[number], now)
+        assert min(1.0, takes) <= bias.value <= max(1.0, takes) + 1e-9
+    assert bias.value == pytest.approx(takes, rel=0.05)
 
 
 def test_little_says_nothing() -> None:

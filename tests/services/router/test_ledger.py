@@ -72,12 +72,13 @@ class Machine(RuleBasedStateMachine):
                 self.pending.remove(number)
                 self.computed[self.live[number].prefill].update(self.live[number].uncached_keys)
 
-    @rule(pick=PICKS, expected=st.integers(0, 400))
-    def generated(self, pick: int, expected: int) -> None:
+    @rule(pick=PICKS, tokens=st.integers(0, 200), more=st.integers(0, 200))
+    def generated(self, pick: int, tokens: int, more: int) -> None:
         for number in self._picked(pick):
-            self.ledger.generated(number, expected)
+            self.ledger.generated(number, tokens, tokens + more)
             charge = self.live[number]
-            assert charge.context_tokens == charge.prompt_tokens + expected
+            assert charge.context_tokens == charge.prompt_tokens + tokens + more
+            assert charge.left_tokens == more
 
     @rule(picks=st.lists(PICKS, max_size=3))
     def release(self, picks: list[int]) -> None:
@@ -107,6 +108,7 @@ class Machine(RuleBasedStateMachine):
             decoding = [charge for charge in self.live.values() if charge.decode == member]
             assert account.sequences == len(decoding) == len(account.decoding)
             assert account.context_tokens == sum(one.context_tokens - one.shared_tokens for one in decoding)
+            assert account.left_tokens == sum(one.left_tokens for one in decoding)
             assert account.prefill_tokens == self._to_compute(member)
             computing = {key for c in self.live.values() if c.prefill == member for key in c.uncached_keys}
             for start in range(len(KEYS)):

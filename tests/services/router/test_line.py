@@ -89,6 +89,34 @@ def test_who_would_only_wait_at_the_worker_waits_here(counter: Front) -> None:
     assert counter.placed[-1][1].held_s == 0.0
 
 
+def test_who_is_held_back_for_a_worker_counts_for_those_behind() -> None:
+    """Each computes 600 tokens at `a`, which has the others, and 3000 elsewhere. `a` has two seconds of others' work:
+    the first waits for it, and the second, which would wait for both, does not."""
+    counter = Front()
+    counter.join("b")
+    counter.join("a").hear(Report(queued_tokens=2000, free_kv_tokens=200_000), counter.desk.now)
+    chains = [[key(number) for number in range(start, start + 150)] for start in (1000, 2000)]
+    for chain in chains:
+        counter.desk.planner.index.stored("a", chain)
+    assert isinstance(counter.ask("first", 3000, block_keys=chains[0]), HeldAsk)
+    second = counter.ask("second", 3000, block_keys=chains[1])
+    assert isinstance(second, Planned) and second.decode.id == "b"
+
+
+def test_those_behind_wait_for_all_that_wait_before_them(counter: Front) -> None:
+    counter.ask("a", 5000)
+    predicted = []
+    for number, tokens in enumerate((300, 500, 700)):
+        held = counter.ask(f"b{number}", tokens, tenant="t")
+        assert isinstance(held, HeldAsk)
+        predicted.append(held.holds.prompt_tokens)
+    assert predicted == [300, 500, 700]
+    line = counter.line._lines["m"]
+    assert {name: ahead.prompt_tokens for name, ahead in line.blocked.items()} == {"w": 1500}
+    counter.turn()
+    assert {name: ahead.prompt_tokens for name, ahead in line.blocked.items()} == {"w": 1500}, "each counts once"
+
+
 def test_how_long_it_was_held_is_told(counter: Front) -> None:
     counter.ask("a", 5000)
     counter.ask("b", 500)

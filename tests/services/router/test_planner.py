@@ -69,7 +69,20 @@ def test_a_fault_is_forgotten_by_itself(desk: Desk) -> None:
     desk.now += 3.1
     for seat in seats:
         seat.hear(Report(free_kv_tokens=200_000), desk.now)
+    assert set(desk.spread()) == {"a"}, "who has computed least of late"
     assert set(desk.spread()) == {"a", "b"}
+
+
+def test_of_equals_each_computes_as_much(desk: Desk) -> None:
+    for name in "abc":
+        desk.join(name)
+    sizes = [number * 997 % 5000 + 100 for number in range(300)]
+    computed: Counter[str] = Counter()
+    for tokens in sizes:
+        planned = desk.plan(tokens)
+        desk.planner.release(planned.number)
+        computed[planned.decode.id] += tokens
+    assert max(computed.values()) <= 1.02 * sum(sizes) / 3
 
 
 def test_who_had_no_room_is_no_worse_for_others(desk: Desk) -> None:
@@ -95,7 +108,7 @@ def test_a_silent_worker_gets_nothing_until_it_speaks() -> None:
     desk.now += 2
     assert set(desk.spread()) == {"other"}
     quiet.hear(Report(free_kv_tokens=200_000), desk.now)
-    assert set(desk.spread()) == {"quiet", "other"}
+    assert set(desk.spread(100)) == {"quiet", "other"}
     desk.now += 6
     assert [model.ready for model in desk.planner.registry.view(desk.now).models] == [False]
     with pytest.raises(Unavailable):
@@ -521,7 +534,7 @@ def test_pages_of_a_worker_are_nearer_than_its_store(desk: Desk) -> None:
     assert planned.decision.sources == {"worker": 640, "store": 320, "awaited": 0, "remote": 0, "computed": 40}
     desk.planner.index.removed("b", keys[:1])
     desk.planner.release(planned.number)
-    assert set(desk.spread(block_keys=keys)) == {"a", "b"}
+    assert set(desk.spread(200, block_keys=keys)) == {"a", "b"}
 
 
 def test_pages_are_worth_nothing_behind_a_long_queue(desk: Desk) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.router.costs import decode_s, prompt_cost
-from penstock.router.demand import Demand, Knobs
+from penstock.router.costs import decode_s, prompt_cost, room_s
+from penstock.router.demand import Demand, HeldWork, Knobs
 from penstock.router.options import Answer, Decision, NoWorker, QueueFull, TooLong
 from penstock.router.policy import decide
 from penstock.router.workers import HandoffCost, PromptTokenCost, Role, StepCost, WorkerFacts, WorkerState
@@ -317,9 +317,10 @@ def test_common_context_counts_once() -> None:
     """Those who share a long beginning share the pages of it."""
     full = worker("full", Role.DECODE, context_tokens=199_000)
     ask = Demand(20_000, 100)
-    assert decode_s(ask, but(full, held_tokens=19_900)) < decode_s(ask, full)
-    room = but(full, context_tokens=199_000 - 19_900)
-    assert decode_s(ask, but(full, held_tokens=19_900)) == pytest.approx(decode_s(ask, room))
+    assert room_s(ask, but(full, held_tokens=19_900)) == 0 < room_s(ask, full)
+    emptier = but(full, context_tokens=150_000)
+    shared = decode_s(ask, but(emptier, held_tokens=19_900))
+    assert shared == pytest.approx(decode_s(ask, but(emptier, context_tokens=150_000 - 19_900)))
 
 
 def test_prefill_home_decides_between_near_equals() -> None:
@@ -348,8 +349,65 @@ def test_decode_goes_where_there_is_room() -> None:
     crowded = worker("crowded", Role.DECODE, sequences=32)
     assert decision([full, crowded, DECODE]).decode is DECODE
     ask = Demand(2000, 100)
-    assert decode_s(ask, full) > decode_s(ask, DECODE)
-    assert decode_s(ask, crowded) > decode_s(ask, but(crowded, sequences=31)) > decode_s(ask, DECODE)
+    assert room_s(ask, full) > room_s(ask, DECODE) == 0
+    assert room_s(ask, crowded) == 0, "nobody has any context there: it is as good as over"
+    crowded = but(crowded, context_tokens=1000)
+    assert room_s(ask, crowded) > room_s(ask, but(crowded, sequences=31)) == 0
+
+
+@given(
+    count=st.integers(1, 64),
+    each=st.integers(100, 4000),
+    left=st.integers(1, 2000),
+    need=st.integers(1, 64),
+    promised=st.integers(0, 20),
+)
+def test_room_comes_as_sequences_end(count: int, each: int, left: int, need: int, promised: int) -> None:
+    """The naive reference: so many sequences of one length, the first of which ends with the next step and the last in
+    twice the mean; a request needs the room of `need` of them beside what there is. Of these some are held back for the
+    worker as well."""
+    need, promised = min(need, count), min(promised, count - 1)
+    capacity = count * each
+    full = worker(
+        "a",
+        Role.DECODE,
+        sequences=count - promised,
+        context_tokens=(count - promised) * each,
+        kv_capacity_tokens=capacity,
+        max_running=1000,
+        left_tokens=float(left),
+        step=StepCost(0.02, 0.0, 0.0),
+    )
+    ask = Demand(need * each - 1, 1, closed={"a": HeldWork(0, promised, promised * each)} if promised else {})
+    ends = sorted(2 * left * (number + 0.5) / count * 0.02 for number in range(count))
+    waited_s = ends[need - 1]
+    assert room_s(ask, full) == pytest.approx(waited_s, abs=0.5001 * 2 * left * 0.02 / count)
+    assert room_s(ask, but(full, kv_capacity_tokens=2 * capacity)) == 0
+
+
+def test_what_is_left_of_the_answers_there_decides_who_has_room_first() -> None:
+    full = but(DECODE, sequences=10, context_tokens=240_000, left_tokens=500.0)
+    soon = but(full, id="soon", left_tokens=20.0)
+    assert decision([full, soon, PREFILL]).decode is soon
+    made = decision([but(full, id="unknown", left_tokens=0.0), PREFILL], Demand(2000, 1000))
+    assert made.chosen.room_s < room_s(Demand(2000, 1000), full)
+
+
+def test_room_is_waited_for_while_the_prompt_is_computed() -> None:
+    """Elsewhere all of that time; where it is computed only in the queue before it."""
+    full = but(DECODE, sequences=10, context_tokens=200_000, left_tokens=2000.0)
+    ask = Demand(4000, 100)
+    wait_s = room_s(ask, full)
+    assert wait_s > 1.5
+    moved = decision([PREFILL, full], ask).chosen
+    assert moved.prefill is not None
+    assert moved.room_s == pytest.approx(wait_s - 0.8 - moved.handoff_s)
+    assert moved.first_token_s == pytest.approx(0.8), "the client has that before"
+    assert moved.total_s == pytest.approx(wait_s + moved.answer_s)
+    here = decision([but(full, queued_tokens=5000)], ask).chosen
+    assert here.room_s == pytest.approx(wait_s - 1.0)
+    assert here.first_token_s == pytest.approx(wait_s + 0.8)
+    assert here.total_s == pytest.approx(here.first_token_s + here.answer_s)
 
 
 def test_every_cost_grows_with_its_cause() -> None:

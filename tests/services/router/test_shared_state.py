@@ -162,7 +162,7 @@ async def test_a_router_that_starts_again_knows_sessions_lengths_and_rates(start
         await answer(first, call, 33)
         seat = first.router.planner.registry.get(at)
         assert seat is not None
-        seat.prompts.learn(4.0, time.monotonic())
+        seat.prompts.learn(4.0, 1.0, time.monotonic())
         first.router.planner.commons.judged(at)
         await soon(lambda: not first.router.planner.commons.pending)
         await asyncio.sleep(0.2)  # what was taken is written: nothing here says when

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.kv.spec import KvSpec
 from penstock.router.config import RouterConfig
-from penstock.router.costs import decode_s, handed_s, prompt_cost
+from penstock.router.costs import decode_s, handed_s, prompt_cost, room_s
 from penstock.router.demand import Demand, Knobs
 from penstock.router.facts import Holdings
 from penstock.router.options import Decision
@@ -102,11 +102,11 @@ def least_s(demand: Demand, workers: list[WorkerFacts]) -> float:
     decoders = [one for one in decoders if one.id not in demand.avoid] or decoders
     found = []
     for decode in (one for one in decoders if one.state.most_tokens > demand.prompt_tokens):
-        here = prompt_cost(demand, decode)
-        moved = [prompt_cost(demand, one).total_s + handed_s(demand, one, decode) for one in able]
+        here, room = prompt_cost(demand, decode), room_s(demand, decode)
+        moved = [max(room, prompt_cost(demand, one).total_s + handed_s(demand, one, decode)) for one in able]
         delayed = max(1, decode.state.sequences) if decode.state.sequences < decode.state.max_running else 0
         delayed = (delayed or decode.state.max_running) * (decode.role is Role.DECODE)
-        moved.append(here.total_s + delayed * here.compute_s)
+        moved.append(here.total_s + max(0.0, room - here.queue_s) + delayed * here.compute_s)
         if decode.role is Role.BOTH:
             moved = moved[-1:]
         found.append(min(moved) + decode_s(demand, decode))

@@ -54,6 +54,10 @@ def test_parts_of_a_run_are_read_together(tmp_path):
     (tmp_path / "overhead.b.json").write_text(json.dumps(part))
     with pytest.raises(ValueError, match="another"):
         Results.read(tmp_path / "overhead.json")
+    simulated = BenchReport("overhead", [figure("b", [3.0], "ratio", "x")], simulated=True)
+    (tmp_path / "overhead.b.json").write_text(simulated.json())
+    whole = Results.read(tmp_path / "overhead.json")
+    assert whole.value("b") == 3.0 and "cores" in whole.machine, "a simulation says nothing of the machine"
 
 
 def test_a_missed_goal_is_called_missed():

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from penstock.router.baselines import PolicyName
 from penstock.router.workers import StepCost
 from penstock.simulator.capacity import CapacitySearch, Slo
 from penstock.simulator.command import app, summary
 from penstock.simulator.simulation import SimulatedMesh, Simulation, SimulationResult
-from penstock.simulator.workers import WorkerModel
+from penstock.simulator.workers import ModelledWorker, Prompt, Stream, WorkerModel
 from penstock.traces.reading import RecordedAsk, Trace
 
 BLOCK = 16
@@ -125,6 +128,100 @@ def test_who_would_wait_too_long_is_refused() -> None:
     assert summary(result)["refused"] == 3
 
 
+def test_who_would_only_wait_at_a_worker_waits_in_the_routers_line() -> None:
+    """Each prompt takes 0.8 s, and the line holds back behind a second of them."""
+    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=1e6))
+    asks = [ask(0, 800, chain=number) for number in range(1, 5)]
+    result = run(mesh, *asks)
+    assert result.requests[-1].ttft_s == pytest.approx(3.2)
+    held = [one.held_s for one in result.requests]
+    assert held[:2] == [0, 0]
+    assert [one.queue_s - least for one, least in zip(result.requests[2:], held[2:], strict=True)] <= [1.0, 1.0]
+    assert held[2] > 0.5 and held[3] > 1.3
+    at_once = run(replace(mesh, policy="least-tokens"), *asks)
+    assert [one.held_s for one in at_once.requests] == [0, 0, 0, 0], "the other policies place whatever comes"
+
+
+@pytest.mark.parametrize(("fetch_rate", "fetched"), [(1e6, True), (4e5, False)])
+def test_nothing_is_fetched_while_a_request_is_held_back(fetch_rate: float, fetched: bool) -> None:
+    """What is in the store alone takes 0.48 s to compute. It comes to the worker a second after the prompt before it,
+    which leaves half a second to fetch, and not the one and a half since it was asked for."""
+    mesh = replace(ONE, token_bytes=1000, model=replace(MODEL, fetch_rate=fetch_rate, kv_tokens=2490))
+    *_, again = run(mesh, ask(0, 480), ask(2, 2480, chain=2), ask(9, 1990, chain=3), ask(9, 496)).requests
+    assert again.held_s == pytest.approx(1.0)
+    assert again.queue_s == pytest.approx(1.536)
+    assert again.cached == (480 if fetched else 0)
+
+
+@pytest.mark.parametrize("policy", ["seconds", "least-tokens"])
+def test_the_wait_for_room_counts_wherever_it_is(policy: PolicyName) -> None:
+    """Two answers of 2 s each, one after the other: ours waits before its prompt, the other policy behind it."""
+    mesh = replace(ONE, both=0, prefill=1, decode=1, handoff_s=0, policy=policy)
+    mesh = replace(mesh, model=replace(MODEL, kv_tokens=1000))
+    first, second = run(mesh, ask(0, 500, 201), ask(0.5, 500, 201, chain=2)).requests
+    assert first.waited_s == 0
+    answer_s = 200 * 0.011
+    waits = {"seconds": [answer_s, 0.0], "least-tokens": [0.0, answer_s - 0.5]}
+    assert [second.queue_s, second.room_s] == pytest.approx(waits[policy], abs=0.02)
+    assert second.started_s == pytest.approx(second.ttft_s + second.room_s)
+
+
+def drain(worker: ModelledWorker) -> None:
+    """Lets it do all that it has."""
+    now = 0.0
+    for _ in range(100):
+        for done in worker.advance(now):
+            done()
+        now = worker.due() if worker.due() < inf else now
+    assert not (worker.streams or worker.waiting or worker.prompts or worker.held)
+
+
+def test_an_answer_has_the_room_of_the_prompt_before_it() -> None:
+    """A stream that was handed off and waits for room does not take that of a prompt which is computed here."""
+    model = replace(MODEL, kv_tokens=1000)
+    worker = ModelledWorker(model)
+    events: list[str] = []
+
+    def stream(name: str, *, has_room: bool = False) -> Stream:
+        return Stream(10, 600, lambda waited_s: events.append(f"{name} joins"), lambda: None, has_room)
+
+    def computed() -> None:
+        events.append("prompt")
+        worker.add_stream(stream("own", has_room=True))
+
+    worker.add_prompt(Prompt(500, begin=lambda: 500, done=computed, context=600, keeps_room=True))
+    assert worker.advance(0.0) == []
+    worker.add_stream(stream("handed off"))
+    drain(worker)
+    assert events == ["prompt", "own joins", "handed off joins"]
+
+
+@pytest.mark.parametrize("first", ["prompt", "stream"])
+def test_who_finds_no_room_is_not_passed(first: str) -> None:
+    """A prompt, a stream, which have no room beside another stream; then a small one of each, which would have."""
+    worker = ModelledWorker(replace(MODEL, kv_tokens=1000))
+    events: list[str] = []
+
+    def add(kind: str, name: str, context: int) -> None:
+        def begin() -> float:
+            events.append(name)
+            return 10.0
+
+        if kind == "prompt":
+            worker.add_prompt(Prompt(10, begin=begin, done=lambda: None, context=context))
+        else:
+            worker.add_stream(Stream(10, context, lambda waited_s: events.append(name), lambda: None))
+
+    add("stream", "there", 600)
+    worker.advance(0.0)
+    other = {"prompt": "stream", "stream": "prompt"}[first]
+    for kind, name, context in ((first, "big", 600), (other, "small", 100), (first, "small too", 100)):
+        add(kind, name, context)
+        worker.advance(0.0)
+    drain(worker)
+    assert events[:2] == ["there", "big"] and len(events) == 4
+
+
 def sessions(seed: int, count: int = 60) -> list[RecordedAsk]:
     """Turns that resend all that came before, behind the same system prompt."""
     draw, asks = Random(seed), []
@@ -138,7 +235,7 @@ def sessions(seed: int, count: int = 60) -> list[RecordedAsk]:
 
 
 @pytest.mark.parametrize("shape", [{"both": 4}, {"both": 0, "prefill": 3, "decode": 2}], ids=["together", "apart"])
-def test_every_token_is_cached_or_computed(shape: dict[str, int]) -> None:
+def test_every_token_is_cached_or_computed(shape: dict[str, Any]) -> None:
     mesh = replace(ONE, **shape, store_blocks=100_000, model=replace(MODEL, prefill_rate=5000.0))
     result = run(mesh, *sessions(1))
     assert not any(one.refused for one in result.requests)

@@ -1,4 +1,4 @@
-"""Recorded requests through the router's own planner, index and ledger, before modelled workers and stores."""
+"""Recorded requests through the router's own line, planner, index and ledger, before modelled workers and stores."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from penstock.errors import PenstockError
 from penstock.kv.spec import KvSpec
 from penstock.router.baselines import PolicyName
 from penstock.router.config import RouterConfig
+from penstock.router.line import TICK_S, TURN_S, HeldAsk, WaitingLine
 from penstock.router.planner import Planner
 from penstock.router.plans import PlanAsk, Planned
 from penstock.router.registry import Measured, Member, Report, Seat
@@ -21,8 +23,10 @@ from penstock.router.workers import Role
 from penstock.simulator.workers import ModelledStore, ModelledWorker, Prompt, Stream, WorkerModel
 from penstock.traces.reading import RecordedAsk, Trace
 
-_REPORT_S = 1.0
-"""A worker that has nothing to tell says so at least so often."""
+_REPORT_S = 0.5
+"""A worker that computes prompts tells how far it is at least so often."""
+_FIRST_TOLD_S, _LAST_TOLD_S = 1.0, 8.0
+"""Between two times that the router is told how long an answer is; twice as long each time, as the gateway does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +63,25 @@ class Served:
     itl_s: float = 0.0
     """In the mean."""
     queue_s: float = 0.0
-    """Until its prompt began."""
+    """Until its prompt began: held back by the router, behind the prompts before it, and for room for its context."""
+    held_s: float = 0.0
+    """Of that in the router's line."""
+    room_s: float = 0.0
+    """Behind the prompt, for room or a place in the batch where its answer is generated."""
     cached: int = 0
     refused: bool = False
     counts: bool = True
     """It came late enough to be a part of the result."""
+
+    @property
+    def waited_s(self) -> float:
+        """In all, wherever that was."""
+        return self.queue_s + self.room_s
+
+    @property
+    def started_s(self) -> float:
+        """Until tokens follow each other: TTFT, and the wait behind it that TTFT does not see."""
+        return self.ttft_s + self.room_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +132,18 @@ class Simulation:
             policy=mesh.policy,
             max_members=1 << 20,
             max_live_plans=1 << 30,
+            max_held=1 << 30,
+            max_held_bytes=1 << 50,
             max_indexed_blocks=10_000_000,
             max_queue_s=mesh.max_queue_s,
             handoff_s=mesh.handoff_s,
             silent_s=1e12,
         )
         self.planner = Planner(config, lambda: self._now)
+        self.line = WaitingLine(self.planner, config, lambda: self._now)
+        self._turned_at = -inf
+        self._turn_at = inf
+        """When the line has its next turn."""
         self._workers: dict[str, ModelledWorker] = {}
         self._seats: dict[str, Seat] = {}
         self._stores: dict[str, ModelledStore] = {}
@@ -127,6 +151,9 @@ class Simulation:
         self._pages: dict[str, ModelledStore] = {}
         """What each worker has in its own pages."""
         self._due: dict[str, float] = {}
+        """When something of a worker ends, as far as that is known."""
+        self._reports: dict[str, float] = {}
+        """When it tells how far it is, whatever happens."""
         self._later: dict[str, deque[Callable[[], None]]] = {}
         """Requests of sessions that wait for an answer."""
         self._computed: Counter[str] = Counter()
@@ -180,7 +207,7 @@ class Simulation:
             reusable += self._reusable(ask, known) * served.counts
             self._in_turn(ask, partial(self._arrive, ask, served, decisions))
             progress()
-        self._until(float("inf"))
+        self._until(inf)
         idle = Role.DECODE if self._mesh.prefill else Role.PREFILL
         computed = [self._computed[name] for name, seat in self._seats.items() if seat.member.role is not idle]
         requests = [served for served in requests if served.counts]
@@ -202,7 +229,7 @@ class Simulation:
         while self._events and self._events[0][0] <= when:
             self._now, _, what = heapq.heappop(self._events)
             what()
-        self._now = max(self._now, when) if when < float("inf") else self._now
+        self._now = max(self._now, when) if when < inf else self._now
 
     def _change(self, name: str, change: Callable[[ModelledWorker], None]) -> None:
         """Something comes to a worker."""
@@ -217,20 +244,46 @@ class Simulation:
                 tell()
         self._tell(name)
         due = worker.due()
-        if due < float("inf"):
+        if due < inf and self._due.get(name) != due:
             self._due[name] = due
             self._at(due, partial(self._wake, name, due))
+        if worker.prompts and self._reports.get(name, -inf) <= self._now:
+            self._reports[name] = self._now + _REPORT_S
+            self._at(self._now + _REPORT_S, partial(self._advance, name))
 
     def _wake(self, name: str, due: float) -> None:
         if self._due.get(name) == due:  # else something has changed since
+            del self._due[name]
             self._advance(name)
 
     def _tell(self, name: str) -> None:
         worker, seat = self._workers[name], self._seats[name]
         free = max(0, worker.model.kv_tokens - worker.held)
         report = Report(len(worker.streams), len(worker.waiting) + len(worker.prompts), round(worker.queued), free)
-        if report != seat.report or self._now - seat.heard_at > _REPORT_S:
+        if report != seat.report:
             seat.hear(report, self._now)
+            self._stir()
+
+    # -- the line
+
+    def _stir(self) -> None:
+        """There may be room for those that are held back."""
+        if len(self.line):
+            self._turn_by(max(self._now, self._turned_at + TURN_S))
+
+    def _turn_by(self, when: float) -> None:
+        if when < self._turn_at:
+            self._turn_at = when
+            self._at(when, partial(self._turn, when))
+
+    def _turn(self, when: float) -> None:
+        if self._turn_at != when:
+            return  # an earlier one came between
+        self._turn_at = inf
+        more = self.line.turn()
+        self._turned_at = self._now
+        if len(self.line):
+            self._turn_by(self._now + TURN_S + (0.0 if more else TICK_S))
 
     # -- one request
 
@@ -255,25 +308,41 @@ class Simulation:
         served.at = self._now
         wanted = self._ask(ask)
         started = time.perf_counter()
+        found: Planned | HeldAsk | PenstockError
         try:
-            planned = self.planner.plan(wanted)
-        except PenstockError:
+            found = self.line.enter(wanted, lambda: self._at(self._now, partial(self._leave, ask, served, found)))
+        except PenstockError as error:
+            found = error
+        decisions.append(time.perf_counter() - started)
+        if isinstance(found, HeldAsk):
+            self._stir()
+        else:
+            self._place(ask, served, found)
+
+    def _leave(self, ask: RecordedAsk, served: Served, held: Planned | HeldAsk | PenstockError) -> None:
+        """The line is done with it."""
+        assert isinstance(held, HeldAsk) and held.outcome is not None, "who is held back is told when that is over"
+        self._place(ask, served, held.outcome)
+
+    def _place(self, ask: RecordedAsk, served: Served, planned: Planned | PenstockError) -> None:
+        """Its prompt comes to a worker, if it is not refused."""
+        if isinstance(planned, PenstockError):
             served.refused = True
             self._answered(ask)
             return
-        finally:
-            decisions.append(time.perf_counter() - started)
+        served.held_s = planned.held_s
         computes = planned.prefill or planned.decode
         prompt = Prompt(
             planned.uncached_tokens,
-            begin=partial(self._begin, ask, served, planned),
+            begin=partial(self._begin, ask, served, planned, self._now),
             done=partial(self._prefilled, ask, served, planned),
             context=ask.tokens + (0 if planned.prefill else ask.output),
+            keeps_room=planned.prefill is None and ask.output > 1,
         )
-        self._change(computes.id, lambda worker: worker.prompts.append(prompt))
+        self._change(computes.id, lambda worker: worker.add_prompt(prompt))
 
-    def _begin(self, ask: RecordedAsk, served: Served, planned: Planned) -> float:
-        """The prompt is next: what is stored by now need not be computed."""
+    def _begin(self, ask: RecordedAsk, served: Served, planned: Planned, came_at: float) -> float:
+        """The prompt, which came to its worker at `came_at`, is next: what is stored by now need not be computed."""
         model, size, keys = self._mesh.model, self._trace.block_tokens, self._keys(ask)
         computes = planned.prefill or planned.decode
         sources = planned.prefill_sources if planned.prefill else planned.decode_sources
@@ -281,15 +350,15 @@ class Simulation:
         own = min(self._pages[computes.id].depth(keys) * size, most)
         near = max(own, min(self._stores[computes.host_id].depth(keys) * size, most))
         far = max((min(self._stores[host].depth(keys) * size, most) for host in sources), default=0)
-        served.queue_s = self._now - served.at
+        served.queue_s, beside_s = self._now - served.at, self._now - came_at
         bytes_ = self._mesh.token_bytes
         ways = {depth: (depth - own) * bytes_ / model.fetch_rate for depth in (own, near)}
         if far > near:
             ways[far] = ways[near] + (far - near) * bytes_ / model.remote_rate
 
         def left_s(depth: int) -> float:
-            """Of what is fetched there is only left what others' prompts took less long than."""
-            return max(0.0, ways[depth] - served.queue_s) + model.prefill_s(depth, ask.tokens)
+            """Of what is fetched there is only left what others' prompts there took less long than."""
+            return max(0.0, ways[depth] - beside_s) + model.prefill_s(depth, ask.tokens)
 
         served.cached = min(ways, key=left_s) if self._mesh.compares else max(near, far)
         self._computed[computes.id] += (ask.tokens - served.cached) * served.counts
@@ -307,18 +376,40 @@ class Simulation:
         self._hold(f"store-{computes.host_id}", self._stores[computes.host_id], ask)
         for worker in {computes.id, decode.id}:
             self._hold(worker, self._pages[worker], ask)
-        wait_s = 0.0
-        if planned.prefill is not None:
-            rate = self._mesh.model.fetch_rate if computes.host_id == decode.host_id else self._mesh.model.remote_rate
-            wait_s = self._mesh.handoff_s + ask.tokens * self._mesh.token_bytes / rate
-        stream = Stream(max(0, ask.output - 1), ask.tokens + ask.output, partial(self._ended, ask, served, planned))
-        self._at(self._now + wait_s, partial(self._change, decode.id, lambda worker: worker.waiting.append(stream)))
+        if ask.output <= 1:
+            self._ended(ask, served, planned)
+            return
+        stream = Stream(
+            ask.output - 1,
+            ask.tokens + ask.output,
+            joined=partial(setattr, served, "room_s"),
+            done=partial(self._ended, ask, served, planned),
+            has_room=planned.prefill is None,
+        )
+        self._at(self._now + _FIRST_TOLD_S, partial(self._tell_length, ask, planned, stream, _FIRST_TOLD_S))
+        if planned.prefill is None:
+            self._workers[decode.id].add_stream(stream)  # which has just told that the prompt is computed
+            return
+        rate = self._mesh.model.fetch_rate if computes.host_id == decode.host_id else self._mesh.model.remote_rate
+        wait_s = self._mesh.handoff_s + ask.tokens * self._mesh.token_bytes / rate
+        self._at(self._now + wait_s, partial(self._change, decode.id, lambda worker: worker.add_stream(stream)))
+        self._stir()
+
+    def _tell_length(self, ask: RecordedAsk, planned: Planned, stream: Stream, pause_s: float) -> None:
+        """The router hears now and then how long an answer is."""
+        if self.planner.ledger.live(planned.number) is None:
+            return
+        self.planner.generated(planned.number, max(1, round(ask.output - stream.left)))
+        self._stir()
+        pause_s = min(2 * pause_s, _LAST_TOLD_S)
+        self._at(self._now + pause_s, partial(self._tell_length, ask, planned, stream, pause_s))
 
     def _ended(self, ask: RecordedAsk, served: Served, planned: Planned) -> None:
         served.itl_s = (self._now - served.at - served.ttft_s) / max(1, ask.output - 1)
         self.planner.generated(planned.number, ask.output)
         self.planner.learn(self._ask(ask), ask.output)
         self.planner.release(planned.number)
+        self._stir()
         self._answered(ask)
 
     def _hold(self, member: str, cache: ModelledStore, ask: RecordedAsk) -> None:

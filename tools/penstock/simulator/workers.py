@@ -6,8 +6,9 @@ alone, many steps are one event.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -54,8 +55,12 @@ class Prompt:
     done: Callable[[], None]
     context: int = 0
     """Tokens that it needs room for, with its answer where that is generated here."""
+    keeps_room: bool = False
+    """Its answer is generated here: a stream with room follows on it."""
     left: float | None = None
     """None: it has not begun."""
+    place: int = 0
+    """In the order in which prompts and streams have come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +70,16 @@ class Stream:
     left: float
     """Tokens."""
     context: int
+    joined: Callable[[float], None]
+    """Called when it has its place in the batch, with the seconds that it has waited for it: those until the end of the
+    step in which it came are none."""
     done: Callable[[], None]
+    has_room: bool = False
+    """That of its prompt, which was computed here."""
+    place: int = 0
+    """As in Prompt."""
+    lacks_since: float | None = None
+    """When there was first no place for it; None: there always was."""
 
 
 @dataclass(slots=True)
@@ -80,7 +94,11 @@ class _Step:
 
 @dataclass(slots=True, eq=False)
 class ModelledWorker:
-    """One worker. Its owner calls `advance` before and after it changes anything, and asks `due` when to look again."""
+    """One worker. Its owner calls `advance` before and after it adds anything, and asks `due` when to look again.
+
+    Prompts begin, and streams join the batch, in the order in which they came: who finds no room for its context is not
+    passed by those behind it.
+    """
 
     model: WorkerModel
     prompts: deque[Prompt] = field(default_factory=deque)
@@ -90,11 +108,33 @@ class ModelledWorker:
     """Those that have no place in the batch, or came in the middle of a step."""
     _step: _Step | None = None
     _at: float = 0.0
+    _places: Iterator[int] = field(default_factory=itertools.count)
+    _no_room: float = inf
+    """The place of the first prompt that has found no room."""
+    _taken: int = 0
+    """Tokens of context that have room."""
+    _context: int = 0
+    """Those of the batch."""
+    _waiting_context: int = 0
+
+    def add_prompt(self, prompt: Prompt) -> None:
+        """A prompt comes."""
+        prompt.place = next(self._places)
+        self.prompts.append(prompt)
+
+    def add_stream(self, stream: Stream) -> None:
+        """A stream comes; one that has room is next."""
+        stream.place = next(self._places)
+        self._waiting_context += stream.context
+        if stream.has_room:
+            self.waiting.appendleft(stream)
+        else:
+            self.waiting.append(stream)
 
     @property
     def step_s(self) -> float:
         """Of a step with the streams alone."""
-        return self.model.step.seconds(len(self.streams), sum(stream.context for stream in self.streams))
+        return self.model.step.seconds(len(self.streams), self._context)
 
     def advance(self, now: float) -> list[Callable[[], None]]:
         """Does the work until `now`, which is not after `due`; returns what to tell of what ended."""
@@ -112,6 +152,7 @@ class ModelledWorker:
                 prompt.left -= tokens
                 if prompt.left <= 1e-6:
                     self.prompts.remove(prompt)
+                    self._taken -= 0 if prompt.keeps_room else prompt.context
                     ended.append(prompt.done)
         steps = 1.0 if step is not None else passed / self.step_s if self.streams else 0.0
         for stream in self.streams:
@@ -120,8 +161,11 @@ class ModelledWorker:
         if over:
             ended += [stream.done for stream in over]
             self.streams = [stream for stream in self.streams if stream.left > 1e-6]
-        while self.waiting and len(self.streams) < self.model.max_running and self._fits(self.waiting[0].context):
-            self.streams.append(self.waiting.popleft())
+            freed = sum(stream.context for stream in over)
+            self._taken -= freed
+            self._context -= freed
+        if self.waiting:
+            self._join()
         if self.prompts and not ended:
             self._step = self._begin()
         return ended
@@ -134,9 +178,32 @@ class ModelledWorker:
 
     def _fits(self, tokens: int) -> bool:
         """Whether there is room for so many beside what has begun."""
-        held = sum(stream.context for stream in self.streams)
-        held += sum(prompt.context for prompt in self.prompts if prompt.left is not None)
-        return not held or held + tokens <= self.model.kv_tokens
+        return not self._taken or self._taken + tokens <= self.model.kv_tokens
+
+    def _join(self) -> None:
+        """Streams join the batch."""
+        waiting = self.waiting
+        while waiting and len(self.streams) < self.model.max_running:
+            head = waiting[0]
+            if not head.has_room:
+                if head.place > self._no_room or not self._fits(head.context):
+                    break
+                self._taken += head.context
+            waiting.popleft()
+            self._waiting_context -= head.context
+            self._context += head.context
+            self.streams.append(head)
+            head.joined(0.0 if head.lacks_since is None else self._at - head.lacks_since)
+        for late in reversed(waiting):
+            if late.lacks_since is not None:
+                break
+            late.lacks_since = self._at
+
+    def _may_begin(self, prompt: Prompt) -> bool:
+        """Whether there is room for it, and nobody who waits for room was before it."""
+        first = self.waiting[0] if self.waiting else None
+        passes = first is None or first.has_room or first.place > prompt.place
+        return passes and self._fits(prompt.context)
 
     def _begin(self) -> _Step | None:
         """The next step with prompts; None: there is no room for the first of them."""
@@ -146,12 +213,15 @@ class ModelledWorker:
             target_s = model.itl_target_s * patience(len(self.prompts), len(self.streams))
             most = max(LEAST_TOKENS, min(most, int(room_s(target_s, alone_s) * model.prefill_rate)))
         left, portions = most, list[tuple[Prompt, float]]()
+        self._no_room = inf
         for prompt in self.prompts:
             if left <= 0:
                 break
             if prompt.left is None:
-                if not self._fits(prompt.context):
+                if not self._may_begin(prompt):
+                    self._no_room = prompt.place
                     break
+                self._taken += prompt.context
                 prompt.left = prompt.begin()
             if not portions and not self.streams and prompt.left > most:
                 left = (ceil(prompt.left / most) - 1) * most  # whole chunks, in which nothing else finds room
@@ -183,8 +253,8 @@ class ModelledWorker:
 
     @property
     def held(self) -> int:
-        """Tokens of context."""
-        return sum(stream.context for stream in (*self.streams, *self.waiting))
+        """Tokens of context of all streams, those that wait too."""
+        return self._context + self._waiting_context
 
 
 class ModelledStore:

@@ -221,6 +221,7 @@ def _reasons(message: router_pb2.PlanReasons) -> Reasons:
         pull_s=message.pull_s,
         penalty_s=message.penalty_s,
         handoff_s=message.handoff_s,
+        room_s=message.room_s,
         decode_s=message.decode_s,
         held_s=message.held_s,
         cached_tokens=message.cached_tokens,

@@ -84,6 +84,7 @@ class Reasons:
     pull_s: float
     penalty_s: float
     handoff_s: float
+    room_s: float
     decode_s: float
     held_s: float
     cached_tokens: int

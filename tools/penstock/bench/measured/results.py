@@ -25,11 +25,11 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Results:
         """From a file, and those beside it that hold more figures of the same machine, as `e2e.1b.json` does beside
-        `e2e.json`. Raises OSError, ValueError."""
+        `e2e.json`, or of none, as simulations do. Raises OSError, ValueError."""
         parts = [cls(json.loads(part.read_text("utf-8"))) for part in sorted(path.parent.glob(f"{path.stem}.*.json"))]
         whole = cls(json.loads(path.read_text("utf-8")), *parts)
         for part in parts:
-            if part.machine != whole.machine:
+            if "host" in part.data and part.machine != whole.machine:
                 raise ValueError(f"{path.parent}: a part of {path.name} was measured on {part.machine}")
         return whole
 
@@ -86,7 +86,9 @@ class Results:
     @property
     def machine(self) -> str:
         """`2 cores of an Intel(R) Xeon(R) Processor; Python 3.11.7, ...`."""
-        host = self.data.get("host", {})
+        if "host" not in self.data:
+            return "any machine: its figures are simulated"
+        host = self.data["host"]
         versions = ", ".join(f"{name} {version}" for name, version in self.data.get("versions", {}).items())
         return f"{host.get('cores')} cores, {host.get('cpu')}; {versions}"
 

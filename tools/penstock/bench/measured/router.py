@@ -63,24 +63,37 @@ def _policies(now: Results) -> str:
     cases = [*_cases(now)]
     if not cases:
         return ""
+    sizes = " and ".join(sorted({case[1] for case in _names(now)}, key=int))
     return f"""
-Policies on the recorded workloads in `loadtest/traces`, with and without a common prompt of 4,096 tokens, before 8 and
-64 modelled prefill workers which would compute for seven tenths of the time if nothing were computed twice
-(`penstock simulate` says how workers are modelled). Sessions run side by side and send nothing before they have their
-last answer; the first third of their time fills the caches and is left out. Requests without sessions come eight times
-at once before 64 workers. The halves of the workloads that a policy may be tuned on are not among these:
+Policies on the recorded workloads in `loadtest/traces`, some with a common prompt of 4,096 tokens in front (named so),
+before {sizes} modelled prefill workers which would compute for seven tenths of the time if nothing were
+computed twice and answers took no time, and as many that decode as hold the answers' context in seven tenths of their
+room (`penstock simulate` says how workers are modelled). Sessions run side by side and send nothing before they have
+their last answer, 2,500 requests before 8 workers and 8,000 before 64; the first third of their time fills the caches
+and is left out. As their answers do take time, their prompts keep the workers busy for less than that. Requests without
+sessions come eight times at once before 64 workers. The halves of the workloads that a policy may be tuned on
+are not among these. A wait counts wherever it is: in the router's line, in a worker's queue, for room for KV
+before the prompt or behind it; TTFT is told with that last one. The time is made up, so the figures are the
+same on any machine:
 
 {figures(_QUALITY, now, None)}
 
 | workload, prefill workers | policy | hit | busiest : mean | queue p99, s | TTFT p50, s | p99, s |
 | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(cases)}
+{_hinted(now)}"""
 
+
+def _hinted(now: Results) -> str:
+    rows = [*_hints(now)]
+    if not rows:
+        return ""
+    return f"""
 What a session's name (the affinity header) and the stores are worth there, 8 prefill workers:
 
 | workload | with | hit | TTFT p50, s |
 | --- | --- | --- | --- |
-{chr(10).join(_hints(now))}
+{chr(10).join(rows)}
 """
 
 
@@ -106,10 +119,16 @@ both beside one that prefills and one that decodes, on the same cores, while lon
 """
 
 
-def _cases(now: Results) -> Iterator[str]:
+def _names(now: Results) -> Iterator[tuple[str, str, str]]:
+    """Policy, workers and workload of each simulation."""
     for id in now.ids():
         policy, *rest = id.split("|")
         if policy != "hint" and rest and rest[-1] == "hit":
             workers, trace, _ = rest
-            values = (now.number(f"{policy}|{workers}|{trace}|{what}", 2) for what in _SHOWN)
-            yield f"| {trace}, {workers} | {policy} | {' | '.join(values)} |"
+            yield policy, workers, trace
+
+
+def _cases(now: Results) -> Iterator[str]:
+    for policy, workers, trace in _names(now):
+        values = (now.number(f"{policy}|{workers}|{trace}|{what}", 2) for what in _SHOWN)
+        yield f"| {trace}, {workers} | {policy} | {' | '.join(values)} |"

@@ -38,7 +38,7 @@ async def measure(quick: bool, parts: Sequence[RouterPart] = (), traces: Sequenc
         found += await validation_figures(TRACES / "swe_agents.jsonl.gz", quick)
     if "roles" in parts or not (parts or quick):
         found += await roles_figures(quick)
-    return BenchReport("router", found)
+    return BenchReport("router", found, simulated=list(parts) == ["policies"])
 
 
 async def _decisions(quick: bool) -> list[Figure]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from typing import get_args
@@ -32,11 +33,12 @@ OURS: PolicyName = "seconds"
 _COMMON_TOKENS = 4096
 """Of the system prompt and tools that every prompt of a trace also gets in front."""
 _LOAD = 0.7
-"""The part of the time in which prefill workers compute, if nothing is computed twice."""
+"""The part of the time in which prefill workers compute, if nothing is computed twice; and the part of the decode
+workers' room for KV that is taken in the mean."""
 _STORE_TOKENS = 3_200_000
 """Of each host's store."""
 _DECODES = 4
-"""Prefill workers for one that decodes."""
+"""Prefill workers for one that decodes, at most: as many decode as hold the context of all answers."""
 MODEL = WorkerModel(
     prefill_rate=8_000.0,
     chunk_tokens=2048,
@@ -53,7 +55,7 @@ _LEAST_S = 0.01
 """Baselines that wait less count as waiting so long."""
 _BLOCK = 256
 """Blocks of traces that have smaller ones are joined, which makes simulations faster."""
-_REQUESTS = {8: 4000, 64: 8000}
+_REQUESTS = {8: 2500, 64: 8000}
 """Of traces whose sessions can be begun again, by prefill workers."""
 _GENERATIONS = 1.5
 """As many sessions run at once as make so many requests to be served by each of them in turn: the first one fills the
@@ -75,17 +77,20 @@ class PolicyRun:
     busiest_over_even: float
     """As well as anybody could: the mean, or the tokens of the largest prompt where they are more."""
     queue_p50_s: float
+    """Of all waits: in the router's line, in workers' queues, and for room for KV, before the first token or behind
+    it."""
     queue_p99_s: float
     ttft_p50_s: float
+    """With the wait for room that comes behind the first token."""
     ttft_p99_s: float
 
 
 def policy_runs(paths: Iterable[Path], sizes: Sequence[int], quick: bool) -> list[PolicyRun]:
     """All policies on all traces, with and without a common prompt, before meshes of these numbers of prefill workers,
-    in as many processes as there are cores."""
+    in as many processes as there are cores for this one."""
     chosen: tuple[PolicyName, ...] = (OURS, "least-tokens") if quick else get_args(PolicyName)
     cases = [(path, common) for path in paths for common in ((False,) if quick else (False, True))]
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
         runs = [
             pool.submit(policy_run, path, common, workers, policy, quick=quick)
             for path, common in cases
@@ -109,17 +114,17 @@ def policy_run(path: Path, common: bool, workers: int, policy: PolicyName, **how
         hit=result.hit / result.reusable if result.reusable else 1.0,
         busiest_over_mean=result.busiest_over_mean,
         busiest_over_even=max(result.computed) / max(mean, largest),
-        queue_p50_s=result.percentile(lambda one: one.queue_s, 0.5),
-        queue_p99_s=result.percentile(lambda one: one.queue_s, 0.99),
-        ttft_p50_s=result.percentile(lambda one: one.ttft_s, 0.5),
-        ttft_p99_s=result.percentile(lambda one: one.ttft_s, 0.99),
+        queue_p50_s=result.percentile(lambda one: one.waited_s, 0.5),
+        queue_p99_s=result.percentile(lambda one: one.waited_s, 0.99),
+        ttft_p50_s=result.percentile(lambda one: one.started_s, 0.5),
+        ttft_p99_s=result.percentile(lambda one: one.started_s, 0.99),
     )
 
 
 def _mesh(trace: Trace, workers: int, policy: PolicyName) -> SimulatedMesh:
     return SimulatedMesh(
         prefill=workers,
-        decode=max(1, workers // _DECODES),
+        decode=max(1, workers // _DECODES, _decoders(trace)),
         store_blocks=_STORE_TOKENS // trace.block_tokens,
         token_bytes=_TOKEN_BYTES,
         max_queue_s=1e9,
@@ -127,6 +132,15 @@ def _mesh(trace: Trace, workers: int, policy: PolicyName) -> SimulatedMesh:
         policy=policy,
         model=MODEL,
     )
+
+
+def _decoders(trace: Trace) -> int:
+    """So many workers hold the context of all answers that are generated at once, by Little's law."""
+    room = _LOAD * MODEL.kv_tokens
+    mean = sum(ask.tokens + ask.output for ask in trace.asks) / len(trace.asks)
+    step_s = MODEL.step.seconds(room / mean, room)
+    held = sum((ask.tokens + ask.output) * ask.output * step_s for ask in trace.asks) / trace.asks[-1].at
+    return ceil(held / room)
 
 
 def hint_runs(paths: Iterable[Path], quick: bool) -> list[Figure]:
@@ -146,7 +160,7 @@ def hint_runs(paths: Iterable[Path], quick: bool) -> list[Figure]:
         for name, (before, requests) in variants.items():
             result = Simulation(before, requests, since).run()
             found.append(figure(f"hint|{trace.name}|{name}|hit", [result.hit], "ratio", "all prompt tokens"))
-            ttft = result.percentile(lambda one: one.ttft_s, 0.5)
+            ttft = result.percentile(lambda one: one.started_s, 0.5)
             found.append(figure(f"hint|{trace.name}|{name}|ttft_p50_s", [ttft], "s", "modelled workers"))
     return found
 
