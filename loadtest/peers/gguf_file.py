@@ -70,7 +70,8 @@ def _describe(writer: Any, config: dict[str, Any], kind: str) -> None:
     writer.add_token_list(words)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(words))
     writer.add_token_merges(["< 0"])
-    writer.add_bos_token_id(config["bos_token_id"])
+    if config["bos_token_id"] is not None:
+        writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.runtime.drafts import DraftAccount
+
 FinishReason = Literal["stop", "length"]
 """stop: an end or stop token was sampled (it is the last token). length: max_tokens or the context is used up."""
 
@@ -100,8 +102,8 @@ class Update(msgspec.Struct, frozen=True, gc=False):
     """Given tokens whose KV was in this engine's pages already, from another request, when they were to be computed."""
     computed_tokens: int
     """Given tokens whose KV this engine's steps computed (recomputation after preemption not counted again)."""
-    drafted: int
-    accepted: int
+    drafts: DraftAccount
+    """The request's own, which goes on counting."""
     preemptions: int
     load_s: float
     """Seconds in the source."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.engine.drafts import DraftAccount
 from penstock.engine.fit import PromptFit, StepFit
 from penstock.kv.cost import PrefillCost
+from penstock.runtime.drafts import DraftAccount
 from penstock.runtime.turns.baton import TurnCounters
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ class EngineStats:
     """By proposer."""
     draft_failures: int
     """Times that a step waited for the drafter in vain."""
-    draft_wait_s: float
-    """Seconds for which steps waited for it."""
     lookup_defects: int
     """Texts that the lookup could not take in."""
     load_failures: int
@@ -108,7 +106,6 @@ class Counters:
     drafts: DraftAccount = field(default_factory=DraftAccount)
     """Of all sequences."""
     draft_failures: int = 0
-    draft_wait_s: float = 0.0
     load_failures: int = 0
     sink_failures: int = 0
     failed_steps: int = 0
@@ -201,7 +198,6 @@ def collect(
         preemptions=lines.preemptions,
         drafts=counters.drafts.copy(),
         draft_failures=counters.draft_failures,
-        draft_wait_s=counters.draft_wait_s,
         lookup_defects=lookup_defects,
         load_failures=counters.load_failures,
         sink_failures=counters.sink_failures,

@@ -6,7 +6,7 @@ not meet. Where a name exists that dashboards for vLLM look for, that name is us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock.runtime.config import ConfigError, HostPort
+from penstock.runtime.drafts import PROPOSERS, DraftAccount
 from penstock.runtime.token_metrics import TokenCount, TokenCounter, TokenHistogram, TokenSeconds
 
 _MODEL = "model_name"
@@ -86,15 +87,19 @@ class _Figures(Collector):
 class _ByLabel(Collector):
     """Counters with one label, read at each scrape."""
 
-    def __init__(self, name: str, what: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, name: str, what: str, label: str, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         self._name, self._what, self._label, self._read = name, what, label, read
 
     def collect(self) -> Iterator[Metric]:
         """One family."""
         family = CounterMetricFamily(self._name, self._what, labels=[self._label])
-        for value, count in self._read().items():
+        for value, count in self._read():
             family.add_metric([value], count)
         yield family
+
+
+def _numbered(counts: Iterable[int]) -> Iterator[tuple[str, int]]:
+    return ((str(place), count) for place, count in enumerate(counts))
 
 
 class _ByPartition(Collector):
@@ -156,11 +161,11 @@ class GatewayMetrics(Metrics):
         self._prompt_by_source = self._counter(
             "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from", _MODEL, "source"
         )
-        self._drafted = self._counter(
-            "vllm:spec_decode_num_draft_tokens", "Tokens proposed by the draft service", _MODEL
-        )
-        self._accepted = self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right", _MODEL
+        self._draft_passes = self._counter("vllm:spec_decode_num_drafts", "Steps that verified drafts", _MODEL)
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Drafts that were verified", _MODEL)
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Those of them that were right", _MODEL)
+        self._accepted_at = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by place in a step, from 0", _MODEL, "position"
         )
         self._again = self._counter(
             "penstock_prompt_tokens_again",
@@ -202,8 +207,10 @@ class GatewayMetrics(Metrics):
             prompt_by_source=lambda source: self._prompt_by_source.labels(model, source),
             again=lambda source: self._again.labels(model, source),
             told_again=self._told_again.labels(model),
+            draft_passes=self._draft_passes.labels(model),
             drafted=self._drafted.labels(model),
             accepted=self._accepted.labels(model),
+            accepted_at=lambda place: self._accepted_at.labels(model, place),
             replans=self._replans.labels(model),
             ttft=self._ttft.labels(model),
             itl=self._itl.labels(model),
@@ -220,8 +227,10 @@ class ModelMetrics:
     prompt_by_source: Callable[[str], Counter]
     again: Callable[[str], Counter]
     told_again: Counter
+    draft_passes: Counter
     drafted: Counter
     accepted: Counter
+    accepted_at: Callable[[int], Counter]
     replans: Counter
     ttft: Histogram
     itl: TokenSeconds
@@ -293,13 +302,16 @@ class WorkerMetrics(Metrics):
         """From now on `read` gives figures by some of the names above. Not twice for one of them."""
         self.registry.register(_Figures("", read, self._TOTALS))
 
-    def watch_drafts(self, verified: Callable[[], Mapping[str, int]], right: Callable[[], Mapping[str, int]]) -> None:
-        """From now on with the drafts that were verified, and those of them that were right, by proposer. Not twice."""
-        for name, what, read in (
-            ("penstock_drafts_verified", "Drafts that steps verified", verified),
-            ("penstock_drafts_accepted", "Those of them that were right", right),
+    def watch_drafts(self, read: Callable[[], DraftAccount]) -> None:
+        """From now on with what was drafted, by proposer and by place. Not twice."""
+        verified, right = "Drafts that steps verified", "Those of them that were right"
+        for name, what, label, counts in (
+            ("penstock_drafts_verified", verified, "proposer", lambda: zip(PROPOSERS, read().verified, strict=True)),
+            ("penstock_drafts_accepted", right, "proposer", lambda: zip(PROPOSERS, read().right, strict=True)),
+            ("penstock_drafts_verified_at", verified, "position", lambda: _numbered(read().verified_at)),
+            ("penstock_drafts_accepted_at", right, "position", lambda: _numbered(read().right_at)),
         ):
-            self.registry.register(_ByLabel(name, what, "proposer", read))
+            self.registry.register(_ByLabel(name, what, label, counts))
 
 
 class StoreMetrics(Metrics):
@@ -351,7 +363,9 @@ class StoreMetrics(Metrics):
         """From now on with these figures, all but those of `partitions` of the whole store; `faults` are fetches from
         other stores that ended early, by reason."""
         self.registry.register(_Figures("penstock_store_", read, self.COUNTERS))
-        self.registry.register(_ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", faults))
+        self.registry.register(
+            _ByLabel("penstock_store_pull_faults", "Fetches that ended early", "reason", lambda: faults().items())
+        )
         self.registry.register(_Figures("penstock_store_gpu_", gpu, self.GPU_COUNTERS))
         self.registry.register(_ByPartition(partitions))
 

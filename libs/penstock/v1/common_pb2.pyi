@@ -314,6 +314,52 @@ class Retained(_message.Message):
 Global___Retained: _TypeAlias = Retained  # noqa: Y015
 
 @_typing.final
+class Drafts(_message.Message):
+    """What was drafted, and what came of it. Lists end with their last entry above 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSES_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    VERIFIED_AT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_AT_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    passes: _builtins.int
+    """steps that verified any drafts"""
+    waited_s: _builtins.float
+    """for which steps waited for the draft service"""
+    @_builtins.property
+    def verified(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by proposer: grammar, lookup, draft model"""
+
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def verified_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by place among the drafts of a pass"""
+
+    @_builtins.property
+    def accepted_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        passes: _builtins.int = ...,
+        verified: _abc.Iterable[_builtins.int] | None = ...,
+        accepted: _abc.Iterable[_builtins.int] | None = ...,
+        verified_at: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_at: _abc.Iterable[_builtins.int] | None = ...,
+        waited_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_at", b"accepted_at", "passes", b"passes", "verified", b"verified", "verified_at", b"verified_at", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drafts: _TypeAlias = Drafts  # noqa: Y015
+
+@_typing.final
 class TopLogprob(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

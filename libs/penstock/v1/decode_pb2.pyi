@@ -122,23 +122,21 @@ class CallDrafts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_FIELD_NUMBER: _builtins.int
-    DRAFTED_FIELD_NUMBER: _builtins.int
-    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     call: _builtins.int
-    drafted: _builtins.int
-    """so far"""
-    accepted: _builtins.int
-    """so far"""
+    @_builtins.property
+    def drafts(self) -> _common_pb2.Drafts:
+        """so far"""
+
     def __init__(
         self,
         *,
         call: _builtins.int = ...,
-        drafted: _builtins.int = ...,
-        accepted: _builtins.int = ...,
+        drafts: _common_pb2.Drafts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "call", b"call", "drafted", b"drafted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "drafts", b"drafts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,16 +237,11 @@ class GenerateEvent(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
-    DRAFTED_FIELD_NUMBER: _builtins.int
-    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     HANDOFF_FAILED_FIELD_NUMBER: _builtins.int
     RETAINED_FIELD_NUMBER: _builtins.int
     finish: _common_pb2.Finish.ValueType
     """set in the last event"""
-    drafted: _builtins.int
-    """so far"""
-    accepted: _builtins.int
-    """so far"""
     handoff_failed: _builtins.bool
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]: ...
@@ -261,6 +254,10 @@ class GenerateEvent(_message.Message):
         """in the first event, but for `decode`, and in the last"""
 
     @_builtins.property
+    def drafts(self) -> _common_pb2.Drafts:
+        """so far; absent: none yet"""
+
+    @_builtins.property
     def retained(self) -> _common_pb2.Retained:
         """in the first event of the prompt, in the last with the answer; absent when not asked for"""
 
@@ -271,14 +268,13 @@ class GenerateEvent(_message.Message):
         finish: _common_pb2.Finish.ValueType = ...,
         cache: _common_pb2.CacheUse | None = ...,
         times: _common_pb2.StageTimes | None = ...,
-        drafted: _builtins.int = ...,
-        accepted: _builtins.int = ...,
+        drafts: _common_pb2.Drafts | None = ...,
         handoff_failed: _builtins.bool = ...,
         retained: _common_pb2.Retained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "retained", b"retained", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "drafts", b"drafts", "retained", b"retained", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cache", b"cache", "drafted", b"drafted", "finish", b"finish", "handoff_failed", b"handoff_failed", "retained", b"retained", "times", b"times", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "drafts", b"drafts", "finish", b"finish", "handoff_failed", b"handoff_failed", "retained", b"retained", "times", b"times", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

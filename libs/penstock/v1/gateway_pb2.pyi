@@ -805,6 +805,7 @@ class Usage(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     DROPPED_MESSAGES_FIELD_NUMBER: _builtins.int
     DROPPED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """computed_tokens + cached_tokens"""
     completion_tokens: _builtins.int
@@ -815,6 +816,7 @@ class Usage(_message.Message):
     cached_gpu: _builtins.int
     cached_remote: _builtins.int
     drafted_tokens: _builtins.int
+    """that were verified"""
     accepted_tokens: _builtins.int
     computed_tokens: _builtins.int
     """prefill, handoff, decode, send; and first_token, total"""
@@ -836,6 +838,8 @@ class Usage(_message.Message):
 
     @_builtins.property
     def session(self) -> Global___SessionUse: ...
+    @_builtins.property
+    def drafts(self) -> Global___DraftUse: ...
     def __init__(
         self,
         *,
@@ -858,16 +862,103 @@ class Usage(_message.Message):
         seed: _builtins.int = ...,
         dropped_messages: _builtins.int = ...,
         dropped_tokens: _builtins.int = ...,
+        drafts: Global___DraftUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "session", b"session"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "drafts", b"drafts", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "dropped_messages", b"dropped_messages", "dropped_tokens", b"dropped_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds", "seed", b"seed", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_session", b"_session", "accepted_tokens", b"accepted_tokens", "cached_gpu", b"cached_gpu", "cached_host", b"cached_host", "cached_nvme", b"cached_nvme", "cached_remote", b"cached_remote", "cached_tokens", b"cached_tokens", "cached_worker", b"cached_worker", "completion_tokens", b"completion_tokens", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "drafts", b"drafts", "dropped_messages", b"dropped_messages", "dropped_tokens", b"dropped_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "retained_s", b"retained_s", "retained_tokens", b"retained_tokens", "seconds", b"seconds", "seed", b"seed", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__session: _TypeAlias = _typing.Literal["session"]  # noqa: Y015
     _WhichOneofArgType__session: _TypeAlias = _typing.Literal["_session", b"_session"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__session) -> _WhichOneofReturnType__session | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class DraftUse(_message.Message):
+    """What proposers guessed, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class VerifiedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AcceptedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PASSES_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    VERIFIED_AT_FIELD_NUMBER: _builtins.int
+    ACCEPTED_AT_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    passes: _builtins.int
+    """steps that verified any drafts"""
+    waited_s: _builtins.float
+    """for which steps waited for the draft service"""
+    @_builtins.property
+    def verified(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """by proposer: grammar, lookup, model"""
+
+    @_builtins.property
+    def accepted(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def verified_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by place among the drafts of a pass: the first ones, the second ones, and so on"""
+
+    @_builtins.property
+    def accepted_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        passes: _builtins.int = ...,
+        verified: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        accepted: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        verified_at: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_at: _abc.Iterable[_builtins.int] | None = ...,
+        waited_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_at", b"accepted_at", "passes", b"passes", "verified", b"verified", "verified_at", b"verified_at", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftUse: _TypeAlias = DraftUse  # noqa: Y015
 
 @_typing.final
 class SessionUse(_message.Message):

@@ -10,6 +10,7 @@ from penstock.kv.bounds import check_namespace
 from penstock.kv.client.origin import Origin
 from penstock.kv.identity import KEY_BYTES
 from penstock.rpc.bounds import bad, check_count, check_id, check_length, check_session
+from penstock.runtime.drafts import DraftAccount
 from penstock.v1 import common_pb2
 from penstock.worker.order import Mark, Order
 from penstock.worker.retaining import Kept
@@ -95,6 +96,18 @@ def cache_to_message(computed: int, fetched: Mapping[str, int]) -> common_pb2.Ca
 def retained_to_message(kept: Kept) -> common_pb2.Retained:
     """A promise of the store, for the wire."""
     return common_pb2.Retained(seconds=kept.seconds, blocks=kept.blocks)
+
+
+def drafts_to_message(account: DraftAccount) -> common_pb2.Drafts:
+    """What was drafted so far, for the wire."""
+    return common_pb2.Drafts(
+        passes=account.passes,
+        verified=account.verified,
+        accepted=account.right,
+        verified_at=account.verified_at,
+        accepted_at=account.right_at,
+        waited_s=account.waited_s,
+    )
 
 
 def finish_to_message(finish: FinishReason | None) -> common_pb2.Finish.ValueType:

@@ -76,7 +76,7 @@ async def open_worker(
     ):
         _say_loaded(engine)
         metrics.watch(lambda: _figures(engine))
-        metrics.watch_drafts(lambda: engine.stats().drafts.verified, lambda: engine.stats().drafts.right)
+        metrics.watch_drafts(lambda: engine.stats().drafts)
         store_channel = channels.to(config.kvstore) if config.kvstore else None
         name = f"worker-{os.getpid()}"
         two_steps = 2 * config.engine.max_batch_tokens // config.engine.block_size
@@ -141,7 +141,7 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.SHARED: stats.shared_pages,
         WorkerMetrics.PREEMPTIONS: stats.preemptions,
         WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
-        WorkerMetrics.DRAFT_WAIT_S: stats.draft_wait_s,
+        WorkerMetrics.DRAFT_WAIT_S: stats.drafts.waited_s,
         WorkerMetrics.LOOKUP_DEFECTS: stats.lookup_defects,
         WorkerMetrics.TURNS: stats.turns.turns,
         WorkerMetrics.TURN_WAIT_S: stats.turns.waited_s,

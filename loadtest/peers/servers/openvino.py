@@ -1,14 +1,10 @@
-"""OpenVINO GenAI behind as little of a server as can be: /health, and /v1/completions of token ids, streamed.
-
-A thread steps the pipeline while there is work; the event loop reads requests and writes events.
-"""
+"""OpenVINO GenAI behind as little of a server as can be. A thread steps the pipeline while there is work."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +13,11 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
+from loadtest.peers.servers.door import Told, serve_door
 from loadtest.peers.servers.options import ServerOptions, read
 
 _BLOCK = 32
 """Tokens of a block of the CPU plugin's cache."""
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-Told = Callable[[Sequence[int]], None]
-"""Hears of new tokens; of none at the end."""
 
 
 @dataclass(slots=True)
@@ -85,47 +79,6 @@ class Pipeline:
         return ended
 
 
-class Door:
-    """The HTTP side."""
-
-    def __init__(self, pipeline: Pipeline, tokenizer: Any) -> None:
-        self._pipeline = pipeline
-        self._tokenizer = tokenizer
-
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-            if head[0].startswith("get /health"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-                return
-            lengths = [int(line.partition(":")[2]) for line in head if line.startswith("content-length:")]
-            body = json.loads(await reader.readexactly(lengths[0]))
-            writer.write(_HEAD)
-            await self._stream(body["prompt"], body["max_tokens"], writer)
-        finally:
-            writer.close()
-
-    async def _stream(self, prompt: Sequence[int], tokens: int, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Sequence[int]] = asyncio.Queue()
-
-        def told(ids: Sequence[int]) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, ids)
-
-        self._pipeline.add(prompt, tokens, told)
-        while ids := await pieces.get():
-            text = self._tokenizer.decode(list(ids))
-            self._write(writer, {"choices": [{"index": 0, "text": text, "token_ids": ids}]})
-            await writer.drain()
-        self._write(writer, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": tokens}})
-        writer.write(b"data: [DONE]\n\n")
-        await writer.drain()
-
-    def _write(self, writer: asyncio.StreamWriter, values: object) -> None:
-        writer.write(b"data: " + json.dumps(values).encode() + b"\n\n")
-
-
 def converted(checkpoint: Path) -> Path:
     """The model in OpenVINO's form, beside the checkpoint; made when it is missing."""
     directory = checkpoint / "openvino"
@@ -136,14 +89,10 @@ def converted(checkpoint: Path) -> Path:
     return directory
 
 
-async def main(options: ServerOptions) -> None:
+def main(options: ServerOptions) -> None:
     """Serves until it is ended."""
-    from tokenizers import Tokenizer
-
-    door = Door(Pipeline(options), Tokenizer.from_file(str(options.model / "tokenizer.json")))
-    async with await asyncio.start_server(door.answer, "127.0.0.1", options.port) as server:
-        await server.serve_forever()
+    asyncio.run(serve_door(Pipeline(options), options.model, options.port))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(read(__doc__)))
+    main(read(__doc__))

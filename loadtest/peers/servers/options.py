@@ -21,6 +21,10 @@ class ServerOptions:
     """Of one sequence, at most."""
     room: int
     """Tokens of all sequences whose keys and values are kept."""
+    draft: Path | None = None
+    """A smaller checkpoint with the same tokens, for speculation."""
+    lookup: bool = False
+    """Whether text is looked up for speculation."""
 
 
 def read(description: str | None) -> ServerOptions:
@@ -29,4 +33,6 @@ def read(description: str | None) -> ServerOptions:
     parser.add_argument("--model", type=Path, required=True)
     for name in ("port", "threads", "streams", "tokens", "room"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--lookup", action="store_true")
     return ServerOptions(**vars(parser.parse_args()))

@@ -23,6 +23,9 @@ def main(options: ServerOptions) -> None:
     command += ["--host", "127.0.0.1", "--port", str(options.port)]
     command += ["--served-model-name", options.model.name, "--dtype", dtype, "--max-model-len", str(options.tokens)]
     command += ["--max-num-seqs", str(options.streams), "--enable-prompt-tokens-details"]
+    if options.lookup:
+        ngram = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+        command += ["--speculative-config", json.dumps(ngram)]
     os.execv(sys.executable, command)
 
 

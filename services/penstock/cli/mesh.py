@@ -68,8 +68,8 @@ class MeshOptions:
     tool_format: str = ""
     """How the first model writes tool calls, see docs/design/tool-calls.md. Default: as its chat template shows."""
     draft: str = ""
-    """What drafts: a model directory or name (for the first model), or none. Default: the draft of an embedded
-    model, else none."""
+    """What drafts for the first model: a model directory or name, host:port of a draft service that runs already, or
+    none. Default: the draft of an embedded model, else none."""
     prefill: int | None = None
     """Number of prefill workers of each model. Default: 1 where prefill and decode have cores of their own, two or more
     each, else as with aggregated."""
@@ -137,8 +137,16 @@ class MeshOptions:
         """Whether the machine decides if prefill and decode have workers of their own."""
         return not self.aggregated and self.prefill is None
 
+    @property
+    def draft_service(self) -> HostPort | None:
+        """The address of one that runs already and drafts for the first model."""
+        try:
+            return HostPort(self.draft)
+        except ValueError:
+            return None
+
     def draft_of(self, number: int) -> str:
-        """What drafts for one of the models: a model directory or name, or `none`."""
+        """What drafts for one of the models: a model directory or name, an address, or `none`."""
         if self.draft and (number == 0 or self.draft == "none"):
             return self.draft
         return NAMES[1] if self.models[number] == NAMES[0] else "none"
@@ -177,9 +185,9 @@ class _Model:
     directory: Path
     weights_bytes: int
     draft: Path | None
-    """A model directory."""
+    """The directory of the model with which the mesh's own draft service drafts."""
     draft_address: HostPort | None
-    """Of its draft service, when there is one."""
+    """Of its draft service, the mesh's own or another one, when there is one."""
 
 
 def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
@@ -188,13 +196,14 @@ def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
         directory = model_directory("model", chosen)
         checkpoint = inspect(directory)
         _check_tiers(options, settled(options.engine, checkpoint), checkpoint.config)
-        draft = _draft(options.draft_of(number), checkpoint)
+        service = options.draft_service if number == 0 else None
+        draft = None if service else _draft(options.draft_of(number), checkpoint)
         yield _Model(
             name=options.names[number],
             directory=directory,
             weights_bytes=sum(file.stat().st_size for file in checkpoint.weight_files),
             draft=draft,
-            draft_address=None if draft is None else ports.reserve(),
+            draft_address=ports.reserve() if draft else service,
         )
 
 
@@ -312,7 +321,7 @@ def _tiers(options: MeshOptions) -> Iterator[str]:
 
 def _drafts(options: MeshOptions, models: Sequence[_Model]) -> Iterator[ChildSpec]:
     for place, model in enumerate(models):
-        if model.draft_address is not None:
+        if model.draft is not None and model.draft_address is not None:
             which = place if len(models) > 1 else None
             what = ("--address", model.draft_address, "--model", str(model.draft), "--threads", "1")
             yield _child(options, "draft", _DRAFT, *what, number=which)

@@ -83,7 +83,7 @@ async def test_same_tokens_with_any_drafter(config, kit, plain, kind):
             kit.assert_same(one, other)
         stats = engine.stats()
         assert stats.free_pages == stats.total_pages
-        assert stats.drafted == sum(answer.last.drafted for answer in answers)
+        assert stats.drafted == sum(answer.last.drafts.drafted for answer in answers)
         if kind == "perfect":
             assert stats.accepted == stats.drafted > 0
         if kind in ("shifted", "no tokens", "silent"):
@@ -99,8 +99,8 @@ async def test_same_tokens_with_what_was_said_before(config, kit, plain):
         for one, *others in zip(plain, first, second, strict=True):
             for other in others:
                 kit.assert_same(one, other)
-        assert sum(answer.last.accepted for answer in second) > sum(len(answer.ids) for answer in second) / 4
-        assert engine.stats().drafted == sum(answer.last.drafted for answer in (*first, *second))
+        assert sum(answer.last.drafts.accepted for answer in second) > sum(len(answer.ids) for answer in second) / 4
+        assert engine.stats().drafted == sum(answer.last.drafts.drafted for answer in (*first, *second))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -474,6 +474,18 @@ def test_a_draft_with_other_tokens_is_refused_with_the_difference(tmp_path: Path
         plan_mesh(MeshOptions(port=0, draft=draft), ports)
 
 
+def test_a_draft_service_that_runs_already(tmp_path: Path) -> None:
+    """It drafts for the first model; the second one has its own."""
+    shutil.copytree(embedded(NAMES[0]), tmp_path / "other")
+    two = (str(tmp_path / "other"), NAMES[0])
+    with reserved_ports() as ports:
+        options = MeshOptions(port=0, models=two, prefill=1, draft="127.0.0.1:7000")
+        children = {child.name: child.command for child in plan_mesh(options, ports).children}
+    decode = [command[command.index("--draft") + 1] for name, command in children.items() if "decode" in name]
+    drafts = [command[command.index("--address") + 1] for name, command in children.items() if "draft" in name]
+    assert len(decode) == 2 and decode[0] == "127.0.0.1:7000" and decode[1:] == drafts
+
+
 def test_the_draft_follows_the_model() -> None:
     assert MeshOptions().draft_of(0) == "penstock-mini-draft"
     assert MeshOptions(models=("/some/where",)).draft_of(0) == "none"

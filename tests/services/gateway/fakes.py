@@ -19,6 +19,8 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.kv.identity import KEY_BYTES
 from penstock.kv.spec import KvSpec, spec_to_message
 from penstock.rpc.server import serve
+from penstock.runtime.drafts import MODEL as DRAFT_MODEL
+from penstock.runtime.drafts import DraftAccount
 from penstock.runtime.tasks import end
 from penstock.v1 import (
     common_pb2,
@@ -29,7 +31,7 @@ from penstock.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
-from penstock.worker.convert import token_from_message
+from penstock.worker.convert import drafts_to_message, token_from_message
 from penstock.worker.serving.listening import Listeners, say_told
 
 MODEL = "tiny"
@@ -298,7 +300,7 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
             many = range(at, min(at + script.batch, len(tokens)))
             event = decode_pb2.GenerateEvent(tokens=[self._token(asked, index, tokens[index]) for index in many])
             event.finish = _finish(asked, tokens, many[-1], script.eos)
-            event.drafted, event.accepted = 8, 3
+            event.drafts.CopyFrom(drafts_to_message(one_pass(8, 3)))
             if own and (at == start or event.finish):
                 event.cache.CopyFrom(self._cache(asked))
             if event.finish:
@@ -329,6 +331,13 @@ class Worker(prefill_pb2_grpc.PrefillServicer, decode_pb2_grpc.DecodeServicer):
         return common_pb2.CacheUse(computed=computed, **cached)
 
 
+def one_pass(drafted: int, accepted: int) -> DraftAccount:
+    """The account of one step with drafts of a draft model."""
+    account = DraftAccount()
+    account.count([(DRAFT_MODEL, drafted)], accepted)
+    return account
+
+
 class Said:
     """An event's tokens, as the engine hands them to a listener."""
 
@@ -343,7 +352,7 @@ class Said:
     def passed(self) -> Update:
         self._taken.set()
         tokens = tuple(map(token_from_message, self._event.tokens))
-        return Update(tokens, None, 0, 0, 0, self._event.drafted, self._event.accepted, 0, 0.0, 0.0, 0.0, 0.0)
+        return Update(tokens, None, 0, 0, 0, one_pass(8, 3), 0, 0.0, 0.0, 0.0, 0.0)
 
     async def to(self, relay) -> None:
         """Returns when they were taken."""

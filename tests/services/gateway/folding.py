@@ -11,7 +11,7 @@ import httpx2
 Json = dict[str, Any]
 _OWN = ("id", "created", "created_at", "completed_at", "system_fingerprint", "call_id", "item_id", "request_id")
 _USAGE = ("times", "session", "seed")
-_OF_WORKERS = ("drafted_tokens", "accepted_tokens")
+_OF_WORKERS = ("drafted_tokens", "accepted_tokens", "drafts")
 """What a worker had drafted when it heard that a stop string ended the answer is no function of the request."""
 
 

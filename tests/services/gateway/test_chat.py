@@ -95,8 +95,8 @@ def without_times(usage) -> dict:
     """Usage that does not depend on what was asked before."""
     found = usage.model_dump()
     assert found["penstock"].pop("session").keys() == {"known_tokens", "spliced_tokens", "diverged_at"}
-    for told_at_the_end in ("drafted_tokens", "accepted_tokens"):  # a stop string may end the choice before
-        assert found["penstock"].pop(told_at_the_end) >= 0
+    for told_at_the_end in ("drafted_tokens", "accepted_tokens", "drafts"):  # a stop string may end it before
+        found["penstock"].pop(told_at_the_end)
     assert found["penstock"].pop("seed") >= 0
     assert all(seconds >= 0 for seconds in found["penstock"].pop("times").values())
     return found
@@ -244,6 +244,14 @@ async def test_usage_is_exact(setup, prefill, n, max_tokens):
     )
     if length > 1 or not prefill:
         assert (own["drafted_tokens"], own["accepted_tokens"]) == (8 * n, 3 * n)
+        assert own["drafts"] == {
+            "passes": n,
+            "verified": {"grammar": 0, "lookup": 0, "model": 8 * n},
+            "accepted": {"grammar": 0, "lookup": 0, "model": 3 * n},
+            "verified_at": [n] * 8,
+            "accepted_at": [n] * 3 + [0] * 5,
+            "waited_s": 0.0,
+        }
     times = own["times"]
     assert tuple(times) == TIMES
     assert sum(times[part] for part in PARTS) == pytest.approx(times["total"], abs=1e-5)

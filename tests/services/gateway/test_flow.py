@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.services.gateway.fakes import one_pass
 
 from penstock import gateway
 from penstock.errors import InvalidRequest, Overloaded, Unavailable
@@ -31,6 +32,7 @@ from penstock.gateway.request.work import (
     SampledToken,
 )
 from penstock.kv.hint import ReturnHint
+from penstock.runtime.drafts import DraftAccount
 
 PROMPT = range(20)
 REQUEST = ChoiceRequest(
@@ -178,7 +180,7 @@ async def test_the_first_token_is_prefills_and_the_rest_decodes() -> None:
     bench = Bench(
         Plans([BOTH]),
         Workers(
-            [says(first, decoded(1, 2), decoded(3, finish="length", drafted=4, accepted=2))], [says(prefilled(), first)]
+            [says(first, decoded(1, 2), decoded(3, finish="length", drafts=one_pass(4, 2)))], [says(prefilled(), first)]
         ),
     )
     asyncio.get_running_loop().call_later(0.01, first.set)
@@ -186,7 +188,7 @@ async def test_the_first_token_is_prefills_and_the_rest_decodes() -> None:
     assert bench.accepted == [0, 1, 2, 3]
     assert bench.plans.told == [1]
     account = bench.flow.account
-    assert (account.use, account.defects, account.drafted, account.accepted) == (use(), 0, 4, 2)
+    assert (account.use, account.defects, account.drafts) == (use(), 0, one_pass(4, 2))
     assert bench.workers.closed == 2
 
 
@@ -283,17 +285,19 @@ async def test_a_silent_prefill_worker_ends_the_wait_for_its_handoff() -> None:
 async def test_another_worker_goes_on_where_the_first_was_lost() -> None:
     def rest(chosen: Assignment, output: Sequence[int]) -> Sequence[Step]:
         assert output == (100, 101)
-        return [decoded(2, use=use(5, host=17), drafted=1, accepted=1), decoded(3, finish="stop")]
+        return [decoded(2, use=use(5, host=17), drafts=one_pass(1, 1)), decoded(3, finish="stop")]
 
     bench = Bench(
         Plans([ALONE]),
-        Workers([says(decoded(0, 1, use=use(), drafted=2, accepted=1), decode_lost()), rest]),
+        Workers([says(decoded(0, 1, use=use(), drafts=one_pass(2, 1)), decode_lost()), rest]),
     )
     assert await bench.flow.run() == "stop"
     assert bench.accepted == [0, 1, 2, 3]
     assert bench.plans.asked == [(0, []), (2, ["decode-0"])]
     account = bench.flow.account
-    assert (account.replans, bench.waits, account.drafted, account.accepted) == (1, 0, 3, 2)
+    assert (account.replans, bench.waits) == (1, 0)
+    both = DraftAccount(2, [0, 0, 3], [0, 0, 2], [2, 1], [2, 0])
+    assert account.drafts == both, "of both workers"
     assert (account.use, account.defects) == (use(), 0), "the prompt is charged once, and the second report adds up too"
 
 

@@ -159,11 +159,13 @@ def router(
 def speculation(
     options: Options = None,
     *,
-    part: list[Literal["replay", "mesh"]] | None = None,
+    part: list[Literal["replay", "mesh", "delay", "peers"]] | None = None,
     trace: list[Path] | None = None,
 ) -> None:
     """What drafts are worth: tokens of a verify step with guesses by lookup, on recorded sessions of agents; tokens per
-    second with drafts and without, through the mesh, of the embedded pair and of one that reads many weights.
+    second with drafts and without, through the mesh, of the embedded pair and of one that reads many weights; the
+    same with a drafter that is right as often as it is told to be, behind a slow link; tool calls
+    beside other servers that speculate.
 
     Parameters
     ----------

@@ -21,6 +21,7 @@ import grpc
 from penstock.engine.hooks import Relay
 from penstock.engine.request import TokenOut, Update
 from penstock.kv.spec import KvSpec, spec_to_message
+from penstock.runtime.drafts import DraftAccount
 from penstock.v1 import common_pb2, decode_pb2, decode_pb2_grpc, router_pb2, router_pb2_grpc
 from penstock.worker.serving.listening import Listeners, Way, say_told
 
@@ -28,6 +29,7 @@ _CYCLE_S = 64.0
 """Times are told modulo this: a logprob has 24 bits, so 4 us are left."""
 _STEP_S = 0.002
 """Length of a step; few engines are as quick."""
+_NONE = DraftAccount()
 CONTEXT = 1 << 20
 BLOCK = 16
 
@@ -87,7 +89,7 @@ class _Emission:
         says, many = self._says, len(self._says)
         stamps: Sequence[float | None] = self._stamps[first - 1 : end - 1] or [None] * (end - first)
         tokens = [TokenOut(at, says[at % many], one) for at, one in zip(range(first, end), stamps, strict=True)]
-        return Update(tuple(tokens), None, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        return Update(tuple(tokens), None, 0, 0, 0, _NONE, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Emitter(router_pb2_grpc.RouterServicer, decode_pb2_grpc.DecodeServicer):

@@ -7,11 +7,11 @@ import time
 from dataclasses import dataclass
 
 from penstock.engine.delivery.sinks import SinkFeed
-from penstock.engine.drafts import DraftAccount
 from penstock.engine.hooks import Relay
 from penstock.engine.request import FinishReason, TokenOut, Update
 from penstock.engine.sampling.choice import Chosen
 from penstock.engine.scheduling.live import Live
+from penstock.runtime.drafts import DraftAccount
 
 _MOST = 1024
 """Tokens of one update, so that it fits into a message with its logprobs."""
@@ -145,8 +145,7 @@ class Outlet:
             live.cached_tokens,
             live.shared_tokens,
             live.computed_tokens,
-            drafts.drafted,
-            drafts.accepted,
+            drafts,
             live.preemptions,
             times.load_s,
             times.queue_s,

@@ -140,13 +140,12 @@ class RunningAhead:
         ]
         self._tell(sequences, wanted)
 
-    async def wait(self, sequences: Sequence[Ahead], beside: StepBeside, idle: Callable[[], None]) -> None:
-        """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before."""
-        if not self.asked:
-            return
-        wait_s = self._worth_waiting(sequences, beside)
+    async def wait(self, sequences: Sequence[Ahead], beside: StepBeside, idle: Callable[[], None]) -> float:
+        """Waits for drafts as long as that makes more tokens per second than to go on; calls `idle` before. Returns for
+        how many seconds."""
+        wait_s = self._worth_waiting(sequences, beside) if self.asked else 0.0
         if not wait_s:
-            return
+            return 0.0
         idle()
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -156,8 +155,9 @@ class RunningAhead:
                     await self._drafter.arrived()
         except TimeoutError:
             self._counters.draft_failures += 1
-        self._counters.draft_wait_s += loop.time() - began
-        self._wait_s += _NEW * (loop.time() - began)
+        waited_s = loop.time() - began
+        self._wait_s += _NEW * waited_s
+        return waited_s
 
     def offer(self, ahead: Ahead, room: int) -> Guess:
         """What there is, up to `room` tokens."""

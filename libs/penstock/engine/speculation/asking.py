@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.drafts import GRAMMAR, LOOKUP, MODEL, DraftAccount
 from penstock.engine.hooks import Drafter
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.ahead import Ahead, RunningAhead, StepBeside
@@ -22,6 +21,7 @@ from penstock.engine.speculation.looking import Looked, Looking
 from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
+from penstock.runtime.drafts import GRAMMAR, LOOKUP, MODEL, DraftAccount
 
 _FIRST_STEPS = 4
 """Steps without drafts before any, to know what they take."""
@@ -140,13 +140,9 @@ class Speculation:
         writer = self._writers.get(live.ticket)
         if writer is None:
             return
-        choice = writer.choice
-        forced = min(choice.forced, drafted)
+        forced = min(writer.choice.forced, drafted)
         for account in (writer.account, self._counters.drafts):
-            if forced:
-                account.add(GRAMMAR, forced, min(forced, accepted))
-            if drafted > forced:
-                account.add(choice.proposer, drafted - forced, max(0, accepted - forced))
+            account.count(((GRAMMAR, forced), (writer.choice.proposer, drafted - forced)), accepted)
 
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""
@@ -175,7 +171,9 @@ class Speculation:
         beside = StepBeside(len(writers), step, local)
         self._ahead.look_back(sequences)
         self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
-        await self._ahead.wait(sequences, beside, idle)
+        waited_s = await self._ahead.wait(sequences, beside, idle)
+        for account in (self._counters.drafts, *(writer.account for writer in writers)):
+            account.waited_s += waited_s
 
     def _chosen(self, writer: _Writer) -> _Choice:
         """The drafts from which most is hoped. What a grammar forces comes first, and what it forbids is left out."""

@@ -12,6 +12,7 @@ from penstock.engine.request import Update
 from penstock.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2
 from penstock.worker.convert import (
     cache_to_message,
+    drafts_to_message,
     finish_to_message,
     order_from_message,
     retained_to_message,
@@ -97,8 +98,7 @@ def _event(update: Update, work: Work, source: HandoffPrefix | None, first: bool
     event = decode_pb2.GenerateEvent(
         tokens=[token_to_message(token) for token in update.tokens],
         finish=finish_to_message(update.finish),
-        drafted=update.drafted,
-        accepted=update.accepted,
+        drafts=drafts_to_message(update.drafts) if update.drafts.any else None,
         handoff_failed=source is not None and source.failed,
     )
     if first or update.finish is not None:

@@ -22,8 +22,9 @@ from penstock.engine.request import Update
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.rpc.bounds import bad, check_id
 from penstock.rpc.context import TOLD
+from penstock.runtime.drafts import DraftAccount
 from penstock.v1 import decode_pb2
-from penstock.worker.convert import token_to_message
+from penstock.worker.convert import drafts_to_message, token_to_message
 
 _MOST_TOKENS = 2048
 """Tokens of one batch, give or take the last of its updates."""
@@ -56,7 +57,7 @@ class Listener:
         self._posted: deque[_Posted] = deque()
         self._told: dict[int, int] = {}
         """The index after that of the last token that is in a batch, of each call."""
-        self._drafted: dict[int, int] = {}
+        self._passes: dict[int, int] = {}
         """The count that the gateway has, of calls with drafts."""
         self._calls: dict[int, asyncio.Timeout] = {}
         """The blocks of calls, which end with this listener."""
@@ -78,7 +79,7 @@ class Listener:
             raise Unavailable("the listener has gone") from None
         finally:
             del self._calls[number]
-            for of_calls in (self._ready, self._told, self._drafted):
+            for of_calls in (self._ready, self._told, self._passes):
                 of_calls.pop(number, None)
 
     def told(self, number: int) -> int:
@@ -169,8 +170,7 @@ class Listener:
                     calls.append(number)
                     indices.append(token.index)
                     ids.append(token.token)
-                if update.drafted:
-                    self._add_drafts(batch, number, update)
+                self._add_drafts(batch, number, update.drafts)
             else:
                 _add_event(batch, number, update)
             if pending.more:
@@ -180,15 +180,15 @@ class Listener:
         batch.indices.extend(indices)
         batch.ids.extend(ids)
 
-    def _add_drafts(self, batch: decode_pb2.TokenBatch, number: int, update: Update) -> None:
-        if self._drafted.get(number) != update.drafted:
-            self._drafted[number] = update.drafted
-            batch.drafts.add(call=number, drafted=update.drafted, accepted=update.accepted)
+    def _add_drafts(self, batch: decode_pb2.TokenBatch, number: int, drafts: DraftAccount) -> None:
+        if self._passes.get(number, 0) != drafts.passes:
+            self._passes[number] = drafts.passes
+            batch.drafts.add(call=number, drafts=drafts_to_message(drafts))
 
 
 def _add_event(batch: decode_pb2.TokenBatch, number: int, update: Update) -> None:
     tokens = [token_to_message(token) for token in update.tokens]
-    event = decode_pb2.GenerateEvent(tokens=tokens, drafted=update.drafted, accepted=update.accepted)
+    event = decode_pb2.GenerateEvent(tokens=tokens, drafts=drafts_to_message(update.drafts))
     batch.events.append(decode_pb2.CallEvent(call=number, event=event))
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.gateway.request.work import Assignment, Lost, Promised, PromptUse
+from penstock.runtime.drafts import DraftAccount
 
 
 @dataclass(slots=True)
@@ -35,8 +36,7 @@ class ChoiceAccount:
     """Tokens of workers, also those that came again."""
     defects: int = 0
     """Reports whose token count differs from the number of tokens that the worker was given."""
-    drafted: int = 0
-    accepted: int = 0
+    drafts: DraftAccount = field(default_factory=DraftAccount)
     times: dict[str, float] = field(default_factory=dict)
     """Seconds by stage, of the worker whose count of the prompt is `use`."""
     planned_at: float | None = None

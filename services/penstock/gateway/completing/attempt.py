@@ -52,7 +52,8 @@ class Attempt:
         self._tokens = tokens
         self._start = len(tokens)
         self._account = account
-        self._drafted, self._accepted = account.drafted, account.accepted
+        self._drafts = account.drafts
+        """Of the attempts before."""
         self._accept = accept
         self._early: dict[int, SampledToken] = {}
         """Tokens whose predecessors are missing."""
@@ -169,9 +170,9 @@ class Attempt:
             self._charge(gain.use, gain)
         if account.decoding_at is None and gain.stage == "decode" and gain.tokens:
             account.decoding_at = time.perf_counter()
-        if gain.drafted is not None and gain.accepted is not None:
-            account.drafted = self._drafted + gain.drafted
-            account.accepted = self._accepted + gain.accepted
+        if gain.drafts is not None:
+            account.drafts = self._drafts.copy()
+            account.drafts.add(gain.drafts)
         # Prefill and decode may report in either order; the one that speaks of more blocks knows more.
         if gain.promised is not None and gain.promised.blocks >= account.promised.blocks:
             account.promised = gain.promised

@@ -328,8 +328,11 @@ class Completer:
         for source, tokens in usage.again.items():
             metrics.again(source).inc(tokens)
         metrics.told_again.inc(usage.told_again)
-        metrics.drafted.inc(usage.drafted)
-        metrics.accepted.inc(usage.accepted)
+        metrics.draft_passes.inc(usage.drafts.passes)
+        metrics.drafted.inc(usage.drafts.drafted)
+        metrics.accepted.inc(usage.drafts.accepted)
+        for place, tokens in enumerate(usage.drafts.right_at):
+            metrics.accepted_at(place).inc(tokens)
         metrics.replans.inc(completion.replans)
         metrics.e2e.observe(usage.times["total"])
         counts = of_request(

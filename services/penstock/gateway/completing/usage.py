@@ -23,6 +23,7 @@ from penstock.gateway.completing.answer import Answer
 from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.timing import TIMES
 from penstock.gateway.request.work import TIERS, Promised
+from penstock.runtime.drafts import DraftAccount
 
 
 @dataclass(slots=True)
@@ -41,8 +42,7 @@ class Usage:
     """Tokens by source that workers counted and that are not charged."""
     told_again: int = 0
     """Tokens that workers generated and that are no part of the answers."""
-    drafted: int = 0
-    accepted: int = 0
+    drafts: DraftAccount = field(default_factory=DraftAccount)
     retained_tokens: int = 0
     """Leading tokens of the prompts, and of their answers where these are kept too."""
     retained_s: float = 0.0
@@ -97,5 +97,4 @@ class Usage:
         self.reasoning_tokens += answer.reasoning_tokens
         self.told_again += account.received - answer.tokens
         self.again.update(account.again)
-        self.drafted += account.drafted
-        self.accepted += account.accepted
+        self.drafts.add(account.drafts)

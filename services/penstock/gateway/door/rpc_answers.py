@@ -9,6 +9,7 @@ from penstock.gateway.completing.completion import Completion
 from penstock.gateway.completing.delta import Delta, TokenLogprob
 from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.usage import Usage
+from penstock.runtime.drafts import PROPOSERS, DraftAccount
 from penstock.v1 import gateway_pb2
 
 
@@ -80,8 +81,9 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         cached_gpu=usage.cached["gpu"],
         cached_remote=usage.cached["remote"],
         cached_worker=usage.cached["worker"],
-        drafted_tokens=usage.drafted,
-        accepted_tokens=usage.accepted,
+        drafted_tokens=usage.drafts.drafted,
+        accepted_tokens=usage.drafts.accepted,
+        drafts=_drafts(usage.drafts),
         seconds=usage.times,
         computed_tokens=usage.computed_tokens,
         reasoning_tokens=usage.reasoning_tokens,
@@ -91,6 +93,17 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
         seed=usage.seed,
         dropped_messages=usage.dropped_messages,
         dropped_tokens=usage.dropped_tokens,
+    )
+
+
+def _drafts(account: DraftAccount) -> gateway_pb2.DraftUse:
+    return gateway_pb2.DraftUse(
+        passes=account.passes,
+        verified=dict(zip(PROPOSERS, account.verified, strict=False)),
+        accepted=dict(zip(PROPOSERS, account.right, strict=False)),
+        verified_at=account.verified_at,
+        accepted_at=account.right_at,
+        waited_s=account.waited_s,
     )
 
 

@@ -23,6 +23,7 @@ from penstock.gateway.request.work import (
     SampledToken,
 )
 from penstock.kv.hint import ReturnHint
+from penstock.runtime.drafts import DraftAccount
 from penstock.v1 import common_pb2, decode_pb2, prefill_pb2, router_pb2
 
 _PROMPT_KEY = bytes([common_pb2.Request.PROMPT_IDS_FIELD_NUMBER << 3 | 2])
@@ -138,15 +139,14 @@ def decode_gain(event: decode_pb2.GenerateEvent) -> Gain:
         finish=_FINISH.get(event.finish),
         use=_use(event.cache) if event.HasField("cache") else None,
         times=_times(event.times) if event.HasField("times") else {},
-        drafted=event.drafted,
-        accepted=event.accepted,
+        drafts=_drafts(event.drafts) if event.HasField("drafts") else None,
         promised=_promised(event.retained) if event.HasField("retained") else None,
     )
 
 
 def drafts_gain(counts: decode_pb2.CallDrafts) -> Gain:
     """What the worker has drafted for one call."""
-    return Gain(stage="decode", drafted=counts.drafted, accepted=counts.accepted)
+    return Gain(stage="decode", drafts=_drafts(counts.drafts))
 
 
 def sampling_message(sampling: Sampling, max_tokens: int, seed: int) -> common_pb2.Sampling:
@@ -243,6 +243,21 @@ def _token(message: common_pb2.Token) -> SampledToken:
 
 def _use(message: common_pb2.CacheUse) -> PromptUse:
     return PromptUse(message.computed, {tier: getattr(message, tier) for tier in TIERS})
+
+
+def _drafts(message: common_pb2.Drafts) -> DraftAccount:
+    account = DraftAccount()
+    account.add(
+        DraftAccount(
+            message.passes,
+            list(message.verified),
+            list(message.accepted),
+            list(message.verified_at),
+            list(message.accepted_at),
+            message.waited_s,
+        )
+    )
+    return account
 
 
 def _times(message: common_pb2.StageTimes) -> dict[str, float]:

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import Overloaded, PenstockError, Unavailable
 from penstock.gateway.request.ask import Sampling
+from penstock.runtime.drafts import DraftAccount
 
 Stage = Literal["prefill", "decode"]
 Finish = Literal["stop", "length"]
@@ -154,9 +155,8 @@ class Gain:
     use: PromptUse | None = None
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage: queue, fetch, prefill, decode."""
-    drafted: int | None = None
-    """Number of drafts so far."""
-    accepted: int | None = None
+    drafts: DraftAccount | None = None
+    """So far."""
     promised: Promised | None = None
 
 

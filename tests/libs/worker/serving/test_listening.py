@@ -11,6 +11,7 @@ import pytest
 from penstock.engine.hooks import Relay
 from penstock.engine.request import TokenOut, Update
 from penstock.errors import InvalidRequest, Unavailable
+from penstock.runtime.drafts import LOOKUP, DraftAccount
 from penstock.v1 import common_pb2, decode_pb2
 from penstock.worker.convert import token_to_message
 from penstock.worker.serving.listening import Listener, Listeners, Way
@@ -24,7 +25,7 @@ class Sequence:
     def __init__(
         self, listeners: Listeners, number: int, *, name: str = "gateway", logprob: float | None = None
     ) -> None:
-        self.drafted = 0
+        self.drafts = DraftAccount()
         self.own: list[decode_pb2.GenerateEvent] = []
         """Events for the call's own stream."""
         self._tokens: list[TokenOut] = []
@@ -53,7 +54,7 @@ class Sequence:
 
     def passed(self) -> Update:
         taken, self._tokens = tuple(self._tokens[:MOST]), self._tokens[MOST:]
-        return Update(taken, None, 0, 0, 0, self.drafted, self.drafted // 2, 0, 0.0, 0.0, 0.0, 0.0)
+        return Update(taken, None, 0, 0, 0, self.drafts, 0, 0.0, 0.0, 0.0, 0.0)
 
     async def _run(self, listeners: Listeners, to: decode_pb2.Destination) -> None:
         async with listeners.way(to) as way:
@@ -180,14 +181,20 @@ async def test_logprobs_and_drafts_are_told() -> None:
     async with listening(listeners) as reader:
         plain, full = Sequence(listeners, 1), Sequence(listeners, 2, logprob=-0.5)
         await reader.begun(plain, full)
-        plain.drafted = 4
+        plain.drafts.count([(LOOKUP, 4)], 2)
         plain.make()
         full.make()
         batch = await reader.next()
         [event] = batch.events
         assert (event.call, [token.logprob for token in event.event.tokens]) == (2, [-0.5])
         assert rows(batch) == [(1, 0, 1000)]
-        assert [(one.call, one.drafted, one.accepted) for one in batch.drafts] == [(1, 4, 2)]
+        [counts] = batch.drafts
+        assert counts == decode_pb2.CallDrafts(
+            call=1,
+            drafts=common_pb2.Drafts(
+                passes=1, verified=[0, 4, 0], accepted=[0, 2, 0], verified_at=[1, 1, 1, 1], accepted_at=[1, 1, 0, 0]
+            ),
+        )
         plain.make()
         assert not (await reader.next()).drafts, "nothing was drafted since"
 

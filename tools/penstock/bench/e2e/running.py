@@ -30,6 +30,7 @@ class Server:
 
     spec: ServerSpec
     client: TimedClient
+    port: int
     pid: int
     ready_s: float
     """From its start until a request would succeed."""
@@ -77,7 +78,7 @@ async def serving(spec: ServerSpec, port: int) -> AsyncIterator[Server]:
         try:
             await _ready(spec, port, process, log)
             ready_s = asyncio.get_running_loop().time() - begin
-            yield Server(spec, TimedClient("127.0.0.1", port, spec.dialect), process.pid, ready_s)
+            yield Server(spec, TimedClient("127.0.0.1", port, spec.dialect), port, process.pid, ready_s)
         finally:
             await end(process)
 

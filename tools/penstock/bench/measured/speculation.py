@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from penstock.bench.measured.results import Line, Results, figures, table
 
 _TOKENS = "tokens_per_step_"
 _KNOWN = {"_prompt": "its own text", "_session": "and its session's", "": "and its tenant's outputs"}
+_MESH = (
+    Line("speedup_tool_calls_bound", "tool calls, all proposers, bound pair"),
+    Line("speedup_tool_calls_embedded", "tool calls, all proposers, embedded pair"),
+    Line("speedup_forced", "tool calls, what the grammar forces alone, bound pair"),
+    Line("speedup_quote", "answers that quote, lookup, bound pair"),
+    Line("speedup_text", "free text, all proposers, bound pair"),
+    Line("worst_ratio", "the worst of all workloads and batches, all proposers"),
+)
+_FORMS = ("grammar", "lookup", "all")
+_LINK = (
+    Line("worst_ratio_delay", "the worst of all delays"),
+    Line("break_even_ms", "the longest delay at which drafts still pay, ms", 0),
+)
 
 
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
+    parts = (_replay(now, earlier), _mesh(now), _link(now), _peers(now))
+    return f"## What drafts are worth\n{''.join(parts)}\nMeasured on {now.machine}.{other}\n"
+
+
+def _replay(now: Results, earlier: Results | None) -> str:
     names = [id.removeprefix(_TOKENS).removesuffix("_prompt") for id in now.ids() if id.endswith("_prompt")]
     traces = [*dict.fromkeys(name for name in names if now.has(f"{_TOKENS}{name}"))]
+    if not traces:
+        return ""
     lines = [Line(f"{_TOKENS}{name}", f"tokens of a verify step, guesses by lookup, {name}") for name in traces]
-    parts = ("tokens_per_step", "drafted_per_step", "accepted_share", "lookup_us")
+    columns = ("tokens_per_step", "drafted_per_step", "accepted_share", "lookup_us")
     rows = [
-        [f"{name}, {_KNOWN[end]}", *(now.number(f"{part}_{name}{end}") for part in parts)]
+        [f"{name}, {_KNOWN[end]}", *(now.number(f"{column}_{name}{end}") for column in columns)]
         for name in traces
         for end in _KNOWN
     ]
-    return f"""## What drafts are worth
-
+    return f"""
 `penstock bench speculation`: recorded sessions of agents, decoded greedily. What was recorded is what the model says; a
 step keeps the longest right beginning of a guess, and one token more. Tokens are those of the embedded model, which has
 4,096 of them. The chances of guesses were fitted to the same recordings.
@@ -29,6 +50,74 @@ step keeps the longest right beginning of a guess, and one token more. Tokens ar
 {figures(lines, now, earlier)}
 
 {table(["trace, and what guesses are made from", "tokens", "drafted", "of these right", "lookup, us a step"], rows)}
+"""
 
-Measured on {now.machine}.{other}
+
+def _mesh(now: Results) -> str:
+    if not now.has("worst_ratio"):
+        return ""
+    heads = ["workload, streams if several, pair", "without, tokens/s", *_FORMS, "accepted for each token"]
+    return f"""
+Tokens/s between the first and the last token of answers, with drafts : without, through meshes that are the same
+otherwise and take turns. *Grammar* has what a grammar forces alone, *lookup* that and what is looked up, *all* also a
+draft service on the same cores. The embedded pair is what `penstock up` serves; the bound pair says the same tokens,
+with as many weights to read as models of 135 and 15 million parameters.
+
+{figures(_MESH, now)}
+
+{table(heads, [*_cells(now)])}
+"""
+
+
+def _cells(now: Results) -> Iterator[list[str]]:
+    for id in now.ids():
+        cell = id.removeprefix("rate_plain_")
+        if cell != id:
+            ratios = [now.number(f"ratio_{form}_{cell}") for form in _FORMS]
+            yield [cell.replace("_", " "), now.rate(id), *ratios, now.number(f"accepted_all_{cell}")]
+
+
+def _link(now: Results) -> str:
+    if not now.has("worst_ratio_delay"):
+        return ""
+    cells = [id.removeprefix("ratio_delay_").split("_") for id in now.ids() if id.startswith("ratio_delay_")]
+    chances, delays = dict.fromkeys(chance for chance, _ in cells), dict.fromkeys(delay for _, delay in cells)
+    rows = [
+        [f"{chance} % right", *(now.number(f"ratio_delay_{chance}_{delay}") for delay in delays)] for chance in chances
+    ]
+    rows += [
+        [f"{chance} % right, accepted for each token", *(now.number(f"accepted_delay_{chance}_{d}") for d in delays)]
+        for chance in chances
+    ]
+    return f"""
+A draft service that knows what the embedded model will say, and is right as often as it is told to be, behind a link
+that takes so much longer both ways together; tokens/s of one stream, with it : without:
+
+{figures(_LINK, now)}
+
+{table(["drafts", *delays], rows)}
+"""
+
+
+def _peers(now: Results) -> str:
+    if not now.has("tool_calls_vs_best_peer"):
+        return ""
+    peers = [id.removeprefix("rate_tool_calls_") for id in now.ids() if id.startswith("rate_tool_calls_")]
+    rows = [
+        [
+            peer,
+            now.rate(f"rate_tool_calls_{peer}"),
+            "" if peer == "mesh" else now.number(f"tool_calls_vs_{peer}"),
+        ]
+        for peer in peers
+    ]
+    best = now.against("tool_calls_vs_best_peer")
+    return f"""
+The demo's tool calls by the bound pair's target, one at a time, without a grammar: the mesh with all proposers beside
+servers that speculate with the pair's draft or by lookup, on the same weights. *Best* is the one beside which the mesh
+looks worst, here {best}.
+
+{figures([Line("tool_calls_vs_best_peer", "tokens/s, ours : the best peer's")], now)}
+
+{table(["server, and how it speculates", "tokens/s", "ours : its"], rows)}
 """

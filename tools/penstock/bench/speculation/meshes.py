@@ -7,27 +7,22 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openai import AsyncOpenAI
-
-from penstock.bench.e2e.dialects import OpenAi
-from penstock.bench.e2e.running import free_port, serving
-from penstock.bench.e2e.servers import ServerSpec
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, Measure, figure, interleave
 from penstock.bench.speculation import asks
 from penstock.bench.speculation.asks import Asks
 from penstock.bench.speculation.bound import bound
+from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, Answer, Form, Mesh, running
 from penstock.models import embedded
 
-PLAIN = "plain"
 FORMS: Mapping[str, tuple[bool, Mapping[str, str]]] = {
-    PLAIN: (False, {"PENSTOCK_DECODE_DRAFT_TOKENS": "0"}),
-    "grammar": (False, {"PENSTOCK_DECODE_LOOKUP_TOKENS": "0"}),
+    PLAIN: (False, WITHOUT_DRAFTS),
+    "grammar": (False, WITHOUT_LOOKUP),
     "lookup": (False, {}),
     "all": (True, {}),
 }
@@ -65,43 +60,23 @@ class MeshRate:
     """Drafts that were accepted, for each token."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mesh:
-    client: AsyncOpenAI
-    model: str
+async def rate(mesh: Mesh, wanted: Asks, streams: int) -> MeshRate:
+    """Sends the requests, `streams` at a time."""
+    line = asyncio.Queue[Mapping[str, Any]]()
+    for body in wanted.bodies:
+        line.put_nowait(body)
+    found: list[Answer] = []
 
-    async def run(self, wanted: Asks, streams: int) -> MeshRate:
-        """Sends the requests, `streams` at a time."""
-        line = asyncio.Queue[Mapping[str, Any]]()
-        for body in wanted.bodies:
-            line.put_nowait(body)
-        found: list[tuple[int, int, float]] = []
+    async def stream() -> None:
+        while not line.empty():
+            found.append(await mesh.chat(line.get_nowait()))
 
-        async def stream() -> None:
-            while not line.empty():
-                found.append(await self._ask(line.get_nowait()))
-
-        began = time.perf_counter()
-        await asyncio.gather(*(stream() for _ in range(streams)))
-        wall = time.perf_counter() - began
-        tokens = sum(count for count, _, _ in found)
-        seconds = wall if streams > 1 else sum(took for _, _, took in found)
-        return MeshRate(tokens / seconds, sum(accepted for _, accepted, _ in found) / tokens)
-
-    async def _ask(self, body: Mapping[str, Any]) -> tuple[int, int, float]:
-        """Tokens behind the first, drafts that were accepted, and seconds between first and last token."""
-        first = last = 0.0
-        usage: Any = None
-        answer = await self.client.chat.completions.create(
-            model=self.model, stream=True, stream_options={"include_usage": True}, **body
-        )
-        async for chunk in answer:
-            if chunk.usage is not None:
-                usage = chunk.usage
-            elif chunk.choices:
-                last = time.perf_counter()
-                first = first or last
-        return usage.completion_tokens - 1, usage.penstock["accepted_tokens"], last - first
+    began = time.perf_counter()
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    wall = time.perf_counter() - began
+    tokens = sum(answer.later for answer in found)
+    seconds = wall if streams > 1 else sum(answer.seconds for answer in found)
+    return MeshRate(tokens / seconds, sum(answer.accepted for answer in found) / tokens)
 
 
 async def mesh_figures(quick: bool) -> list[Figure]:
@@ -150,37 +125,23 @@ async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
     return found
 
 
-def _subject(mesh: _Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
+def _subject(mesh: Mesh, make: Callable[[int, int], Asks], count: int, streams: int) -> Measure[MeshRate]:
     async def sample(round: int) -> MeshRate:
-        return await mesh.run(make(count, round), streams)
+        return await rate(mesh, make(count, round), streams)
 
     return sample
 
 
 @asynccontextmanager
-async def _meshes(pair: str) -> AsyncIterator[Mapping[str, _Mesh]]:
-    """One for each form, all at once: those that are not asked compute nothing."""
-    target, draft = _checkpoints(pair)
-    async with AsyncExitStack() as stack:
-        meshes = {}
-        for form, (drafts, settings) in FORMS.items():
-            port = free_port()
-            command = (sys.executable, "-m", "penstock.cli", "up", "--model", str(target), "--port", str(port))
-            spec = ServerSpec(
-                name=form,
-                command=(*command, "--draft", str(draft) if drafts else "none", "--kv-host-bytes", "256MiB"),
-                dialect=OpenAi(target.name),
-                ready_path="/readyz",
-                paused=False,
-                environment=settings,
-            )
-            await stack.enter_async_context(serving(spec, port))
-            client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
-            meshes[form] = _Mesh(await stack.enter_async_context(client), target.name)
+async def _meshes(pair: str) -> AsyncIterator[Mapping[str, Mesh]]:
+    target, draft = checkpoints(pair)
+    forms = {name: Form(str(draft) if drafts else "none", settings) for name, (drafts, settings) in FORMS.items()}
+    async with running(target, forms) as meshes:
         yield meshes
 
 
-def _checkpoints(pair: str) -> tuple[Path, Path]:
+def checkpoints(pair: str) -> tuple[Path, Path]:
+    """Target and draft, made when they are missing."""
     models = Path(embedded("penstock-mini")), Path(embedded("penstock-mini-draft"))
     place = Places.default().models
     target, draft = (

@@ -13,6 +13,7 @@ from penstock.gateway.completing.timing import TIMES
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import TIERS
+from penstock.runtime.drafts import PROPOSERS, DraftAccount
 
 
 def error_json(error: PenstockError, _request_id: str = "") -> Json:
@@ -52,8 +53,9 @@ def own_usage(usage: Usage) -> Json:
     return {
         "cached_tokens": {tier: usage.cached[tier] for tier in TIERS},
         "computed_tokens": usage.computed_tokens,
-        "drafted_tokens": usage.drafted,
-        "accepted_tokens": usage.accepted,
+        "drafted_tokens": usage.drafts.drafted,
+        "accepted_tokens": usage.drafts.accepted,
+        "drafts": _drafts_json(usage.drafts),
         "retained_tokens": usage.retained_tokens,
         "retained_s": round(usage.retained_s, 3),
         "dropped_messages": usage.dropped_messages,
@@ -61,6 +63,18 @@ def own_usage(usage: Usage) -> Json:
         "session": session_json(usage.session),
         "seed": usage.seed,
         "times": {name: round(usage.times[name], 6) for name in TIMES},
+    }
+
+
+def _drafts_json(account: DraftAccount) -> Json:
+    """What proposers guessed, and what came of it."""
+    return {
+        "passes": account.passes,
+        "verified": dict(zip(PROPOSERS, account.verified, strict=False)),
+        "accepted": dict(zip(PROPOSERS, account.right, strict=False)),
+        "verified_at": account.verified_at,
+        "accepted_at": account.right_at,
+        "waited_s": round(account.waited_s, 6),
     }
 
 

@@ -1,0 +1,75 @@
+"""The drafter and the link of `penstock bench speculation --part delay`, and how their figures are written."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.bench.harness import BenchReport, figure, missing
+from penstock.bench.measured.document import section
+from penstock.bench.speculation.delays import KnownTexts, SlowLink
+
+TEXT = [(place * place) % 89 for place in range(1000)]
+
+
+def test_a_drafter_is_right_as_often_as_it_is_told() -> None:
+    texts = KnownTexts(100)
+    texts.add(TEXT)
+    for right in (1.0, 0.8, 0.0):
+        texts.right = right
+        guesses = [texts.guess(TEXT[:place]) for place in range(24, 1000)]
+        assert guesses == [texts.guess(TEXT[:place]) for place in range(24, 1000)], "the same each time"
+        assert all(0 <= guess < 100 for guess in guesses)
+        share = sum(one == real for one, real in zip(guesses, TEXT[24:], strict=True)) / len(guesses)
+        assert abs(share - right) < 0.1
+    assert texts.guess([1, 2, 3]) == 1, "of a text that nobody knows"
+
+
+async def test_a_link_holds_bytes_back_and_changes_none() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            writer.write(data)
+        writer.close()
+
+    loop = asyncio.get_running_loop()
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        link = SlowLink(server.sockets[0].getsockname()[1], delay_s=0.05)
+        async with await asyncio.start_server(link.relay, "127.0.0.1", 0) as relay:
+            reader, writer = await asyncio.open_connection(*relay.sockets[0].getsockname())
+            for word in (b"one", b"another"):
+                began = loop.time()
+                writer.write(word)
+                assert await reader.readexactly(len(word)) == word
+                assert loop.time() - began >= 0.05
+            writer.write(b"x" * 100_000)
+            writer.write_eof()
+            assert await reader.read() == b"x" * 100_000, "to the end, and its end is passed on"
+            writer.close()
+
+
+def test_figures_of_each_part_are_shown_and_of_others_nothing() -> None:
+    found = [
+        figure("speedup_quote", [2.5], "ratio", "no drafts", 2.0),
+        figure("worst_ratio", [0.9], "ratio", "no drafts", 0.97),
+        figure("rate_plain_text_4_bound", [61.0], "tokens/s", "scale"),
+        *(figure(f"ratio_{form}_text_4_bound", [1.25], "ratio", "no drafts") for form in ("grammar", "lookup", "all")),
+        figure("accepted_all_text_4_bound", [0.31], "per token", "scale"),
+    ]
+    text = section(BenchReport("speculation", found).json())
+    assert "| text 4 bound | 61.0 | 1.25 | 1.25 | 1.25 | 0.31 |" in text
+    assert "0.97, missed" in text and "right" not in text and "best peer" not in text
+    link = [
+        figure("worst_ratio_delay", [0.98], "ratio", "no drafts", 0.97),
+        missing("break_even_ms", "ms", "no delay at which drafts paid"),
+        *(figure(f"ratio_delay_80_{delay}ms", [3.0 - delay / 25], "ratio", "no drafts") for delay in (0, 50)),
+        *(figure(f"accepted_delay_80_{delay}ms", [0.7 - delay / 100], "per token", "scale") for delay in (0, 50)),
+    ]
+    text = section(BenchReport("speculation", link).json())
+    assert "| drafts | 0ms | 50ms |" in text and "| 80 % right | 3.00 | 1.00 |" in text
+    peers = [
+        figure("tool_calls_vs_best_peer", [1.4], "ratio", "vllm_lookup", 1.2),
+        figure("rate_tool_calls_mesh", [140.0], "tokens/s", "scale"),
+        figure("rate_tool_calls_vllm_lookup", [100.0], "tokens/s", "scale"),
+        figure("tool_calls_vs_vllm_lookup", [1.4], "ratio", "vllm_lookup"),
+    ]
+    report = BenchReport("speculation", peers).json()
+    assert "| vllm_lookup | 100 | 1.40 |" in section(report) and "here vllm_lookup" in section(report)

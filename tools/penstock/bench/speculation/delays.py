@@ -1,0 +1,179 @@
+"""Drafts over a slow link: a drafter that knows what comes, as often as it is told to, behind a delay."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import zlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from penstock.bench.harness import Figure, figure, interleave, missing
+from penstock.bench.speculation import asks
+from penstock.bench.speculation.running import PLAIN, WITHOUT_DRAFTS, WITHOUT_LOOKUP, Form, Mesh, running
+from penstock.checkpoint import tokenizer_fingerprint
+from penstock.draft.drafts import Description
+from penstock.models import embedded
+from penstock.testing.drafters import PlainForesight, served_drafts
+
+LINKED = "linked"
+_DELAYS_MS = (0, 2, 5, 10, 20, 35, 50)
+"""Added to the way there and back."""
+_RIGHT = (0.95, 0.8, 0.0)
+"""Of the drafter's tokens, if those before are right."""
+_TOKENS = 256
+_TAIL = 24
+"""Tokens by which a place in a text is known again."""
+_OFF = 0.02
+"""Accepted drafts for each token, below which the drafter counts as switched off."""
+
+
+class KnownTexts:
+    """The next token of texts that are known, or, for some places, another one."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._next: dict[tuple[int, ...], int] = {}
+        self._vocabulary = vocabulary
+        self.right = 1.0
+        """How many of the guesses are right."""
+
+    def add(self, text: Sequence[int]) -> None:
+        """A prompt of at least some tokens, and its answer."""
+        for place in range(_TAIL, len(text)):
+            self._next[tuple(text[place - _TAIL : place])] = text[place]
+
+    def guess(self, text: Sequence[int]) -> int:
+        """The same one at the same place each time."""
+        tail = tuple(text[-_TAIL:])
+        token = self._next.get(tail, 0)
+        drawn = zlib.crc32(repr(tail).encode()) / 2**32
+        return token if drawn < self.right else (token + 1) % self._vocabulary
+
+
+@dataclass(slots=True)
+class SlowLink:
+    """A TCP relay to a port of 127.0.0.1, which holds all bytes back."""
+
+    port: int
+    delay_s: float = 0.0
+    """Of the way there and back together."""
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until either side ends it."""
+        others = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._one_way(reader, others[1]))
+                tasks.create_task(self._one_way(others[0], writer))
+        except* OSError:
+            pass
+        finally:
+            writer.close()
+            others[1].close()
+
+    async def _one_way(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def deliver() -> None:
+            while (due_and_data := await line.get())[1]:
+                due, data = due_and_data
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                writer.write(data)
+            writer.write_eof()
+
+        delivering = asyncio.ensure_future(deliver())
+        try:
+            data = b"-"
+            while data:
+                data = await reader.read(1 << 16)
+                line.put_nowait((loop.time() + self.delay_s / 2, data))
+            await delivering
+        finally:
+            delivering.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    meshes: Mapping[str, Mesh]
+    texts: KnownTexts
+    link: SlowLink
+    prompts: Sequence[Sequence[int]]
+
+    async def learn(self) -> None:
+        """Lets the drafter know what the model answers."""
+        for prompt in self.prompts:
+            answer = await self.meshes[PLAIN].complete(prompt, _TOKENS)
+            self.texts.add([*prompt, *answer.ids])
+
+    async def sample(self, name: str) -> tuple[float, float]:
+        """Tokens per second of one stream, and accepted drafts for each token."""
+        answers = [await self.meshes[name].complete(prompt, _TOKENS) for prompt in self.prompts]
+        tokens = sum(answer.later for answer in answers)
+        return tokens / sum(answer.seconds for answer in answers), sum(answer.accepted for answer in answers) / tokens
+
+
+async def delay_figures(quick: bool) -> list[Figure]:
+    """Of the embedded model, by how often the drafter is right and by delay."""
+    rounds, chances, delays = (1, (0.95,), (0, 50)) if quick else (3, _RIGHT, _DELAYS_MS)
+    found: list[Figure] = []
+    even: dict[float, float] = {}
+    async with _bench(2 if quick else 4) as bench:
+        await bench.learn()
+        for right in chances:
+            for delay_ms in delays:
+                bench.texts.right, bench.link.delay_s = right, delay_ms / 1000
+                await bench.sample(LINKED)  # what was learned of the last delay is unlearned
+                ratios, accepted = await _compared(bench, rounds)
+                cell = f"{round(100 * right)}_{delay_ms}ms"
+                print(f"{cell}: {statistics.median(ratios):.3f}, {accepted:.2f} accepted", file=sys.stderr, flush=True)
+                found.append(figure(f"ratio_delay_{cell}", ratios, "ratio", "no drafts"))
+                found.append(figure(f"accepted_delay_{cell}", [accepted], "per token", "scale"))
+                if statistics.median(ratios) > 1.0 and accepted > _OFF:
+                    even[right] = delay_ms
+    worst = min(one.value or 0.0 for one in found if one.id.startswith("ratio_"))
+    lead = figure("worst_ratio_delay", [worst], "ratio", "no drafts", 0.97)
+    best = chances[0]
+    if best not in even:
+        return [lead, missing("break_even_ms", "ms", "no delay at which drafts paid"), *found]
+    return [lead, figure("break_even_ms", [even[best]], "ms", f"{best:.0%} right"), *found]
+
+
+async def _compared(bench: _Bench, rounds: int) -> tuple[list[float], float]:
+    """The ratio of each round, and the accepted drafts for each token."""
+
+    async def linked(_: int) -> tuple[float, float]:
+        return await bench.sample(LINKED)
+
+    async def plain(_: int) -> tuple[float, float]:
+        return await bench.sample(PLAIN)
+
+    rates = await interleave({LINKED: linked, PLAIN: plain}, rounds, warm_up=False)
+    ratios = [one / other for (one, _), (other, _) in zip(rates[LINKED], rates[PLAIN], strict=True)]
+    return ratios, statistics.median(accepted for _, accepted in rates[LINKED])
+
+
+@asynccontextmanager
+async def _bench(prompts: int) -> AsyncIterator[_Bench]:
+    target = Path(embedded("penstock-mini"))
+    tokenizer: Tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    texts = KnownTexts(tokenizer.get_vocab_size())
+    description = Description(tokenizer_fingerprint(target), tokenizer.get_vocab)
+    async with served_drafts(PlainForesight(texts.guess), description) as (server, _):
+        link = SlowLink(server.port)
+        relay = await asyncio.start_server(link.relay, "127.0.0.1", 0)
+        async with relay:
+            address = f"127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+            forms = {PLAIN: Form("none", WITHOUT_DRAFTS), LINKED: Form(address, WITHOUT_LOOKUP)}
+            async with running(target, forms) as meshes:
+                yield _Bench(meshes, texts, link, list(_prompts(tokenizer, prompts)))
+
+
+def _prompts(tokenizer: Tokenizer, count: int) -> Iterable[Sequence[int]]:
+    for body in asks.free_text(count, 1).bodies:
+        yield tokenizer.encode("\n".join(message["content"] for message in body["messages"])).ids

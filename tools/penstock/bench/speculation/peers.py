@@ -1,0 +1,154 @@
+"""Tool calls beside other servers that speculate, on the same weights: the same tokens of all, greedily, one stream."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx2
+
+from penstock.bench.e2e.client import AskFailed
+from penstock.bench.e2e.dialects import LlamaServer, OpenAi
+from penstock.bench.e2e.running import Server, free_port, serving
+from penstock.bench.e2e.servers import ServerSpec
+from penstock.bench.engine.process import Failed
+from penstock.bench.engine.subjects import Places
+from penstock.bench.harness import Figure, Measure, figure, interleave, missing
+from penstock.bench.speculation import asks
+from penstock.bench.speculation.running import WITHOUT_DRAFTS, mesh_command
+
+_OURS = "mesh"
+_THREADS, _STREAMS, _TOKENS, _ROOM = 2, 1, 2048, 8192
+"""What the peers are told."""
+_WITH_DRAFT, _WITH_LOOKUP = "draft", "lookup"
+_PEERS: Mapping[str, Sequence[str]] = {
+    "llamaserver": (_WITH_DRAFT, _WITH_LOOKUP),
+    "transformers": (_WITH_DRAFT, _WITH_LOOKUP),
+    "vllm": (_WITH_LOOKUP,),
+}
+"""And how each can speculate; vLLM's build for processors has no draft models."""
+_GOAL = 1.2
+_Start = Callable[[int], ServerSpec]
+"""A server at a port."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    ids: Sequence[int]
+    tokens: int
+    """Length of the tool call."""
+
+
+async def peer_figures(target: Path, draft: Path, quick: bool) -> list[Figure]:
+    """Tokens per second between first and last token of a call, ours : theirs, of the peers that are installed."""
+    rounds, count = (1, 3) if quick else (3, 8)
+    absent: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        servers: dict[str, Server] = {}
+        for name, start in _servers(target, draft, absent).items():
+            try:
+                servers[name] = await stack.enter_async_context(_paused(start))
+            except Failed as error:
+                absent[name] = str(error)
+        prompts = await _prompts(servers[_OURS].port, target.name, count)
+        rates = await interleave({name: _subject(server, prompts) for name, server in servers.items()}, rounds)
+    found = [missing(f"tool_calls_vs_{name}", "ratio", why) for name, why in absent.items()]
+    ratios: dict[str, list[float]] = {}
+    for name, samples in rates.items():
+        print(f"{name}: {statistics.median(samples):.4g} tokens/s", file=sys.stderr, flush=True)
+        found.append(figure(f"rate_tool_calls_{name}", samples, "tokens/s", "scale"))
+        if name != _OURS:
+            ratios[name] = [one / other for one, other in zip(rates[_OURS], samples, strict=True)]
+            found.append(figure(f"tool_calls_vs_{name}", ratios[name], "ratio", name))
+    peers = [name for name in ratios if not name.startswith(_OURS)]
+    if not peers:
+        return [missing("tool_calls_vs_best_peer", "ratio", "no peer is installed", _GOAL), *found]
+    best = min(peers, key=lambda name: statistics.median(ratios[name]))
+    return [figure("tool_calls_vs_best_peer", ratios[best], "ratio", best, _GOAL), *found]
+
+
+def _servers(target: Path, draft: Path, absent: dict[str, str]) -> dict[str, _Start]:
+    """All by name; in `absent` why some are not there."""
+    found: dict[str, _Start] = {
+        _OURS: partial(_mesh, target, str(draft), {}),
+        f"{_OURS}_plain": partial(_mesh, target, "none", WITHOUT_DRAFTS),
+    }
+    places = Places.default()
+    for peer, ways in _PEERS.items():
+        try:
+            interpreter = places.interpreter(peer)
+        except Failed as error:
+            absent[peer] = str(error)
+            continue
+        for way in ways:
+            more = ("--draft", str(draft)) if way == _WITH_DRAFT else ("--lookup",)
+            found[f"{peer}_{way}"] = partial(_peer, peer, interpreter, target, more)
+    return found
+
+
+def _mesh(target: Path, draft: str, settings: Mapping[str, str], port: int) -> ServerSpec:
+    return ServerSpec(
+        name=_OURS,
+        command=mesh_command(target, draft, port),
+        dialect=OpenAi(target.name),
+        ready_path="/readyz",
+        paused=False,
+        environment=settings,
+    )
+
+
+def _peer(peer: str, interpreter: Path, target: Path, more: Sequence[str], port: int) -> ServerSpec:
+    told = {"port": port, "threads": _THREADS, "streams": _STREAMS, "tokens": _TOKENS, "room": _ROOM}
+    arguments = [text for option, value in told.items() for text in (f"--{option}", str(value))]
+    return ServerSpec(
+        name=peer,
+        command=(str(interpreter), "-m", f"loadtest.peers.servers.{peer}", "--model", str(target), *arguments, *more),
+        dialect=LlamaServer() if peer == "llamaserver" else OpenAi(target.name),
+        ready_path="/health",
+        paused=True,
+    )
+
+
+@asynccontextmanager
+async def _paused(start: _Start) -> AsyncIterator[Server]:
+    """It runs when it is asked. Raises Failed."""
+    port = free_port()
+    async with serving(start(port), port) as server:
+        server.pause()
+        yield server
+
+
+async def _prompts(port: int, model: str, count: int) -> list[_Prompt]:
+    """Tool calls as the demo's clients ask for them, and how long the answers are."""
+    found = []
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as http:
+        for body in asks.tool_calls(count, 1).bodies:
+            chat = {"model": model, **body}
+            answer = (await http.post("/v1/chat/completions", json=chat)).raise_for_status().json()
+            asked = {name: chat[name] for name in ("model", "messages", "tools")}
+            ids = (await http.post("/tokenize", json=asked)).raise_for_status().json()["tokens"]
+            found.append(_Prompt(ids, answer["usage"]["completion_tokens"]))
+    return found
+
+
+def _subject(server: Server, prompts: Sequence[_Prompt]) -> Measure[float]:
+    async def sample(round: int) -> float:
+        server.go_on()
+        try:
+            tokens, seconds = 0, 0.0
+            for number, prompt in enumerate(prompts):
+                answer = await server.client.ask(prompt.ids, prompt.tokens, f"{number} in round {round}")
+                tokens += prompt.tokens - 1
+                seconds += answer.times[-1] - answer.times[0]
+            return tokens / seconds
+        except AskFailed as error:
+            raise Failed(f"{server.spec.name}: {error}") from error
+        finally:
+            server.pause()
+
+    return sample
