@@ -40,13 +40,8 @@ def naive(tokens: list[int]) -> torch.Tensor:
     """The same by the network that the model was trained as: [tokens, layers * hidden]."""
     net, _ = load(embedded(NAMES[0]))
     with torch.inference_mode():
-        rotary = net._rotary(0, len(tokens), torch.device("cpu"))
-        x, kept = net.model.embed_tokens(torch.tensor([tokens])), []
-        for number, layer in enumerate(net.model.layers, 1):
-            x, _ = layer(x, rotary, None)
-            if number in TAPS:
-                kept.append(x[0])
-    return torch.cat(kept, 1)
+        found, _ = net.features(torch.tensor([tokens]), TAPS)
+    return found[0]
 
 
 def features_of(model: Runner, tokens: list[int], step: int, page: int = 1) -> torch.Tensor:

@@ -22,7 +22,7 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
-from penstock.engine.layers.embedding import StoredTable
+from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Stack, as_it_is
 from penstock.engine.layers.weights import Weights
@@ -124,6 +124,11 @@ class Runner:
     def layers(self) -> int:
         """Of the model."""
         return self.decoder.config.n_layers
+
+    @property
+    def embedding(self) -> Embedding:
+        """Of the model."""
+        return self.decoder.embedding
 
     def between_layers(self, call: Callable[[], object] | None) -> None:
         """From the next step on, `call` is called after each layer; it must not raise."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.layers.attention import attend
+from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import feed_forward
 from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
@@ -55,6 +56,11 @@ class Decoder:
     def tables(self) -> list[Turn]:
         """The rotation tables, [positions, 1, rotary_dim]: of all layers, or of those without a window and the rest."""
         return self._tables
+
+    @property
+    def embedding(self) -> Embedding:
+        """Of the model."""
+        return self._weights.embedding
 
     def forward(self, batch: Batch, memory: PageMemory, features: Features | None = None) -> Tensor:
         """float32 [S, vocab]; fills `features`."""
