@@ -171,6 +171,21 @@ def acceptance(head: HeadNet, lesson: Lesson, steps: int, reach: int) -> list[tu
     return [(right, seen) for right, seen in counts]
 
 
+def measure_head(
+    head: HeadNet, target: Net, tokenizer: Tokenizer, plan: HeadPlan, *, steps: int = 6, batches: int = 20
+) -> dict[int, list[float]]:
+    """Shares of right ones behind right ones of 1 to `steps` greedy guesses in a row, by how far the head looks back;
+    on sessions that training did not see."""
+    stream = BatchStream(tokenizer, plan.run.stages, plan.run.seed + 1000, plan.run.batch)
+    lessons = [Lesson(target, stream.next(1.0), plan.layers) for _ in range(batches)]
+    found = {}
+    for reach in (8, 32, 512):
+        counts = [acceptance(head, lesson, steps, reach) for lesson in lessons]
+        sums = [tuple(map(sum, zip(*place, strict=True))) for place in zip(*counts, strict=True)]
+        found[reach] = [right / max(1, seen) for right, seen in sums]
+    return found
+
+
 def export_head(head: HeadNet, directory: Path) -> None:
     """Writes weights in bfloat16 and config.json into `directory`, in the layout of published EAGLE-3 checkpoints."""
     shape, body = head.shape, head.shape.body

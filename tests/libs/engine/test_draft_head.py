@@ -17,32 +17,14 @@ from penstock.engine.engine import Engine
 from penstock.engine.request import Request
 from penstock.engine.speculation.head.guessing import WINDOW, HeadGuesser, Watched
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
-from penstock.models.head import HeadNet, HeadShape
-from penstock.models.net import NetShape
-from penstock.models.teach import export_head, load_head
+from penstock.models.teach import load_head
 from penstock.runtime.drafts import HEAD, PROPOSERS
-
-BODY = NetShape(1, 64, 48, 4, 2, vocabulary=320, head=16, theta=1e4, context=1024)
-VOCABULARY = 200
-
-
-def drawn_head(seed: int = 0, layers: tuple[int, ...] = (1, 2)) -> HeadNet:
-    """Weights at random, for the tiny model."""
-    random = torch.Generator().manual_seed(seed)
-    known = torch.zeros(320, dtype=torch.bool)
-    known[torch.randperm(320, generator=random)[:VOCABULARY]] = True
-    head = HeadNet(HeadShape(layers, BODY, VOCABULARY), known)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.normal_(0, 0.25, generator=random).add_(parameter.ndim == 1)
-    return head
+from penstock.testing.heads import HEAD_VOCABULARY, write_head
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("head")
-    export_head(drawn_head(), directory)
-    return directory
+    return write_head(tmp_path_factory.mktemp("head"))
 
 
 @pytest.fixture
@@ -75,7 +57,7 @@ def model_of(directory, tiny) -> HeadModel:
 def test_a_head_is_read_as_it_was_written(stored, tiny):
     head = inspect_head(stored, inspect(tiny))
     assert head.layers == (1, 2)
-    assert (head.draft_vocab_size, head.hidden_size, head.n_heads, head.n_kv_heads) == (VOCABULARY, 64, 4, 2)
+    assert (head.draft_vocab_size, head.hidden_size, head.n_heads, head.n_kv_heads) == (HEAD_VOCABULARY, 64, 4, 2)
     known = load_head(stored).t2d.nonzero().flatten()
     assert torch.equal(model_of(stored, tiny).known, known)
 
@@ -103,8 +85,8 @@ def test_layers_without_a_word_are_those_of_the_paper(damaged, tiny):
         ({}, {"fc.weight": torch.zeros(64, 64)}, r"fc.weight has shape \[64, 64\], config.json makes it \[64, 128\]"),
         ({}, {"midlayer.self_attn.q_proj.weight": torch.zeros(64, 64)}, r"q_proj.weight has shape"),
         ({}, {"d2t": None}, "tensor d2t of a draft head is missing"),
-        ({}, {"d2t": torch.zeros(VOCABULARY)}, "tensor d2t is F32, not I64"),
-        ({}, {"lm_head.weight": torch.zeros(VOCABULARY, 64, dtype=torch.int64)}, "lm_head.weight is I64"),
+        ({}, {"d2t": torch.zeros(HEAD_VOCABULARY)}, "tensor d2t is F32, not I64"),
+        ({}, {"lm_head.weight": torch.zeros(HEAD_VOCABULARY, 64, dtype=torch.int64)}, "lm_head.weight is I64"),
         ({}, {"more": torch.zeros(1)}, "tensor more is not part of a draft head"),
     ],
 )
@@ -116,9 +98,9 @@ def test_what_does_not_fit_is_named(damaged, tiny, config, tensors, reason):
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ({"d2t": torch.full((VOCABULARY,), 320)}, "d2t names no 200 tokens of 320"),
-        ({"d2t": -torch.arange(VOCABULARY)}, "d2t names no 200 tokens"),
-        ({"d2t": torch.zeros(VOCABULARY, dtype=torch.int64)}, "t2d and d2t name different tokens"),
+        ({"d2t": torch.full((HEAD_VOCABULARY,), 320)}, "d2t names no 200 tokens of 320"),
+        ({"d2t": -torch.arange(HEAD_VOCABULARY)}, "d2t names no 200 tokens"),
+        ({"d2t": torch.zeros(HEAD_VOCABULARY, dtype=torch.int64)}, "t2d and d2t name different tokens"),
     ],
 )
 def test_tables_that_make_no_sense_are_refused(damaged, tiny, tensors, reason):
@@ -140,8 +122,7 @@ def test_pickles_are_not_read(damaged, tiny):
 @settings(max_examples=40)
 def test_states_are_those_of_the_network(tmp_path_factory, tiny, length, cuts, steps, seed):
     """However the rows are cut, and going on from the last one with its own state."""
-    directory = tmp_path_factory.mktemp("case")
-    export_head(drawn_head(seed), directory)
+    directory = write_head(tmp_path_factory.mktemp("case"), seed)
     naive, model = load_head(directory), model_of(directory, tiny)
     random = torch.Generator().manual_seed(length)
     ids = torch.randint(0, 320, (length + steps,), generator=random).tolist()

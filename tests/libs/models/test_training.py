@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from penstock.checkpoint import inspect, inspect_head
 from penstock.models import NAMES, embedded
 from penstock.models.evaluate import accepted_share, calls_in
 from penstock.models.export import load
@@ -23,7 +25,8 @@ from penstock.models.grow import deepen, widen
 from penstock.models.induction import initialise
 from penstock.models.net import Net, NetShape, parameters
 from penstock.models.optim import Optimizer, orthogonalise
-from penstock.models.presets import PRESETS
+from penstock.models.presets import HEADS, PRESETS
+from penstock.models.teach import HeadTrainer, Lesson, acceptance, export_head, load_head
 
 SMALL = NetShape(3, 64, 96, 2, 2, vocabulary=200, head=32)
 
@@ -175,3 +178,43 @@ def test_the_package_and_its_commands_import_nothing_heavy():
     assert done.stdout.strip() == "set()"
     with pytest.raises(KeyError, match="penstock-mini-draft"):
         embedded("other")
+
+
+def test_a_head_learns_what_its_target_says(tmp_path):
+    """A rehearsal: the layout is that of `HeadModel`, the loss falls, and what is right is counted as a plain loop
+    counts it."""
+    plan = HEADS["tiny"]
+    net, tokenizer = load(embedded(NAMES[0]))
+    small = replace(plan, run=replace(plan.run, tokens=12_000), layers=(1, 3, 5))
+    trainer, losses = HeadTrainer(small, net, tokenizer), []
+    head = trainer.run(lambda progress, _: losses.append(progress.loss))
+    assert losses[-1] < losses[0]
+    export_head(head, tmp_path)
+    assert inspect_head(tmp_path, inspect(embedded(NAMES[0]))).layers == (1, 3, 5)
+    again = load_head(tmp_path)
+    lesson = Lesson(net, trainer._stream.next(1.0), small.layers)
+    for reach in (8, 1000):
+        assert acceptance(again, lesson, 3, reach) == naive_acceptance(again, net, lesson, 3, reach)
+
+
+def naive_acceptance(head, net, lesson, steps, reach):
+    """One text, one row and one guess at a time."""
+    counts = [[0, 0] for _ in range(steps)]
+    for text, ids in enumerate(lesson.ids):
+        counted = set(lesson.places[text].tolist())
+        with torch.no_grad():
+            best = dict(zip(lesson.places[text].tolist(), lesson.logits[text].float().argmax(-1).tolist(), strict=True))
+        for row in range(len(ids) - 1):
+            for step in range(steps):
+                place = row + 1 + step
+                if place not in counted:
+                    break
+                features, embedded_ = lesson.features[text : text + 1].float(), lesson.embedded[text : text + 1]
+                with torch.no_grad():
+                    state = head(features, embedded_, step + 1, reach, [torch.tensor([row])])[step][0]
+                right = int(head.guess(state)[0]) == best[place]
+                counts[step][0] += right
+                counts[step][1] += 1
+                if not right or int(ids[place + 1]) != best[place]:
+                    break
+    return [(right, seen) for right, seen in counts]
