@@ -50,7 +50,7 @@ async def mesh(request, placement, tiny, other, meshes, http, tmp_path_factory):
     async with draft_for(request.param, tiny, other) as draft:
         engine = {"draft_always": True, "lookup_tokens": (1 << 16) * (request.param == "lookup")}
         if request.param == "head":
-            engine["draft_head"] = str(write_head(tmp_path_factory.mktemp("head")))
+            engine["draft_head"] = str(write_head(tmp_path_factory.mktemp("head"), vocabulary=260))
         options = MeshSetup(model=tiny, draft=draft, aggregated=placement == "aggregated", engine=engine)
         async with meshes(options) as mesh:
             if request.param in ("model", "same"):

@@ -75,6 +75,7 @@ def head(
     *,
     preset: str = "mini",
     target: Path | None = None,
+    start: Path | None = None,
     minutes: float | None = None,
     threads: int | None = None,
 ) -> None:
@@ -87,6 +88,7 @@ def head(
         out: the directory of the head.
         preset: `mini` for the embedded model, `tiny` for a rehearsal of seconds.
         target: the model; the embedded one unless told.
+        start: a head to go on from.
         minutes: another time budget.
         threads: CPU threads.
     """
@@ -99,13 +101,13 @@ def head(
     from .display import display
     from .export import load
     from .presets import HEADS
-    from .teach import HeadTrainer, export_head, measure_head
+    from .teach import HeadTrainer, export_head, load_head, measure_head
 
     plan = HEADS[preset]
     if minutes is not None:
         plan = replace(plan, run=replace(plan.run, minutes=minutes))
     net, tokenizer = load(target or embedded("penstock-mini"))
-    trainer = HeadTrainer(plan, net, tokenizer)
+    trainer = HeadTrainer(plan, net, tokenizer, start=None if start is None else load_head(start))
     with display(Console(stderr=True)) as reporter:
         trainer.run(reporter("head", plan.run))
     export_head(trainer.head, out)

@@ -53,7 +53,7 @@ class HeadPlan:
     run: TrainingPlan
     layers: tuple[int, ...]  # after how many of the target's layers it takes hidden states
     draft_vocabulary: int
-    steps: int = 3  # guesses in a row that it learns
+    steps: int = 5  # guesses in a row that it learns
     counted: int = 60  # batches whose tokens are counted for its vocabulary
 
 

@@ -39,19 +39,34 @@ _LESSONS = 256
 class HeadTrainer:
     """One head on its way through a plan, for a target that stays as it is."""
 
-    def __init__(self, plan: HeadPlan, target: Net, tokenizer: Tokenizer, library: Source | None = None) -> None:
+    def __init__(
+        self,
+        plan: HeadPlan,
+        target: Net,
+        tokenizer: Tokenizer,
+        *,
+        start: HeadNet | None = None,
+        library: Source | None = None,
+    ) -> None:
+        """`start` is a head to go on from; its own shape counts then."""
         self.plan = plan
         self.target = target.requires_grad_(False)
         self.progress = Progress()
         self._stream = BatchStream(tokenizer, plan.run.stages, plan.run.seed, plan.run.batch, library)
         self._random = Random(plan.run.seed)
         self._lessons: list[Lesson] = []
+        self.head = self._new(tokenizer, library) if start is None else start
+        self._optimizer = Optimizer(self.head.named_parameters())
+
+    def _new(self, tokenizer: Tokenizer, library: Source | None) -> HeadNet:
+        """A head that has learned nothing; the commonest tokens are its vocabulary."""
+        plan, target = self.plan, self.target
         shape = replace(plan.run.shape, width=target.shape.width, vocabulary=target.shape.vocabulary)
         counted = BatchStream(tokenizer, plan.run.stages, plan.run.seed, plan.run.batch, library)
         known = commonest([counted.next(0.5) for _ in range(plan.counted)], shape.vocabulary, plan.draft_vocabulary)
-        self.head = HeadNet(HeadShape(plan.layers, shape, plan.draft_vocabulary), known)
-        initialise_head(self.head, target, plan.run.seed)
-        self._optimizer = Optimizer(self.head.named_parameters())
+        head = HeadNet(HeadShape(plan.layers, shape, plan.draft_vocabulary), known)
+        initialise_head(head, target, plan.run.seed)
+        return head
 
     def run(self, report: Report) -> HeadNet:
         """To the end of the plan; tells `report` of every step."""
@@ -81,7 +96,7 @@ class HeadTrainer:
         if self._lessons and self._random.random() < 1 - 1 / _TIMES:
             return self._random.choice(self._lessons)
         batch = self._stream.next(self.progress.fraction(self.plan.run))
-        self._lessons.append(Lesson(self.target, batch, self.plan.layers))
+        self._lessons.append(Lesson(self.target, batch, self.head.shape.layers))
         del self._lessons[:-_LESSONS]
         return self._lessons[-1]
 
@@ -177,7 +192,7 @@ def measure_head(
     """Shares of right ones behind right ones of 1 to `steps` greedy guesses in a row, by how far the head looks back;
     on sessions that training did not see."""
     stream = BatchStream(tokenizer, plan.run.stages, plan.run.seed + 1000, plan.run.batch)
-    lessons = [Lesson(target, stream.next(1.0), plan.layers) for _ in range(batches)]
+    lessons = [Lesson(target, stream.next(1.0), head.shape.layers) for _ in range(batches)]
     found = {}
     for reach in (8, 32, 512):
         counts = [acceptance(head, lesson, steps, reach) for lesson in lessons]

@@ -318,8 +318,10 @@ def _workers(
             yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *own, number=number)
         head = () if model.head is None else ("--draft-head", str(model.head))
         for number in range(place * options.decode, (place + 1) * options.decode):
-            own = (*_cores(options, next(shares)), *head)
-            yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *what, *role, *own, number=number)
+            own = _cores(options, next(shares))
+            yield _child(
+                options, "decode", _WORKERS, "--address", ports.reserve(), *what, *role, *own, *head, number=number
+            )
 
 
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:

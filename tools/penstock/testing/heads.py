@@ -14,9 +14,9 @@ HEAD_VOCABULARY = 200
 """Tokens that a drawn head can guess."""
 
 
-def drawn_head(seed: int = 0) -> HeadNet:
-    """A head for the model that `write_checkpoint` makes. It is nearly always wrong."""
-    body = NetShape(1, 64, 48, 4, 2, vocabulary=320, head=16, theta=1e4, context=1024)
+def drawn_head(seed: int = 0, vocabulary: int = 320) -> HeadNet:
+    """A head for the model of `vocabulary` tokens that `write_checkpoint` makes. It is nearly always wrong."""
+    body = NetShape(1, 64, 48, 4, 2, vocabulary=vocabulary, head=16, theta=1e4, context=1024)
     random = torch.Generator().manual_seed(seed)
     known = torch.zeros(body.vocabulary, dtype=torch.bool)
     known[torch.randperm(body.vocabulary, generator=random)[:HEAD_VOCABULARY]] = True
@@ -27,7 +27,7 @@ def drawn_head(seed: int = 0) -> HeadNet:
     return head
 
 
-def write_head(directory: Path, seed: int = 0) -> Path:
+def write_head(directory: Path, seed: int = 0, vocabulary: int = 320) -> Path:
     """Fills `directory` (made if missing) and returns it."""
-    export_head(drawn_head(seed), directory)
+    export_head(drawn_head(seed, vocabulary), directory)
     return directory

@@ -22,8 +22,12 @@ from penstock.engine.stats import Counters
 
 _PAUSE, _LONGEST_PAUSE = 64, 1024
 """Steps for which it rests for a sequence for which it was not worth it: at first, and at most. They double."""
-_TRIAL, _TRIAL_DEPTH = 3, 4
+_TRIAL, _TRIAL_DEPTH = 2, 3
 """Steps for which it guesses then, whatever is known of it; and how far."""
+_TRIAL_SHARE = 0.01
+"""What trials may take of the time; where they would take more, it rests for longer."""
+_FIRST_CALLS = 3
+"""Calls in which it guesses one token, then two, and so on, to learn what it costs."""
 _UNITS = (1.0, 16.0, 4.0)
 """Of a call, of the rows that it computes, and of its steps."""
 _log = logging.getLogger(__name__)
@@ -72,6 +76,7 @@ class Heading:
         self._costs = LinearFit(_UNITS)
         self._rates: list[DraftRate] = []
         """By place of a token in a guess."""
+        self._calls = 0
         self._broken = False
 
     def begin(self, live: Live) -> Headed:
@@ -121,6 +126,7 @@ class Heading:
             for headed in sequences:
                 headed.live.run.featured = False
             return
+        self._calls += 1
         self._costs.add(loop.time() - began, (1.0, self._guesser.rows, self._guesser.steps))
         for (headed, _), guess in zip(chosen, guesses, strict=True):
             headed.begin, headed.guess = headed.live.length, guess
@@ -143,22 +149,31 @@ class Heading:
             headed.trial -= 1
             depth = min(_TRIAL_DEPTH, room)
         else:
-            headed.resting, headed.pause = headed.pause, min(2 * headed.pause, _LONGEST_PAUSE)
+            headed.resting = max(headed.pause, self._least_pause(beside))
+            headed.pause = min(2 * headed.pause, _LONGEST_PAUSE)
             headed.live.run.featured = False
-        return depth
+        return min(depth, 1 + self._calls) if self._calls < _FIRST_CALLS else depth
+
+    def _least_pause(self, beside: StepBeside) -> int:
+        """Steps between two trials, so that these take no more than their share."""
+        trial_s = _TRIAL * self._seconds(_TRIAL_DEPTH, 1)
+        return round(trial_s / (_TRIAL_SHARE * beside.seconds.plain)) if beside.seconds.plain else 0
+
+    def _seconds(self, depth: int, sequences: int) -> float:
+        """Of one sequence's guess: its share of a call for so many, which is shared by all, and its own rows."""
+        call, row, step = self._costs.known
+        return (call + step * depth) / sequences + row * 2 * depth
 
     def _worth(self, headed: Headed, room: int, beside: StepBeside, local: float) -> int:
-        """How many tokens to guess for most tokens per second, beside the `local` ones that cost nothing more. The call
-        is shared by all sequences of the step."""
-        step, call_s, tokens = beside.seconds, self._costs.known, float(beside.sequences)
+        """How many tokens to guess for most tokens per second, beside the `local` ones that cost nothing more."""
+        step, tokens = beside.seconds, float(beside.sequences)
         reach = Guess((0,) * room, tuple(self._rate(place).chance for place in range(room)))
         if not step.plain:
             return room
         best, best_rate = 0, (1 + MARGIN) * (tokens + local) / step.plain
         for depth, chance in enumerate(headed.trust.corrected(reach).reach, 1):
             tokens += chance
-            head_s = (call_s[0] + call_s[2] * depth) / beside.sequences + call_s[1] * (2 * depth)
-            rate = tokens / (step.of(depth) + head_s)
+            rate = tokens / (step.of(depth) + self._seconds(depth, beside.sequences))
             if rate > best_rate:
                 best, best_rate = depth, rate
         return best
