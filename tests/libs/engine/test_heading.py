@@ -177,3 +177,7 @@ def test_a_head_that_is_always_wrong_rests(tmp_path):
 def test_one_that_gets_better_is_found_out(tmp_path):
     """Steps come in which it is tried again."""
     assert outcome(World(accepted=0.0, says=0.9), tmp_path).calls > 4
+
+
+def test_where_no_draft_can_pay_no_states_are_kept(tmp_path):
+    assert outcome(World(sequences=16, step=2.0, row=3.0), tmp_path).featured < 0.1

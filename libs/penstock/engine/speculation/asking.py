@@ -169,6 +169,8 @@ class Speculation:
     def _rest(self, writers: Sequence[_Writer]) -> None:
         if self._ahead is not None:
             self._ahead.rest(_aheads(writers))
+        if self._heading is not None:
+            self._heading.rest(_headed(writers))
 
     def _look(self, writers: Sequence[_Writer], step: StepSeconds) -> None:
         if self._looking is None:
@@ -193,7 +195,7 @@ class Speculation:
     async def _head(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
         if self._heading is None:
             return
-        sequences = [writer.headed for writer in writers if writer.headed is not None]
+        sequences = _headed(writers)
         self._heading.look_back(sequences)
         rooms = [self._room(writer.live) for writer in writers]
         await self._heading.guess(sequences, rooms, self._beside(writers, step), idle)
@@ -245,6 +247,10 @@ class Speculation:
 
 def _aheads(writers: Sequence[_Writer]) -> list[Ahead]:
     return [writer.ahead for writer in writers if writer.ahead is not None]
+
+
+def _headed(writers: Sequence[_Writer]) -> list[Headed]:
+    return [writer.headed for writer in writers if writer.headed is not None]
 
 
 def _hope(choice: _Choice) -> float:

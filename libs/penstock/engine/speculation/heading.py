@@ -84,6 +84,11 @@ class Heading:
         live.run.featured = not self._broken
         return Headed(live)
 
+    def rest(self, sequences: Sequence[Headed]) -> None:
+        """No draft can pay now: the next steps keep no states either."""
+        for headed in sequences:
+            headed.live.run.featured = False
+
     def computed(self, headed: Headed) -> None:
         """A step has computed tokens of the sequence, and they are taken in."""
         run, live = headed.live.run, headed.live
@@ -135,6 +140,9 @@ class Heading:
         """How many tokens to guess of the sequence; 0: none."""
         if self._always:
             return room if headed.ready else 0
+        if not (headed.live.run.featured or headed.resting):
+            headed.live.run.featured = True  # it can guess behind the next step
+            return 0
         if headed.resting:
             headed.resting -= 1
             if not headed.resting:
