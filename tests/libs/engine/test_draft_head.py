@@ -15,7 +15,7 @@ from penstock.checkpoint import CheckpointError, inspect, inspect_head
 from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request
-from penstock.engine.speculation.head.guessing import WINDOW, HeadGuesser, Watched
+from penstock.engine.speculation.head.guessing import WINDOW, HeadGuesser, HeadView
 from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
 from penstock.models.teach import load_head
 from penstock.runtime.drafts import HEAD, PROPOSERS
@@ -168,7 +168,7 @@ def test_a_full_context_keeps_the_newer_half():
 
 
 def test_it_begins_with_a_window_of_what_it_has_seen():
-    watched, features = Watched(), torch.arange(200.0).view(200, 1)
+    watched, features = HeadView(), torch.arange(200.0).view(200, 1)
     for begin in range(0, 200, 50):
         watched.watch(begin, features[begin : begin + 50])
     begin, rows = watched.rows()
@@ -177,7 +177,7 @@ def test_it_begins_with_a_window_of_what_it_has_seen():
 
 
 def test_guesses_are_forgotten_when_the_text_goes_on():
-    watched = Watched()
+    watched = HeadView()
     watched.watch(0, torch.zeros(9, 1))
     watched.rows()
     watched.context.add(torch.ones(9, 1, 1), torch.ones(9, 1, 1))
@@ -188,7 +188,7 @@ def test_guesses_are_forgotten_when_the_text_goes_on():
 
 
 def test_behind_a_gap_it_begins_anew():
-    watched = Watched()
+    watched = HeadView()
     watched.watch(0, torch.zeros(9, 1))
     watched.rows()
     watched.context.add(torch.ones(9, 1, 1), torch.ones(9, 1, 1))

@@ -16,7 +16,7 @@ from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.ahead import StepBeside
 from penstock.engine.speculation.depths import MARGIN
 from penstock.engine.speculation.guess import NOTHING, Guess
-from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, Watched
+from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, HeadView
 from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
 
@@ -42,7 +42,7 @@ class Headed:
     """What is known of the head for one sequence."""
 
     live: Live
-    watched: Watched = field(default_factory=Watched)
+    watched: HeadView = field(default_factory=HeadView)
     trust: Trust = field(default_factory=Trust)
     begin: int = 0
     """Where the last guess begins."""

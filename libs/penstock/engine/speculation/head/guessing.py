@@ -25,7 +25,7 @@ _HOPELESS = 0.2
 
 
 @dataclass(eq=False, slots=True)
-class Watched:
+class HeadView:
     """What a head has of one text: features that it has not used yet, and its own rows."""
 
     waiting: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Watched:
 class HeadAsk:
     """Asks for up to `count` tokens behind `tokens`, of which all but the last have been watched."""
 
-    watched: Watched
+    watched: HeadView
     tokens: Sequence[int]
     """Shared; the call changes nothing, and nobody changes it meanwhile."""
     count: int
