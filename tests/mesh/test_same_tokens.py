@@ -14,11 +14,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine.request import SamplingParams
+from penstock.testing.heads import write_head
 from penstock.testing.mesh import MeshSetup
 
 from .support import BLOCK, adversarial_draft, ask, drafting, prompt, settled
 
-DRAFTS = ("none", "lookup", "model", "same", "adversarial")
+DRAFTS = ("none", "lookup", "model", "same", "adversarial", "head")
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 """Special tokens have no text, and so no place among the logprobs of a text."""
 PLAIN = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -44,10 +45,12 @@ def placement(request):
 
 
 @pytest.fixture(scope="module", params=DRAFTS)
-async def mesh(request, placement, tiny, other, meshes, http):
+async def mesh(request, placement, tiny, other, meshes, http, tmp_path_factory):
     """One running mesh for each placement and kind of draft."""
     async with draft_for(request.param, tiny, other) as draft:
         engine = {"draft_always": True, "lookup_tokens": (1 << 16) * (request.param == "lookup")}
+        if request.param == "head":
+            engine["draft_head"] = str(write_head(tmp_path_factory.mktemp("head"), vocabulary=260))
         options = MeshSetup(model=tiny, draft=draft, aggregated=placement == "aggregated", engine=engine)
         async with meshes(options) as mesh:
             if request.param in ("model", "same"):

@@ -5,6 +5,7 @@ can load or raises `CheckpointError` with the file and the reason.
 """
 
 from penstock.checkpoint.directory import Checkpoint, inspect
+from penstock.checkpoint.draft_head import HEAD_EMBEDDING, HeadCheckpoint, inspect_head
 from penstock.checkpoint.errors import CheckpointError
 from penstock.checkpoint.families import SUPPORTED
 from penstock.checkpoint.fingerprint import fingerprint, tokenizer_fingerprint
@@ -16,16 +17,19 @@ from penstock.checkpoint.tensors import EMBEDDING, TensorInfo
 
 __all__ = [
     "EMBEDDING",
+    "HEAD_EMBEDDING",
     "SUPPORTED",
     "Checkpoint",
     "CheckpointError",
     "Experts",
+    "HeadCheckpoint",
     "LayerNames",
     "ModelConfig",
     "Rope",
     "TensorInfo",
     "fingerprint",
     "inspect",
+    "inspect_head",
     "layer_names",
     "remembered_fingerprint",
     "tokenizer_fingerprint",

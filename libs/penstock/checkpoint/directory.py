@@ -70,7 +70,7 @@ def inspect(path: str | Path, context: int | None = None) -> Checkpoint:
     values = text_values(config_file, read_object(config_file))
     config = parse_config(config_file, values, context)
     files = weight_files(directory)
-    tensors = declared_tensors(directory, files)
+    tensors = declared_tensors(files)
     if FAMILIES[config.architecture].text_part:
         tensors = text_tensors(tensors)
     if config.tied and HEAD in tensors:  # a head that is there counts, whatever config.json says: it may differ

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock.checkpoint.errors import CheckpointError
@@ -19,7 +20,9 @@ from penstock.checkpoint.model_config import ModelConfig
 from penstock.checkpoint.naming import LayerNames, layer_names
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""The element types this engine loads."""
+"""The element types of weights that this engine loads."""
+TABLE_BYTES = {"I64": 8, "BOOL": 1}
+"""Those of tables that some checkpoints have beside their weights."""
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 """The output projection, where it is not the embedding."""
@@ -38,7 +41,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * {**DTYPE_BYTES, **TABLE_BYTES}[self.dtype]
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -57,11 +60,14 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     return tuple(directory / name for name in sorted(names))
 
 
-def declared_tensors(directory: Path, files: tuple[Path, ...]) -> dict[str, TensorInfo]:
-    """Every tensor of `files`, each file's header checked against the file's size."""
+def declared_tensors(
+    files: tuple[Path, ...], dtypes: Mapping[str, int] = MappingProxyType(DTYPE_BYTES)
+) -> dict[str, TensorInfo]:
+    """Every tensor of `files`, each file's header checked against the file's size. `dtypes` are the element types that
+    are allowed, with their bytes."""
     tensors: dict[str, TensorInfo] = {}
     for file in files:
-        for name, info in _read_header(file):
+        for name, info in _read_header(file, dtypes):
             if name in tensors:
                 raise CheckpointError(file, f"repeats tensor {name} of {tensors[name].file.name}")
             tensors[name] = info
@@ -77,7 +83,7 @@ def text_tensors(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     }
 
 
-def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
+def _read_header(file: Path, dtypes: Mapping[str, int]) -> Iterator[tuple[str, TensorInfo]]:
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -95,13 +101,15 @@ def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
         raise CheckpointError(file, "its header is not valid JSON") from None
     if not isinstance(header, dict):
         raise CheckpointError(file, "its header is not a JSON object")
-    return _entries(file, header, 8 + length, size - 8 - length)
+    return _entries(file, header, dtypes, 8 + length, size - 8 - length)
 
 
-def _entries(file: Path, header: dict[str, Any], data_at: int, data_bytes: int) -> Iterator[tuple[str, TensorInfo]]:
+def _entries(
+    file: Path, header: dict[str, Any], dtypes: Mapping[str, int], data_at: int, data_bytes: int
+) -> Iterator[tuple[str, TensorInfo]]:
     """The header's tensors; their places must tile the data exactly: no gap, no overlap, nothing left over."""
     header.pop("__metadata__", None)
-    entries = [(name, *_entry(file, name, value, data_at)) for name, value in header.items()]
+    entries = [(name, *_entry(file, name, value, dtypes, data_at)) for name, value in header.items()]
     expected = 0
     for name, info, begin, end in sorted(entries, key=lambda entry: entry[2:]):
         if begin != expected:
@@ -114,7 +122,7 @@ def _entries(file: Path, header: dict[str, Any], data_at: int, data_bytes: int) 
         raise CheckpointError(file, f"holds {data_bytes - expected} bytes that no tensor declares")
 
 
-def _entry(file: Path, name: str, value: Any, data_at: int) -> tuple[TensorInfo, int, int]:
+def _entry(file: Path, name: str, value: Any, dtypes: Mapping[str, int], data_at: int) -> tuple[TensorInfo, int, int]:
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         sound = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
@@ -122,11 +130,11 @@ def _entry(file: Path, name: str, value: Any, data_at: int) -> tuple[TensorInfo,
         sound = False
     if not sound:
         raise CheckpointError(file, f"the header entry of tensor {name} is malformed")
-    if dtype not in DTYPE_BYTES:
+    if dtype not in dtypes:
         raise CheckpointError(
-            file, f"tensor {name} is {dtype}; supported are {', '.join(DTYPE_BYTES)} (quantised weights are not)"
+            file, f"tensor {name} is {dtype}; supported are {', '.join(dtypes)} (quantised weights are not)"
         )
-    if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
+    if end - begin != math.prod(shape) * dtypes[dtype]:
         raise CheckpointError(file, f"tensor {name} declares {end - begin} bytes for shape {list(shape)} {dtype}")
     return TensorInfo(file, name, dtype, shape, data_at + begin), begin, end
 

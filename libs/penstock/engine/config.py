@@ -71,6 +71,9 @@ class EngineSettings:
     lookup_tokens: Size = 1 << 21
     """Tokens of earlier prompts and answers in which a decode worker looks up what may come next, those of running
     requests apart; each takes 24 bytes of memory when it is there. 0: nothing is looked up."""
+    draft_head: str = "none"
+    """Directory of a draft head for the (first) model, in the layout of published EAGLE-3 checkpoints, which guesses in
+    decode workers what comes next from what the model's layers say; or none."""
     kernels: Annotated[bool, Parameter(parse=False)] = True
     """Use the C++ kernels on a CPU, when there is a compiler and the model suits them."""
     shared_pages: Annotated[bool, Parameter(parse=False)] = False

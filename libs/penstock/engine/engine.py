@@ -35,6 +35,10 @@ from penstock.engine.scheduling.live import Live, new_live
 from penstock.engine.scheduling.plan import StepLimits
 from penstock.engine.scheduling.scheduler import Ended, Scheduler
 from penstock.engine.speculation.asking import Speculation
+from penstock.engine.speculation.guess import Guess
+from penstock.engine.speculation.head.guessing import HeadGuesser
+from penstock.engine.speculation.head.opening import open_head
+from penstock.engine.speculation.heading import Heading
 from penstock.engine.speculation.looking import open_lookup
 from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters, EngineStats, collect
@@ -76,6 +80,7 @@ class Engine:
         helpers: Helpers,
         drafter: Drafter | None,
         lookup: Lookup | None,
+        head: HeadGuesser | None,
     ) -> None:
         self.config = config
         self.checkpoint = checkpoint
@@ -91,7 +96,10 @@ class Engine:
         self._pace = StepPace(config, self._counters, self._scheduler.crowd, runner, helpers.baton)
         self._wake = asyncio.Event()
         vocab_size = checkpoint.config.vocab_size
-        self._speculation = Speculation(config, vocab_size, drafter, lookup, self._counters)
+        heading = None
+        if head is not None:
+            heading = Heading(head, self._between_steps, self._counters, always=config.draft_always)
+        self._speculation = Speculation(config, vocab_size, drafter, lookup, heading, counters=self._counters)
         self._rules = RequestRules(checkpoint, config.draft_tokens > 0)
         self._sink_pages = SinkPages(self._scheduler, runner.memory, self._wake.set)
         self._loads = Loads(
@@ -135,11 +143,19 @@ class Engine:
             runner, spec = await lane.call(load, config, checkpoint)
             stack.callback(runner.memory.close)
             lookup = await open_lookup(config, stack)
+            head = await lane.call(open_head, config, checkpoint, runner)
             failure: Exception | None = None
             async with asyncio.TaskGroup() as tasks:
                 helpers = Helpers(lane, tasks, threads, baton)
                 engine = cls(
-                    config, checkpoint, spec=spec, runner=runner, helpers=helpers, drafter=drafter, lookup=lookup
+                    config,
+                    checkpoint,
+                    spec=spec,
+                    runner=runner,
+                    helpers=helpers,
+                    drafter=drafter,
+                    lookup=lookup,
+                    head=head,
                 )
                 tasks.create_task(engine._serve(), name="engine")
                 try:
@@ -337,6 +353,7 @@ class Engine:
         self._counters.step_began = None
         now = time.monotonic()
         ended = self._scheduler.commit(step, answers)
+        self._speculation.computed(step)
         failed = 0
         for outlet, answer in zip(outlets, answers, strict=True):
             if not isinstance(answer, list):
@@ -358,6 +375,17 @@ class Engine:
 
     def _compute(self, runs: Sequence[Run]) -> asyncio.Future[Sequence[list[Chosen] | EngineError]]:
         return self._lane.call(self._carry_out, runs, begun=self._hand_out)
+
+    def _between_steps(
+        self, lives: Sequence[Live], work: Callable[[], list[Guess]], begun: Callable[[], object]
+    ) -> asyncio.Future[list[Guess]]:
+        """Has `work` done in the lane, in the turn that steps of these sequences have."""
+
+        def in_turn() -> list[Guess]:
+            with self._pace.turn([live.run for live in lives]):
+                return work()
+
+        return self._lane.call(in_turn, begun=begun)
 
     def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
         """In the lane: computes a step, and finds out whether the blocks that it has filled may be shared."""

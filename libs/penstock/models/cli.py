@@ -69,6 +69,52 @@ def train(
         )
 
 
+@app.command
+def head(
+    out: Path,
+    *,
+    preset: str = "mini",
+    target: Path | None = None,
+    start: Path | None = None,
+    minutes: float | None = None,
+    threads: int | None = None,
+) -> None:
+    """Train a draft head for a model that stays as it is, and print how many of its guesses are right.
+
+    A head learns the target's own distributions over generated sessions, for a few guesses in a row. It is written in
+    the layout of published EAGLE-3 checkpoints, for `penstock up --draft-head`.
+
+    Args:
+        out: the directory of the head.
+        preset: `mini` for the embedded model, `tiny` for a rehearsal of seconds.
+        target: the model; the embedded one unless told.
+        start: a head to go on from.
+        minutes: another time budget.
+        threads: CPU threads.
+    """
+    _prepare(threads)
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from . import embedded
+    from .display import display
+    from .export import load
+    from .presets import HEADS
+    from .teach import HeadTrainer, export_head, load_head, measure_head
+
+    plan = HEADS[preset]
+    if minutes is not None:
+        plan = replace(plan, run=replace(plan.run, minutes=minutes))
+    net, tokenizer = load(target or embedded("penstock-mini"))
+    trainer = HeadTrainer(plan, net, tokenizer, start=None if start is None else load_head(start))
+    with display(Console(stderr=True)) as reporter:
+        trainer.run(reporter("head", plan.run))
+    export_head(trainer.head, out)
+    for reach, shares in measure_head(trainer.head, net, tokenizer, plan).items():
+        print(f"sees {reach:4} tokens back: right behind right ones " + " ".join(f"{share:.2f}" for share in shares))
+
+
 @app.command(name="eval")
 def evaluate(
     directory: Path | None = None,

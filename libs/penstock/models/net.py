@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,7 @@ class Attention(nn.Module):
             p(x).view(batch, length, -1, self.shape.head).transpose(1, 2)
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = _rotate(q, *rotary), _rotate(k, *rotary)
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         groups = self.shape.heads // self.shape.kv_heads
@@ -126,13 +127,22 @@ class Net(nn.Module):
     def hidden(self, ids: Tensor, cache: Cache | None = None) -> tuple[Tensor, Cache]:
         """The last norm's output for `ids` (batch, length), continuing `cache` if there is one."""
         start = cache[0][0].shape[2] if cache else 0
-        rotary = self._rotary(start, ids.shape[1], ids.device)
+        turn = rotary(self.shape, start, ids.shape[1], ids.device)
         x = self.model.embed_tokens(ids)
         kept: Cache = []
         for i, layer in enumerate(self.model.layers):
-            x, past = layer(x, rotary, cache[i] if cache else None)
+            x, past = layer(x, turn, cache[i] if cache else None)
             kept.append(past)
         return self.model.norm(x), kept
+
+    def features(self, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The states after so many layers, side by side (batch, length, layers * width), and the last norm's output."""
+        turn, x, kept = rotary(self.shape, 0, ids.shape[1], ids.device), self.model.embed_tokens(ids), []
+        for number, layer in enumerate(self.model.layers, 1):
+            x, _ = layer(x, turn, None)
+            if number in layers:
+                kept.append(x)
+        return torch.cat(kept, -1), self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits over the vocabulary."""
@@ -143,15 +153,17 @@ class Net(nn.Module):
         hidden, _ = self.hidden(ids)
         return self.logits(hidden if keep is None else hidden.flatten(0, 1)[keep])
 
-    def _rotary(self, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        half = self.shape.head // 2
-        steps = torch.arange(half, dtype=torch.float32, device=device) / half
-        positions = torch.arange(start, start + length, dtype=torch.float32, device=device)
-        angles = positions[:, None] * self.shape.theta**-steps
-        return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+def rotary(shape: NetShape, start: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(cosine, sine) of the positions from `start` on, [rows, head]."""
+    half = shape.head // 2
+    steps = torch.arange(half, dtype=torch.float32, device=device) / half
+    angles = torch.arange(start, start + rows, dtype=torch.float32, device=device)[:, None] * shape.theta**-steps
+    return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads (..., rows, head) turned by their rows' positions."""
     low, high = x.float().chunk(2, dim=-1)
     return (x.float() * cos + torch.cat((-high, low), -1) * sin).to(x.dtype)
 

@@ -46,6 +46,17 @@ class Preset:
     own_texts: int = 192  # texts that the target writes for its draft to learn from
 
 
+@dataclass(frozen=True)
+class HeadPlan:
+    """The training of a draft head. Of the shape in `run`, width and vocabulary are the target's."""
+
+    run: TrainingPlan
+    layers: tuple[int, ...]  # after how many of the target's layers it takes hidden states
+    draft_vocabulary: int
+    steps: int = 5  # guesses in a row that it learns
+    counted: int = 60  # batches whose tokens are counted for its vocabulary
+
+
 _START = {"repeat": 5, "lookup": 10, "select": 15, "L1": 50, "chat": 5, "everyday": 10, "text": 5}
 _MIDDLE = {"select": 10, "lookup": 6, "L1": 24, "L2": 28, "everyday": 15, "json": 6, "facts": 4, "chat": 3, "text": 4}
 _MAIN = {
@@ -167,6 +178,25 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             vocabulary=384,
             tokenizer_documents=20,
             own_texts=32,
+        ),
+    }
+)
+
+_SAID = {**_LAST, "long": 0, "huge": 0, "names": 2, "text": 12}
+HEADS: Mapping[str, HeadPlan] = MappingProxyType(
+    {
+        "mini": HeadPlan(
+            TrainingPlan(
+                NetShape(1, 256, 256, 2, 2), 3e-3, 24, 10_000_000, (Stage(1.0, _SAID, 512),), 1024, hold=0.3, seed=8
+            ),
+            (1, 3, 5),
+            1280,
+        ),
+        "tiny": HeadPlan(
+            TrainingPlan(NetShape(1, 64, 64, 2, 1, head=16), 4e-3, 5, 20_000, _TINY, batch=768, warmup=5),
+            (1, 2),
+            128,
+            counted=4,
         ),
     }
 )

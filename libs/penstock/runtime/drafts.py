@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-GRAMMAR, LOOKUP, MODEL = PROPOSERS = ("grammar", "lookup", "model")
-"""Tokens that a grammar forces, what followed the same words earlier, and a draft model."""
+GRAMMAR, LOOKUP, MODEL, HEAD = PROPOSERS = ("grammar", "lookup", "model", "head")
+"""Tokens that a grammar forces, what followed the same words earlier, a draft model, and a draft head."""
 
 
 def _none() -> list[int]:

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
-from penstock.checkpoint import Checkpoint, ModelConfig, inspect
+from penstock.checkpoint import Checkpoint, CheckpointError, ModelConfig, inspect, inspect_head
 from penstock.cli.child import ChildSpec
 from penstock.cli.hub import model_directory, public_name
 from penstock.cli.ports import Ports
@@ -191,6 +191,8 @@ class _Model:
     """The directory of the model with which the mesh's own draft service drafts."""
     draft_address: HostPort | None
     """Of its draft service, the mesh's own or another one, when there is one."""
+    head: Path | None
+    """The directory of the head that guesses in its decode workers."""
 
 
 def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
@@ -207,6 +209,7 @@ def _models(options: MeshOptions, ports: Ports) -> Iterator[_Model]:
             weights_bytes=sum(file.stat().st_size for file in checkpoint.weight_files),
             draft=draft,
             draft_address=ports.reserve() if draft else service,
+            head=_head(options.engine.draft_head, checkpoint) if number == 0 else None,
         )
 
 
@@ -221,6 +224,18 @@ def _draft(chosen: str, target: Checkpoint) -> Path | None:
     return directory
 
 
+def _head(chosen: str, target: Checkpoint) -> Path | None:
+    """The directory of the head that guesses for `target`. Raises ConfigError."""
+    if chosen in ("", "none"):
+        return None
+    directory = Path(chosen).expanduser().resolve()
+    try:
+        inspect_head(directory, target)
+    except CheckpointError as error:
+        raise ConfigError("draft_head", chosen, str(error)) from error
+    return directory
+
+
 def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPlan:
     """All processes and their addresses; `redis` is the address of one that runs. Raises ConfigError for an unusable
     model and for a port that is taken."""
@@ -231,7 +246,13 @@ def plan_mesh(options: MeshOptions, ports: Ports, *, redis: str = "") -> MeshPla
     routers, store = [ports.reserve() for _ in range(options.routers)], ports.reserve()
     doors = [(http, grpc)]
     doors += [(ports.reserve(0, options.host), ports.reserve(0, options.host)) for _ in range(1, options.gateways)]
-    worker = ("--router", ",".join(routers), "--kvstore", store, *arguments(options.engine, _SAID))
+    worker = (
+        "--router",
+        ",".join(routers),
+        "--kvstore",
+        store,
+        *arguments(replace(options.engine, draft_head="none"), _SAID),
+    )
     first, *others = models
     served: tuple[str, ...] = ("--model-dir", str(first.directory), "--model-name", first.name)
     served += tuple(word for model in others for word in ("--also", f"{model.name}={model.directory}"))
@@ -298,9 +319,12 @@ def _workers(
         for number in range(place * prefill, (place + 1) * prefill):
             own = _cores(options, next(shares))
             yield _child(options, "prefill", _WORKERS, "--address", ports.reserve(), *what, *own, number=number)
+        head = () if model.head is None else ("--draft-head", str(model.head))
         for number in range(place * options.decode, (place + 1) * options.decode):
             own = _cores(options, next(shares))
-            yield _child(options, "decode", _WORKERS, "--address", ports.reserve(), *what, *role, *own, number=number)
+            yield _child(
+                options, "decode", _WORKERS, "--address", ports.reserve(), *what, *role, *own, *head, number=number
+            )
 
 
 def _cores(options: MeshOptions, share: Share) -> Iterator[str]:

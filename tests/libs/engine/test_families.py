@@ -165,7 +165,7 @@ def run_of(tokens, start, count, pages, drafts=()):
 def logits_of(runner, runs):
     """The logits of a step, in the order of the batch."""
     seen = []
-    runner.logits = lambda order: seen.append(type(runner).logits(runner, order)) or seen[0]
+    runner.logits = lambda order, features: seen.append(type(runner).logits(runner, order, features)) or seen[0]
     runner.step(runs)
     del runner.logits
     return seen[0]

@@ -172,7 +172,7 @@ def speed_up(world, tmp_path):
         counters, draw = Counters(), Random(3)
         drafter = Drafter(loop, world, {live.id: live.ticket for live in lives})
         config = EngineConfig(model=tmp_path, draft_tokens=world.most)
-        speculation = Speculation(config, 97, drafter, None, counters)
+        speculation = Speculation(config, 97, drafter, None, None, counters=counters)
         for live in lives:
             speculation.begin(live)
         for _ in range(STEPS):

@@ -137,8 +137,8 @@ class Recorder:
         self.runner.logits = self._record
         self._next_page = 1
 
-    def _record(self, order):
-        self.logits = self._compute(order)
+    def _record(self, order, features=None):
+        self.logits = self._compute(order, features)
         return self.logits
 
     def pages(self, tokens):

@@ -95,7 +95,7 @@ def stored_parts(directory, dtype, heights, inputs):
     random = torch.Generator().manual_seed(len(heights))
     tensors = {f"part{n}": torch.randn(rows, inputs, generator=random).to(dtype) for n, rows in enumerate(heights)}
     save_file(tensors, directory / "model.safetensors")
-    declared = declared_tensors(directory, (directory / "model.safetensors",))
+    declared = declared_tensors((directory / "model.safetensors",))
     return tensors, tuple(declared[name] for name in tensors)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,8 @@ from penstock.models.grow import deepen, widen
 from penstock.models.induction import initialise
 from penstock.models.net import Net, NetShape, parameters
 from penstock.models.optim import Optimizer, orthogonalise
-from penstock.models.presets import PRESETS
+from penstock.models.presets import HEADS, PRESETS
+from penstock.models.teach import HeadTrainer, Lesson, acceptance, export_head, load_head
 
 SMALL = NetShape(3, 64, 96, 2, 2, vocabulary=200, head=32)
 
@@ -175,3 +177,44 @@ def test_the_package_and_its_commands_import_nothing_heavy():
     assert done.stdout.strip() == "set()"
     with pytest.raises(KeyError, match="penstock-mini-draft"):
         embedded("other")
+
+
+def test_a_head_learns_what_its_target_says(tmp_path):
+    """A rehearsal: the loss falls, the layout is that of published heads, and what is right is counted as a plain loop
+    counts it."""
+    torch.manual_seed(3)
+    _, tokenizer = load(embedded(NAMES[0]))
+    net = Net(NetShape(3, 64, 96, 2, 2, head=32))
+    plan = replace(HEADS["tiny"], run=replace(HEADS["tiny"].run, tokens=9_000), counted=1)
+    trainer, losses = HeadTrainer(plan, net, tokenizer), []
+    head = trainer.run(lambda progress, _: losses.append(progress.loss))
+    assert losses[-1] < losses[0]
+    export_head(head, tmp_path)
+    again = load_head(tmp_path)
+    lesson = Lesson(net, trainer._stream.next(1.0), again.shape.layers)
+    lesson.ids = lesson.ids[:1]
+    found = acceptance(again, lesson, 2, 8)
+    assert found == naive_acceptance(again, lesson, 2, 8) and found[0][1] > 20
+
+
+def naive_acceptance(head, lesson, steps, reach):
+    """One text, one row and one guess at a time."""
+    counts = [[0, 0] for _ in range(steps)]
+    for text, ids in enumerate(lesson.ids):
+        counted = set(lesson.places[text].tolist())
+        with torch.no_grad():
+            best = dict(zip(lesson.places[text].tolist(), lesson.logits[text].float().argmax(-1).tolist(), strict=True))
+        for row in range(len(ids) - 1):
+            for step in range(steps):
+                place = row + 1 + step
+                if place not in counted:
+                    break
+                features, embedded_ = lesson.features[text : text + 1].float(), lesson.embedded[text : text + 1]
+                with torch.no_grad():
+                    state = head(features, embedded_, step + 1, reach, [torch.tensor([row])])[step][0]
+                right = int(head.guess(state)[0]) == best[place]
+                counts[step][0] += right
+                counts[step][1] += 1
+                if not right or int(ids[place + 1]) != best[place]:
+                    break
+    return [(right, seen) for right, seen in counts]

@@ -26,6 +26,7 @@ from penstock.rpc.server import serve
 from penstock.runtime import cores
 from penstock.runtime.config import ConfigError
 from penstock.testing.checkpoints import write_checkpoint
+from penstock.testing.heads import write_head
 
 
 def penstock(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -492,6 +493,24 @@ def test_a_draft_with_other_tokens_is_refused_with_the_difference(tmp_path: Path
     draft = str(write_checkpoint(tmp_path / "draft"))
     with reserved_ports() as ports, pytest.raises(ConfigError, match=r"draft = .*' is token \d+ of the draft and"):
         plan_mesh(MeshOptions(port=0, draft=draft), ports)
+
+
+def test_a_draft_head_of_another_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}')
+    options = MeshOptions(port=0, engine=EngineSettings(draft_head=str(tmp_path)))
+    with reserved_ports() as ports, pytest.raises(ConfigError, match=r"draft_head = .*hidden_size is 64"):
+        plan_mesh(options, ports)
+
+
+def test_a_draft_head_is_for_workers_that_decode_the_first_model(tmp_path: Path) -> None:
+    shutil.copytree(embedded(NAMES[0]), tmp_path / "other")
+    head, tiny = write_head(tmp_path / "head"), write_checkpoint(tmp_path / "tiny")
+    two = (str(tiny), str(tmp_path / "other"))
+    engine = EngineSettings(draft_head=str(head))
+    with reserved_ports() as ports:
+        children = plan_mesh(MeshOptions(port=0, models=two, prefill=1, decode=2, engine=engine), ports).children
+    told = {child.name: child.command[-2:] for child in children if "--draft-head" in child.command}
+    assert told == dict.fromkeys(("decode-0", "decode-1"), ("--draft-head", str(head)))
 
 
 def test_a_draft_service_that_runs_already(tmp_path: Path) -> None:

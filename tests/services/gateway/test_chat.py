@@ -246,8 +246,8 @@ async def test_usage_is_exact(setup, prefill, n, max_tokens):
         assert (own["drafted_tokens"], own["accepted_tokens"]) == (8 * n, 3 * n)
         assert own["drafts"] == {
             "passes": n,
-            "verified": {"grammar": 0, "lookup": 0, "model": 8 * n},
-            "accepted": {"grammar": 0, "lookup": 0, "model": 3 * n},
+            "verified": {"grammar": 0, "lookup": 0, "model": 8 * n, "head": 0},
+            "accepted": {"grammar": 0, "lookup": 0, "model": 3 * n, "head": 0},
             "verified_at": [n] * 8,
             "accepted_at": [n] * 3 + [0] * 5,
             "waited_s": 0.0,

@@ -22,7 +22,7 @@ from penstock.engine.kernels.cpu.machine import Machine
 from penstock.engine.kernels.cpu.matrix import PackedMatrix
 from penstock.engine.kernels.cpu.shapes import misfit
 from penstock.engine.kernels.rounding import dequantised
-from penstock.engine.layers.embedding import StoredTable
+from penstock.engine.layers.embedding import Embedding, StoredTable
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.stacks import Stack, as_it_is
 from penstock.engine.layers.weights import Weights
@@ -32,6 +32,7 @@ from penstock.engine.models.packed import SMALL_BYTES, PackedWeights, packed_wei
 from penstock.engine.sampling.choice import Choice, Chosen
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.step.batch import BatchBuilder, arrange
+from penstock.engine.step.features import Features, featured_rows
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 from penstock.runtime.config import ConfigError
@@ -53,8 +54,8 @@ _log = logging.getLogger(__name__)
 class StepsOnDevice(Protocol):
     """Steps of a CUDA device, see kernels/cuda/steps.py."""
 
-    def logits(self, order: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab] of runs in the order of `arrange`."""
+    def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
+        """float32 [samples, vocab] of runs in the order of `arrange`; fills `features`."""
         ...
 
 
@@ -69,6 +70,7 @@ class Runner:
         self._compiled: CompiledDecoder | None = None
         self._device: StepsOnDevice | None = None
         self._masking = Masking(checkpoint.config.vocab_size)
+        self._taps: tuple[int, ...] = ()
         if config.device == "cpu":
             self._load(checkpoint, config)
         else:
@@ -113,6 +115,7 @@ class Runner:
     def _build(self, model: ModelConfig, config: EngineConfig, weights: Weights, compute: torch.dtype) -> None:
         """`compute` is the type of activations."""
         place = self.memory.data.device
+        self._compute, self._place = compute, place
         self.decoder = Decoder(model, weights, config.context(model.max_positions), compute)
         self.sampler = Sampler(model.vocab_size, place)
         self._builder = BatchBuilder(self.memory, place, model.windows, compute)
@@ -122,11 +125,23 @@ class Runner:
         """Of the model."""
         return self.decoder.config.n_layers
 
+    @property
+    def embedding(self) -> Embedding:
+        """Of the model."""
+        return self.decoder.embedding
+
     def between_layers(self, call: Callable[[], object] | None) -> None:
         """From the next step on, `call` is called after each layer; it must not raise."""
         self.decoder.between = call
         if self._compiled is not None:
             self._compiled.between_layers(call)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Chooses what runs get that ask for features: their states after so many layers, numbers that grow. Raises
+        ValueError when the model has no such layers, or these are its last."""
+        if list(layers) != sorted(set(layers)) or not all(0 < count < self.layers for count in layers):
+            raise ValueError(f"layers {list(layers)}: need growing numbers from 1 to {self.layers - 1}")
+        self._taps = tuple(layers)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
@@ -140,15 +155,17 @@ class Runner:
             self._clear_tail(run)
         takes = self._takes(runs)
         order = runs if takes else arrange(runs)
-        masks = self._masking.begin(order)
+        masks, features = self._masking.begin(order), self._features(order)
         if self._compiled is not None and takes and all(run.choice.plain for run in runs):
             legality = None if masks is None else masks.legality(order)
-            sampled = [Chosen(token) for token in self._compiled.best(order, legality)]
+            sampled = [Chosen(token) for token in self._compiled.best(order, legality, features)]
         else:
-            logits = self.logits(order)
+            logits = self.logits(order, features)
             rows = [choice for run in order for choice in (_choices(run) if masks is None else masks.choices(run))]
             self.memory.computed(wait=not rows)  # a step is over when it is computed, with or without samples
             sampled = self.sampler.sample(logits, rows) if rows else []
+        if features is not None:
+            features.hand_over(order)
         answers: dict[int, list[Chosen] | EngineError] = {}
         first = 0
         for run in order:
@@ -158,14 +175,22 @@ class Runner:
             first += run.samples
         return [answers[id(run)] for run in runs]
 
-    def logits(self, order: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab]; leaves the runs' keys and values in the memory. The kernels take runs in any order,
-        torch in that of `arrange`."""
+    def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
+        """float32 [samples, vocab]; leaves the runs' keys and values in the memory, and fills `features`. The kernels
+        take runs in any order, torch in that of `arrange`."""
         if self._compiled is not None and self._takes(order):
-            return self._compiled.forward(order)
+            return self._compiled.forward(order, features)
         if self._device is not None:
-            return self._device.logits(order)
-        return self.decoder.forward(self._builder.build(order), self.memory)
+            return self._device.logits(order, features)
+        return self.decoder.forward(self._builder.build(order), self.memory, features)
+
+    def _features(self, order: Sequence[Run]) -> Features | None:
+        """Room for what the runs ask for; None when none does."""
+        if not any(run.featured for run in order):
+            return None
+        rows = featured_rows(order)
+        width = len(self._taps) * self.decoder.config.hidden_size
+        return Features(self._taps, rows, torch.empty(len(rows), width, dtype=self._compute, device=self._place))
 
     def _takes(self, runs: Sequence[Run]) -> bool:
         return self._compiled is not None and self._compiled.takes(sum(run.tokens for run in runs))

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from penstock.checkpoint import ModelConfig
 from penstock.engine.layers.attention import attend
+from penstock.engine.layers.embedding import Embedding
 from penstock.engine.layers.feedforward import feed_forward
 from penstock.engine.layers.linear import columns, linear
 from penstock.engine.layers.norm import rms_norm
 from penstock.engine.layers.rope import rope_tables, rotate
 from penstock.engine.layers.weights import LayerWeights, Weights
 from penstock.engine.step.batch import Batch, Group, Leading
+from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 
 Turn = tuple[Tensor, Tensor]
@@ -55,12 +57,19 @@ class Decoder:
         """The rotation tables, [positions, 1, rotary_dim]: of all layers, or of those without a window and the rest."""
         return self._tables
 
-    def forward(self, batch: Batch, memory: PageMemory) -> Tensor:
-        """float32 [S, vocab]."""
+    @property
+    def embedding(self) -> Embedding:
+        """Of the model."""
+        return self._weights.embedding
+
+    def forward(self, batch: Batch, memory: PageMemory, features: Features | None = None) -> Tensor:
+        """float32 [S, vocab]; fills `features`."""
         x = self._weights.embedding.rows(batch.ids).to(self._dtype)
         turns = [_rows(table, batch.positions) for table in self._tables]
         for number, layer in enumerate(self._weights.layers[:-1]):
             x = self._layer(number, layer, x, turns[self._table_of[number]], batch=batch, memory=memory)
+            if features is not None:
+                features.keep(number + 1, x)
             if self.between is not None:
                 self.between()
         x = self._last_layer(x, turns[self._table_of[-1]], batch, memory)

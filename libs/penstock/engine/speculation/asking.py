@@ -17,11 +17,12 @@ from penstock.engine.speculation.ahead import Ahead, RunningAhead, StepBeside
 from penstock.engine.speculation.costs import DraftCosts
 from penstock.engine.speculation.depths import FREE, MARGIN, StepSeconds, depths
 from penstock.engine.speculation.guess import NOTHING, Guess
+from penstock.engine.speculation.heading import Headed, Heading
 from penstock.engine.speculation.looking import Looked, Looking
 from penstock.engine.speculation.lookup.lookup import Lookup
 from penstock.engine.stats import Counters
 from penstock.engine.step.run import Run
-from penstock.runtime.drafts import GRAMMAR, LOOKUP, MODEL, DraftAccount
+from penstock.runtime.drafts import GRAMMAR, HEAD, LOOKUP, MODEL, DraftAccount
 
 _FIRST_STEPS = 4
 """Steps without drafts before any, to know what they take."""
@@ -47,6 +48,7 @@ class _Writer:
 
     live: Live
     ahead: Ahead | None
+    headed: Headed | None
     account: DraftAccount = field(default_factory=DraftAccount)
     looked: Looked = field(default_factory=Looked)
     choice: _Choice = _Choice()
@@ -54,7 +56,7 @@ class _Writer:
 
 
 class Speculation:
-    """The proposers of an engine: grammars that force tokens, its lookup, and its drafter if it has one.
+    """The proposers of an engine: grammars that force tokens, its lookup, its drafter and its head if it has them.
 
     What a drafter says is never trusted, and it is waited for as long as what it is expected to bring is worth: when it
     is late or away, the step runs without its drafts.
@@ -66,6 +68,8 @@ class Speculation:
         vocab_size: int,
         drafter: Drafter | None,
         lookup: Lookup | None,
+        heading: Heading | None,
+        *,
         counters: Counters,
     ) -> None:
         self._most = config.draft_tokens
@@ -74,6 +78,7 @@ class Speculation:
         self._counters = counters
         self._costs = DraftCosts()
         self._looking = None if lookup is None else Looking(lookup)
+        self._heading = heading
         self._ahead = None
         if drafter is not None and self._most:
             self._ahead = RunningAhead(drafter, self._costs, counters, config.draft_timeout_s)
@@ -96,7 +101,8 @@ class Speculation:
     def begin(self, live: Live) -> DraftAccount:
         """The account of a new sequence; ends with `forget`."""
         ahead = None if self._ahead is None else self._ahead.begin(live)
-        self._writers[live.ticket] = writer = _Writer(live, ahead)
+        headed = None if self._heading is None else self._heading.begin(live)
+        self._writers[live.ticket] = writer = _Writer(live, ahead, headed)
         return writer.account
 
     def forget(self, live: Live) -> None:
@@ -106,6 +112,15 @@ class Speculation:
             self._looking.forget(live, writer.looked)
         if self._ahead is not None:
             self._ahead.forget(live)
+
+    def computed(self, step: Sequence[Live]) -> None:
+        """A step has computed tokens of these sequences, and they are taken in."""
+        if self._heading is None:
+            return
+        for live in step:
+            writer = self._writers.get(live.ticket)
+            if writer is not None and writer.headed is not None:
+                self._heading.computed(writer.headed)
 
     async def ask(self, decoding: Sequence[Live], idle: Callable[[], None]) -> Mapping[int, tuple[int, ...]]:
         """Drafts by ticket, for sequences whose next step is a decode step. Calls `idle` before it waits for any."""
@@ -121,6 +136,7 @@ class Speculation:
             return {}
         self._look(writers, step)
         await self._run_ahead(writers, step, idle)
+        await self._head(writers, step, idle)
         choices = [self._chosen(writer) for writer in writers]
         reaches = [choice.guess.reach for choice in choices]
         lengths = depths(reaches, step, MARGIN)
@@ -153,6 +169,8 @@ class Speculation:
     def _rest(self, writers: Sequence[_Writer]) -> None:
         if self._ahead is not None:
             self._ahead.rest(_aheads(writers))
+        if self._heading is not None:
+            self._heading.rest(_headed(writers))
 
     def _look(self, writers: Sequence[_Writer], step: StepSeconds) -> None:
         if self._looking is None:
@@ -167,13 +185,24 @@ class Speculation:
         if self._ahead is None:
             return
         sequences = _aheads(writers)
-        local = [len(self._forced(writer.live)) + writer.looked.believed.hope for writer in writers]
-        beside = StepBeside(len(writers), step, local)
+        beside = self._beside(writers, step)
         self._ahead.look_back(sequences)
         self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
         waited_s = await self._ahead.wait(sequences, beside, idle)
         for account in (self._counters.drafts, *(writer.account for writer in writers)):
             account.waited_s += waited_s
+
+    async def _head(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
+        if self._heading is None:
+            return
+        sequences = _headed(writers)
+        self._heading.look_back(sequences)
+        rooms = [self._room(writer.live) for writer in writers]
+        await self._heading.guess(sequences, rooms, self._beside(writers, step), idle)
+
+    def _beside(self, writers: Sequence[_Writer], step: StepSeconds) -> StepBeside:
+        local = [len(self._forced(writer.live)) + writer.looked.believed.hope for writer in writers]
+        return StepBeside(len(writers), step, local)
 
     def _chosen(self, writer: _Writer) -> _Choice:
         """The drafts from which most is hoped. What a grammar forces comes first, and what it forbids is left out."""
@@ -184,11 +213,18 @@ class Speculation:
         if looked.tokens:
             options.append(_Choice(LOOKUP, self._legal(writer.live, _joined(sure, looked)), len(forced)))
         if self._ahead is not None and writer.ahead is not None:
-            guess = self._usable(self._ahead.offer(writer.ahead, room))
-            if guess.tokens and guess.tokens[: len(forced)] == forced:
-                rest = Guess(guess.tokens[len(forced) :], guess.chances[len(forced) :])
-                options.append(_Choice(MODEL, self._legal(writer.live, _joined(sure, rest)), len(forced)))
+            options += self._option(MODEL, writer, self._usable(self._ahead.offer(writer.ahead, room)), sure)
+        if writer.headed is not None:
+            options += self._option(HEAD, writer, writer.headed.believed, sure)
         return max(options, key=_hope)
+
+    def _option(self, proposer: str, writer: _Writer, guess: Guess, sure: Guess) -> Sequence[_Choice]:
+        """What a proposer guesses that does not know of the tokens that are `sure`, if it guesses these too."""
+        forced = len(sure.tokens)
+        if not guess.tokens or guess.tokens[:forced] != sure.tokens:
+            return ()
+        rest = Guess(guess.tokens[forced:], guess.chances[forced:])
+        return (_Choice(proposer, self._legal(writer.live, _joined(sure, rest)), forced),)
 
     def _legal(self, live: Live, guess: Guess) -> Guess:
         return guess if live.guide is None else guess.cut(len(live.guide.legal(guess.tokens)))
@@ -211,6 +247,10 @@ class Speculation:
 
 def _aheads(writers: Sequence[_Writer]) -> list[Ahead]:
     return [writer.ahead for writer in writers if writer.ahead is not None]
+
+
+def _headed(writers: Sequence[_Writer]) -> list[Headed]:
+    return [writer.headed for writer in writers if writer.headed is not None]
 
 
 def _hope(choice: _Choice) -> float:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.engine.sampling.choice import Choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -24,6 +28,8 @@ class Run:
     """Names the content of `pages`: a sequence and the version of its table."""
     shared: bool = False
     """Whether other sequences may use the blocks that it fills."""
+    featured: bool = False
+    """Whether the step is to give its features."""
     tokens: int = field(init=False)
     """Number of tokens, drafts included; each is one row of the step."""
     end: int = field(init=False)
@@ -32,6 +38,8 @@ class Run:
     """False when a block that the step has filled, and that others may use, does not hold finite numbers only."""
     samples: int = field(init=False)
     """How many of its last tokens are sampled after: 0 while known tokens are left for later steps."""
+    features: Tensor | None = field(init=False)
+    """[tokens, layers * hidden], once the step is computed, if they were asked for: see Features."""
 
     def __post_init__(self) -> None:
         self.aim(self.start, self.known, self.choice.drafts)
@@ -40,6 +48,7 @@ class Run:
         """Chooses the tokens: `known` ones from position `start` on, and the drafts behind them."""
         self.start, self.known = start, known
         self.sound = True
+        self.features = None
         choice = self.choice
         choice.drafts = drafts
         self.tokens = known + len(drafts)

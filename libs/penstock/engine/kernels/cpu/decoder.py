@@ -29,6 +29,7 @@ from penstock.engine.layers.feedforward import Dense
 from penstock.engine.layers.linear import Matrix
 from penstock.engine.layers.weights import LayerWeights, Weights
 from penstock.engine.step.batch import sampled_rows
+from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 
@@ -109,21 +110,23 @@ class CompiledDecoder:
         """Whether it computes steps of so many rows: not if torch multiplies them faster."""
         return not self._head.by_torch(rows)
 
-    def forward(self, runs: Sequence[Run]) -> Tensor:
-        """float32 [samples, vocab]; leaves every row's keys and values in the page memory."""
+    def forward(self, runs: Sequence[Run], features: Features | None = None) -> Tensor:
+        """float32 [samples, vocab]; leaves every row's keys and values in the page memory, and fills `features`."""
         sampled = sampled_rows(runs)
         logits = np.empty((len(sampled), self._vocab), dtype=np.float32)
-        self._step(runs, sampled, logits)
+        self._step(runs, sampled, logits, features=features)
         return torch.from_numpy(logits)
 
-    def best(self, runs: Sequence[Run], legality: Legality | None = None) -> list[int]:
+    def best(
+        self, runs: Sequence[Run], legality: Legality | None = None, features: Features | None = None
+    ) -> list[int]:
         """As `forward`, but only the most probable token of each sample, the first of several, that is legal. Raises
         NotFinite."""
         sampled = sampled_rows(runs)
         if len(self._room) < len(sampled):
             self._room = np.empty((len(sampled), self._vocab), dtype=np.float32)
         best = np.empty(len(sampled), dtype=np.int32)
-        self._step(runs, sampled, self._room, best, legality=legality)
+        self._step(runs, sampled, self._room, best, legality=legality, features=features)
         found: list[int] = best.tolist()
         if -1 in found:
             raise NotFinite
@@ -137,6 +140,7 @@ class CompiledDecoder:
         best: npt.NDArray[np.int32] | None = None,
         *,
         legality: Legality | None = None,
+        features: Features | None = None,
     ) -> None:
         ids: list[int] = []
         positions: list[int] = []
@@ -147,7 +151,10 @@ class CompiledDecoder:
             first.append(len(ids))
             table_at.append(at)
             at += len(run.pages)
-        numbers = _Numbers(ids=ids, first=first, position=positions, table_at=table_at, sampled=sampled)
+        taps, featured = ([], []) if features is None else (list(features.layers), list(features.rows))
+        numbers = _Numbers(
+            ids=ids, first=first, position=positions, table_at=table_at, sampled=sampled, taps=taps, featured=featured
+        )
         tables = self._tables(runs)
         x: Any
         if self._table is not None:
@@ -164,6 +171,9 @@ class CompiledDecoder:
             logits=logits.ctypes.data,
             best=None if best is None else best.ctypes.data,
             legal=None if legality is None else addressof(legality.args),
+            tap_count=len(taps),
+            features=len(featured),
+            states=None if features is None else features.values.data_ptr(),
             between=None if self._between is None else cast(self._between, c_void_p).value,
         )
         self._machine.forward(self._model, step)

@@ -71,6 +71,8 @@ class Pass {
       product_of(OUTPUT, layer, own.output.outputs, rows);
       product_of(GATE_UP, layer, model_.intermediate, rows);
       product_of(DOWN, layer, own.down.outputs, rows);
+      if (tap_ < step_.tap_count && step_.taps[tap_] == layer + 1)
+        phases_.push_back({TAP, NONE, layer, (step_.features + kTogether - 1) / kTogether, tap_++});
       if (step_.between) compute(), reinterpret_cast<void (*)()>(step_.between)();
     }
     product_of(HEAD, model_.layers, model_.head.outputs, last_);
@@ -79,14 +81,14 @@ class Pass {
   }
 
  private:
-  enum Job { EMBED, KEEP, ATTENTION, PACK_ROWS, MULTIPLY, BEST };
+  enum Job { EMBED, KEEP, ATTENTION, PACK_ROWS, MULTIPLY, TAP, BEST };
   enum Product { NONE, QKV, OUTPUT, GATE_UP, DOWN, HEAD };  // the product whose rows are packed, or that is computed
-  static constexpr int kTogether = 16;                      // rows that one chunk embeds
+  static constexpr int kTogether = 16;                      // rows that one chunk embeds, or keeps
   struct Phase {
     Job job;
     Product product;
     int layer, chunks;
-    int size;  // panels in a chunk
+    int size;  // panels in a chunk; of TAP, which of the taps it is
   };
   struct alignas(64) Member {
     float *x;     // [rows, in], packed for the current phase; shared by all members if there are many rows
@@ -144,6 +146,7 @@ class Pass {
       case ATTENTION: return attention_.run(phase.layer, chunk, who, phase.layer + 1 == model_.layers);
       case PACK_ROWS: return pack_rows(phase, member.x, chunk);
       case MULTIPLY: return multiply(phase, number, chunk * phase.size, member);
+      case TAP: return tap(phase.size, chunk * kTogether, std::min((chunk + 1) * kTogether, step_.features));
       case BEST: step_.best[chunk] = best_of(chunk);
     }
   }
@@ -168,6 +171,14 @@ class Pass {
                                       : Floats::load(static_cast<const uint16_t *>(model_.table) + at + i))
             .store(to + i);
     }
+  }
+
+  // Keeps the states of the featured rows [first, last).
+  void tap(int number, int first, int last) {
+    const int64_t width = model_.hidden;
+    for (int at = first; at < last; ++at)
+      std::memcpy(step_.states + (int64_t(at) * step_.tap_count + number) * width, step_.x + step_.featured[at] * width,
+                  width * sizeof(float));
   }
 
   // Returns the most probable token of a sample among those that are legal.
@@ -280,6 +291,7 @@ class Pass {
   std::vector<Member> members_;
   std::vector<Phase> phases_;
   int computed_ = 0;  // phases
+  int tap_ = 0;       // taps that have their phases
 };
 
 }  // namespace

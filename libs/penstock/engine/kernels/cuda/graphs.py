@@ -18,6 +18,7 @@ from penstock.checkpoint import ModelConfig
 from penstock.engine.kernels.cuda.paged import Attend, Paged, PagedAttention
 from penstock.engine.kernels.cuda.plan import StepInput, StepShape, buckets, shape_of
 from penstock.engine.step.batch import Batch, Leading
+from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 
@@ -29,8 +30,8 @@ class Forward(Protocol):
 
     config: ModelConfig
 
-    def forward(self, batch: Batch, memory: PageMemory) -> Tensor:
-        """float32 [samples, vocab]; leaves the rows' keys and values in the page memory."""
+    def forward(self, batch: Batch, memory: PageMemory, features: Features | None = None) -> Tensor:
+        """float32 [samples, vocab]; leaves the rows' keys and values in the page memory, and fills `features`."""
         ...
 
 

@@ -10,6 +10,7 @@ from penstock.engine.kernels.cuda import streams
 from penstock.engine.kernels.cuda.graphs import Capture, Forward, GraphSteps
 from penstock.engine.kernels.cuda.paged import PagedAttention, host_paged, on_device
 from penstock.engine.step.batch import Batch, BatchBuilder, Leading
+from penstock.engine.step.features import Features
 from penstock.engine.step.memory import PageMemory
 from penstock.engine.step.run import Run
 
@@ -44,15 +45,15 @@ class DeviceSteps:
                 capture=capture,
             )
 
-    def logits(self, order: Sequence[Run]) -> Tensor:
+    def logits(self, order: Sequence[Run], features: Features | None = None) -> Tensor:
         """float32 [samples, vocab] of runs in the order of `arrange`, valid until the next call; leaves their keys and
-        values in the page memory."""
+        values in the page memory. A step with features is not captured."""
         with streams.current(self._memory.data.device):
-            if self._graphs is not None:
+            if self._graphs is not None and features is None:
                 logits = self._graphs.logits(order)
                 if logits is not None:
                     return logits
-            return self._decoder.forward(self._build(order), self._memory)
+            return self._decoder.forward(self._build(order), self._memory, features)
 
     def _build(self, order: Sequence[Run]) -> Batch:
         short = self._short(order)

@@ -1,0 +1,274 @@
+"""A draft head: its files, its arithmetic beside the network that it was trained as, and that it changes no token."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from penstock.checkpoint import CheckpointError, inspect, inspect_head
+from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request
+from penstock.engine.speculation.head.guessing import WINDOW, HeadGuesser, HeadView
+from penstock.engine.speculation.head.model import HeadContext, HeadModel, HeadRows
+from penstock.models.teach import load_head
+from penstock.runtime.drafts import HEAD, PROPOSERS
+from penstock.testing.heads import HEAD_VOCABULARY, write_head
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    return write_head(tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture
+def damaged(stored, tmp_path):
+    """A copy of the head; call it with what to change."""
+
+    def change(config=None, tensors=None):
+        values = json.loads((stored / "config.json").read_text()) | (config or {})
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        found = load_file(stored / "model.safetensors")
+        for name, tensor in (tensors or {}).items():
+            found.pop(name, None)
+            if tensor is not None:
+                found[name] = tensor
+        save_file(found, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return change
+
+
+def model_of(directory, tiny) -> HeadModel:
+    table = torch.randn(320, 64, generator=torch.Generator().manual_seed(5))
+    head = inspect_head(directory, inspect(tiny))
+    return HeadModel(head, lambda ids: table[ids], 1024, torch.device("cpu"))
+
+
+# Files
+
+
+def test_a_head_is_read_as_it_was_written(stored, tiny):
+    head = inspect_head(stored, inspect(tiny))
+    assert head.layers == (1, 2)
+    assert (head.draft_vocab_size, head.hidden_size, head.n_heads, head.n_kv_heads) == (HEAD_VOCABULARY, 64, 4, 2)
+    known = load_head(stored).t2d.nonzero().flatten()
+    assert torch.equal(model_of(stored, tiny).known, known)
+
+
+def test_layers_without_a_word_are_those_of_the_paper(damaged, tiny):
+    target = inspect(tiny)
+    deep = replace(target, config=replace(target.config, n_layers=32))
+    directory = damaged({"eagle_config": None}, {"fc.weight": torch.zeros(64, 192)})
+    assert inspect_head(directory, deep).layers == (2, 16, 29)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "reason"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, {}, "architectures .* is no draft head"),
+        ({"hidden_size": 32}, {}, "hidden_size is 32, that of the target .* is 64"),
+        ({"vocab_size": 300}, {}, "vocab_size is 300"),
+        ({"draft_vocab_size": 321}, {}, "draft_vocab_size 321 is more than the target has, 320"),
+        ({"hidden_act": "gelu"}, {}, "hidden_act 'gelu' is not supported"),
+        ({"norm_before_residual": True}, {}, "norm_before_residual True is not supported"),
+        ({"num_attention_heads": 3}, {}, "num_attention_heads 3 is not a multiple"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}, {}, r"layers \[0, 2\] .* which has 3"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1]}}, {}, "must be growing numbers"),
+        ({}, {"fc.weight": None}, "tensor fc.weight of a draft head is missing"),
+        ({}, {"fc.weight": torch.zeros(64, 64)}, r"fc.weight has shape \[64, 64\], config.json makes it \[64, 128\]"),
+        ({}, {"midlayer.self_attn.q_proj.weight": torch.zeros(64, 64)}, r"q_proj.weight has shape"),
+        ({}, {"d2t": None}, "tensor d2t of a draft head is missing"),
+        ({}, {"d2t": torch.zeros(HEAD_VOCABULARY)}, "tensor d2t is F32, not I64"),
+        ({}, {"lm_head.weight": torch.zeros(HEAD_VOCABULARY, 64, dtype=torch.int64)}, "lm_head.weight is I64"),
+        ({}, {"more": torch.zeros(1)}, "tensor more is not part of a draft head"),
+    ],
+)
+def test_what_does_not_fit_is_named(damaged, tiny, config, tensors, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        inspect_head(damaged(config, tensors), inspect(tiny))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"d2t": torch.full((HEAD_VOCABULARY,), 320)}, "d2t names no 200 tokens of 320"),
+        ({"d2t": -torch.arange(HEAD_VOCABULARY)}, "d2t names no 200 tokens"),
+        ({"d2t": torch.zeros(HEAD_VOCABULARY, dtype=torch.int64)}, "t2d and d2t name different tokens"),
+    ],
+)
+def test_tables_that_make_no_sense_are_refused(damaged, tiny, tensors, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        model_of(damaged(tensors=tensors), tiny)
+
+
+def test_pickles_are_not_read(damaged, tiny):
+    directory = damaged()
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: is pickled"):
+        inspect_head(directory, inspect(tiny))
+
+
+# Arithmetic
+
+
+@given(length=st.integers(3, 40), cuts=st.sets(st.integers(1, 39)), steps=st.integers(1, 5), seed=st.integers(0, 3))
+@settings(max_examples=40)
+def test_states_are_those_of_the_network(tmp_path_factory, tiny, length, cuts, steps, seed):
+    """However the rows are cut, and going on from the last one with its own state."""
+    directory = write_head(tmp_path_factory.mktemp("case"), seed)
+    naive, model = load_head(directory), model_of(directory, tiny)
+    random = torch.Generator().manual_seed(length)
+    ids = torch.randint(0, 320, (length + steps,), generator=random).tolist()
+    features = torch.randn(length, 128, generator=random)
+    embedded = model._embed(torch.tensor([*ids[1:], 0]))
+    rows = torch.tensor([length - 1])
+    context, state = HeadContext(), torch.zeros(0)
+    ends = sorted({cut for cut in cuts if cut < length} | {length})
+    with torch.inference_mode():
+        padded = torch.cat((features, torch.zeros(steps, 128)))
+        wanted = naive(padded[None], embedded[None], steps, 1000, [rows])
+        for begin, end in zip([0, *ends], ends, strict=False):
+            state = model.forward(model.fuse(features[begin:end]), [HeadRows(context, ids[begin + 1 : end + 1])])
+        for step in range(steps):
+            torch.testing.assert_close(state[-1], wanted[step][0][0], atol=2e-4, rtol=1e-3)
+            torch.testing.assert_close(model.logits(state[-1:]), naive.logits(wanted[step][0]), atol=2e-3, rtol=1e-3)
+            if step + 1 < steps:
+                state = model.forward(state[-1:], [HeadRows(context, [ids[length + step + 1]])])
+
+
+def test_texts_do_not_see_each_other(stored, tiny):
+    model, random = model_of(stored, tiny), torch.Generator().manual_seed(1)
+    texts = [(torch.randn(count, 128, generator=random), [7 + count] * count) for count in (3, 1, 20)]
+    with torch.inference_mode():
+        alone = [model.forward(model.fuse(one), [HeadRows(HeadContext(), ids)]) for one, ids in texts]
+        together = model.forward(
+            model.fuse(torch.cat([one for one, _ in texts])), [HeadRows(HeadContext(), ids) for _, ids in texts]
+        )
+    torch.testing.assert_close(torch.cat(alone), together, atol=1e-5, rtol=1e-4)
+
+
+def test_a_full_context_keeps_the_newer_half():
+    context, rows = HeadContext(), torch.arange(900.0).view(900, 1, 1)
+    for begin in range(0, 900, 9):
+        keys, values = context.add(rows[begin : begin + 9], -rows[begin : begin + 9])
+        assert torch.equal(keys, -values) and len(keys) <= 512
+        assert torch.equal(keys.flatten(), rows[begin + 9 - len(keys) : begin + 9].flatten())
+        assert (context.begin, context.end) == (begin + 9 - len(keys), begin + 9)
+    assert len(keys) > 250
+
+
+# What it sees
+
+
+def test_it_begins_with_a_window_of_what_it_has_seen():
+    watched, features = HeadView(), torch.arange(200.0).view(200, 1)
+    for begin in range(0, 200, 50):
+        watched.watch(begin, features[begin : begin + 50])
+    begin, rows = watched.rows()
+    assert begin == 200 - WINDOW and torch.equal(rows, features[-WINDOW:])
+    assert watched.end == 200 and not watched.waiting
+
+
+def test_guesses_are_forgotten_when_the_text_goes_on():
+    watched = HeadView()
+    watched.watch(0, torch.zeros(9, 1))
+    watched.rows()
+    watched.context.add(torch.ones(9, 1, 1), torch.ones(9, 1, 1))
+    watched.context.add(torch.zeros(4, 1, 1), torch.zeros(4, 1, 1))  # guesses
+    watched.watch(9, torch.zeros(2, 1))
+    assert watched.rows()[0] == 9
+    assert (watched.context.begin, watched.context.end) == (0, 9)
+
+
+def test_behind_a_gap_it_begins_anew():
+    watched = HeadView()
+    watched.watch(0, torch.zeros(9, 1))
+    watched.rows()
+    watched.context.add(torch.ones(9, 1, 1), torch.ones(9, 1, 1))
+    watched.watch(30, torch.zeros(2, 1))
+    assert watched.rows()[0] == 30
+    assert (watched.context.begin, watched.context.end) == (30, 30)
+
+
+# In an engine
+
+
+def headed(config: EngineConfig, directory) -> EngineConfig:
+    return replace(config, draft_head=str(directory))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+async def test_same_tokens_with_a_head(config, kit, stored, kernels):
+    """Of a head whose weights are drawn, so that it is mostly wrong. Prompts are cut, and sequences share steps."""
+    config = replace(config, kernels=kernels, max_batch_tokens=40)
+    requests = kit.mixed()
+    async with Engine.open(config) as engine:
+        plain = await kit.read_all(engine, requests)
+    async with Engine.open(headed(config, stored)) as engine:
+        for one, other in zip(plain, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(one, other)
+        stats = engine.stats()
+        assert stats.drafts.verified[PROPOSERS.index(HEAD)] > 50
+        assert stats.drafts.verified[PROPOSERS.index(HEAD)] == stats.drafted
+        assert stats.free_pages == stats.total_pages
+
+
+async def test_rejected_guesses_reach_no_sink(config, kit, stored):
+    request = kit.request("one", 50, kit.greedy(40))
+    blocks = []
+    for settings_ in (config, headed(config, stored)):
+        sink = kit.Sink()
+        async with Engine.open(settings_) as engine:
+            await kit.read(engine, request, sink=sink)
+        blocks.append((sink.blocks, sink.tokens, sink.valid_tokens, sink.tail))
+    assert blocks[0] == blocks[1]
+
+
+async def test_pages_that_are_too_few(config, kit, stored):
+    """Sequences lose their pages and begin again while a head follows them."""
+    requests = [kit.request(str(number), 90, kit.seeded(number, 60)) for number in range(5)]
+    async with Engine.open(config) as engine:
+        plain = await kit.read_all(engine, requests)
+    async with Engine.open(headed(replace(config, kv_pool_tokens=400), stored)) as engine:
+        for one, other in zip(plain, await kit.read_all(engine, requests), strict=True):
+            kit.assert_same(one, other)
+        assert engine.stats().preemptions > 0
+        assert engine.stats().drafts.verified[PROPOSERS.index(HEAD)] > 50
+
+
+async def test_a_head_that_fails_is_left_alone(config, kit, stored, monkeypatch, caplog):
+    monkeypatch.setattr(HeadGuesser, "guess", lambda self, asks: 1 / 0)
+    request = kit.request("one", 20, kit.greedy())
+    async with Engine.open(headed(config, stored)) as engine:
+        answers = [await kit.read(engine, replace(request, id=str(number))) for number in range(2)]
+        assert engine.stats().draft_failures == 1
+        assert engine.stats().drafted == 0
+    assert answers[0].ids == answers[1].ids and len(answers[0].ids) == 24
+    assert "the draft head failed" in caplog.text
+
+
+async def test_a_head_of_another_model_is_refused(config, stored, tmp_path):
+    values = json.loads((stored / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "hidden_size": 128}))
+    with pytest.raises(CheckpointError, match=r"hidden_size is 128, that of the target .* is 64"):
+        async with Engine.open(headed(config, tmp_path)):
+            pass
+
+
+async def test_grammars_shape_its_guesses(config, kit, stored):
+    """What it guesses inside of a grammar is legal there."""
+    sampling = kit.greedy(30, ignore_eos=False, grammar='start: "ab" "cd"* | /[0-9 ]{4,20}/')
+    request = Request("one", tuple(range(60, 90)), sampling)
+    async with Engine.open(config) as engine:
+        plain = await kit.read(engine, request)
+    async with Engine.open(headed(config, stored)) as engine:
+        answer = await kit.read(engine, request)
+        kit.assert_same(plain, answer)
+        assert engine.stats().drafts.verified[PROPOSERS.index(HEAD)] > 0
