@@ -1,8 +1,7 @@
 """How many prompt tokens a step may compute while other streams wait for their next token.
 
 A prompt holds up the streams by what computing it takes, in one step or in many. Many keep a long one's share of each
-step small; a short one that is cut up only begins later, and so does each behind it. So short prompts are computed
-whole, one in a step.
+step small; a short one that is cut up only begins later. So short prompts are computed whole, one in a step.
 """
 
 from __future__ import annotations
