@@ -197,7 +197,7 @@ async def test_a_defect_of_the_draft_client_costs_drafts_and_is_mended_by_starti
             raise ZeroDivisionError("a defect of the draft client")
         take(client, leads)
 
-    patient = {"draft_timeout_s": 10.0}  # else a busy machine has no drafts at all
+    patient = {"draft_timeout_s": 10.0, "draft_always": True, "lookup_tokens": 0}  # else a busy machine has no drafts
     async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True, engine=patient)) as mesh:
         await drafting(http, mesh)
         monkeypatch.setattr(DraftClient, "_take", defect)

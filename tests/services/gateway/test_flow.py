@@ -296,7 +296,7 @@ async def test_another_worker_goes_on_where_the_first_was_lost() -> None:
     assert bench.plans.asked == [(0, []), (2, ["decode-0"])]
     account = bench.flow.account
     assert (account.replans, bench.waits) == (1, 0)
-    both = DraftAccount(2, [0, 0, 3], [0, 0, 2], [2, 1], [2, 0])
+    both = DraftAccount(2, [0, 0, 3, 0], [0, 0, 2, 0], [2, 1], [2, 0])
     assert account.drafts == both, "of both workers"
     assert (account.use, account.defects) == (use(), 0), "the prompt is charged once, and the second report adds up too"
 

@@ -192,7 +192,11 @@ async def test_logprobs_and_drafts_are_told() -> None:
         assert counts == decode_pb2.CallDrafts(
             call=1,
             drafts=common_pb2.Drafts(
-                passes=1, verified=[0, 4, 0], accepted=[0, 2, 0], verified_at=[1, 1, 1, 1], accepted_at=[1, 1, 0, 0]
+                passes=1,
+                verified=[0, 4, 0, 0],
+                accepted=[0, 2, 0, 0],
+                verified_at=[1, 1, 1, 1],
+                accepted_at=[1, 1, 0, 0],
             ),
         )
         plain.make()
