@@ -129,7 +129,7 @@ def _peers(now: Results) -> str:
     return f"""
 The demo's tool calls by the bound pair's target, one at a time, without a grammar: the mesh with all proposers beside
 servers that speculate with the pair's draft or by lookup, on the same weights. *Best* is the one beside which the mesh
-looks worst, here {best}.
+looks worst, here {best}. No request comes twice, but many are alike, which a lookup in earlier answers makes use of.
 
 {figures([Line("tool_calls_vs_best_peer", "tokens/s, ours : the best peer's")], now)}
 

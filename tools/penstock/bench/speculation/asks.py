@@ -107,6 +107,7 @@ def free_text(count: int, seed: int) -> Asks:
 
 
 def hostile(count: int, seed: int) -> Asks:
-    """Tokens drawn nearly evenly from all: whatever is drafted is wrong."""
-    bodies = [_chat(f"Go on {number}.", seed + number, max_tokens=128) for number in range(count)]
+    """Tokens drawn nearly evenly from all: whatever is drafted is wrong. Noise decides nearly alone, so each has its
+    own."""
+    bodies = [_chat(f"Go on {number}.", 1000 * seed + number, max_tokens=128) for number in range(count)]
     return Asks("hostile", [{**body, "temperature": 2.0, **_ON} for body in bodies])

@@ -119,7 +119,7 @@ class _Bench:
 
 async def delay_figures(quick: bool) -> list[Figure]:
     """Of the embedded model, by how often the drafter is right and by delay."""
-    rounds, chances, delays = (1, (0.95,), (0, 50)) if quick else (3, _RIGHT, _DELAYS_MS)
+    rounds, chances, delays = (1, (0.95,), (0, 50)) if quick else (2, _RIGHT, _DELAYS_MS)
     found: list[Figure] = []
     even: dict[float, float] = {}
     async with _bench(2 if quick else 4) as bench:

@@ -111,7 +111,7 @@ def _lead(id: str, found: Sequence[Figure], of: str) -> Figure:
 
 
 async def _pair_figures(pair: str, quick: bool) -> list[Figure]:
-    rounds, count = (1, 4) if quick else (3, 8)
+    rounds, count = (1, 4) if quick else (2, 6)
     found: list[Figure] = []
     async with open_meshes(pair, tuple(FORMS)) as meshes:
         for name, make, streams in _CELLS:

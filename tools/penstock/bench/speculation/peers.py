@@ -22,7 +22,7 @@ from penstock.bench.harness import Figure, Measure, figure, interleave, missing
 from penstock.bench.speculation import asks
 from penstock.bench.speculation.running import WITHOUT_DRAFTS, mesh_command
 
-_OURS = "mesh"
+_OURS, _PLAIN = "mesh", "mesh_plain"
 _THREADS, _STREAMS, _TOKENS, _ROOM = 2, 1, 2048, 8192
 """What the peers are told."""
 _WITH_DRAFT, _WITH_LOOKUP = "draft", "lookup"
@@ -46,7 +46,7 @@ class _Prompt:
 
 async def peer_figures(target: Path, draft: Path, quick: bool) -> list[Figure]:
     """Tokens per second between first and last token of a call, ours : theirs, of the peers that are installed."""
-    rounds, count = (1, 3) if quick else (3, 8)
+    rounds, count = (1, 3) if quick else (3, 6)
     absent: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         servers: dict[str, Server] = {}
@@ -55,7 +55,8 @@ async def peer_figures(target: Path, draft: Path, quick: bool) -> list[Figure]:
                 servers[name] = await stack.enter_async_context(_paused(start))
             except Failed as error:
                 absent[name] = str(error)
-        prompts = await _prompts(servers[_OURS].port, target.name, count)
+        asked = servers[_PLAIN].port  # not of the mesh that remembers its answers
+        prompts = [await _prompts(asked, target.name, count, round) for round in range(rounds + 1)]
         rates = await interleave({name: _subject(server, prompts) for name, server in servers.items()}, rounds)
     found = [missing(f"tool_calls_vs_{name}", "ratio", why) for name, why in absent.items()]
     ratios: dict[str, list[float]] = {}
@@ -76,7 +77,7 @@ def _servers(target: Path, draft: Path, absent: dict[str, str]) -> dict[str, _St
     """All by name; in `absent` why some are not there."""
     found: dict[str, _Start] = {
         _OURS: partial(_mesh, target, str(draft), {}),
-        f"{_OURS}_plain": partial(_mesh, target, "none", WITHOUT_DRAFTS),
+        _PLAIN: partial(_mesh, target, "none", WITHOUT_DRAFTS),
     }
     places = Places.default()
     for peer, ways in _PEERS.items():
@@ -123,11 +124,11 @@ async def _paused(start: _Start) -> AsyncIterator[Server]:
         yield server
 
 
-async def _prompts(port: int, model: str, count: int) -> list[_Prompt]:
-    """Tool calls as the demo's clients ask for them, and how long the answers are."""
+async def _prompts(port: int, model: str, count: int, round: int) -> list[_Prompt]:
+    """Of a round: tool calls as the demo's clients ask for them, and how long the answers are."""
     found = []
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300) as http:
-        for body in asks.tool_calls(count, 1).bodies:
+        for body in asks.tool_calls(count, round).bodies:
             chat = {"model": model, **body}
             answer = (await http.post("/v1/chat/completions", json=chat)).raise_for_status().json()
             asked = {name: chat[name] for name in ("model", "messages", "tools")}
@@ -136,12 +137,12 @@ async def _prompts(port: int, model: str, count: int) -> list[_Prompt]:
     return found
 
 
-def _subject(server: Server, prompts: Sequence[_Prompt]) -> Measure[float]:
+def _subject(server: Server, prompts: Sequence[Sequence[_Prompt]]) -> Measure[float]:
     async def sample(round: int) -> float:
         server.go_on()
         try:
             tokens, seconds = 0, 0.0
-            for number, prompt in enumerate(prompts):
+            for number, prompt in enumerate(prompts[round]):
                 answer = await server.client.ask(prompt.ids, prompt.tokens, f"{number} in round {round}")
                 tokens += prompt.tokens - 1
                 seconds += answer.times[-1] - answer.times[0]
