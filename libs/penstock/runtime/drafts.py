@@ -9,6 +9,11 @@ GRAMMAR, LOOKUP, MODEL, HEAD = PROPOSERS = ("grammar", "lookup", "model", "head"
 """Tokens that a grammar forces, what followed the same words earlier, a draft model, and a draft head."""
 
 
+def by_proposer(counts: Iterable[int]) -> dict[str, int]:
+    """Counts in the order of `PROPOSERS`, by their names."""
+    return dict(zip(PROPOSERS, counts, strict=False))
+
+
 def _none() -> list[int]:
     return [0] * len(PROPOSERS)
 

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock.runtime.config import ConfigError, HostPort
-from penstock.runtime.drafts import PROPOSERS, DraftAccount
+from penstock.runtime.drafts import DraftAccount, by_proposer
 from penstock.runtime.token_metrics import TokenCount, TokenCounter, TokenHistogram, TokenSeconds
 
 _MODEL = "model_name"
@@ -100,10 +100,6 @@ class _ByLabel(Collector):
 
 def _by_place(counts: Iterable[int]) -> Mapping[str, int]:
     return {str(place): count for place, count in enumerate(counts)}
-
-
-def _by_proposer(counts: Iterable[int]) -> Mapping[str, int]:
-    return dict(zip(PROPOSERS, counts, strict=True))
 
 
 class _ByPartition(Collector):
@@ -317,8 +313,8 @@ class WorkerMetrics(StoringMetrics):
         """From now on with what was drafted, by proposer and by place. Not twice."""
         verified, right = "Drafts that steps verified", "Those of them that were right"
         for name, what, label, counts in (
-            ("penstock_drafts_verified", verified, "proposer", lambda: _by_proposer(read().verified)),
-            ("penstock_drafts_accepted", right, "proposer", lambda: _by_proposer(read().right)),
+            ("penstock_drafts_verified", verified, "proposer", lambda: by_proposer(read().verified)),
+            ("penstock_drafts_accepted", right, "proposer", lambda: by_proposer(read().right)),
             ("penstock_drafts_verified_at", verified, "position", lambda: _by_place(read().verified_at)),
             ("penstock_drafts_accepted_at", right, "position", lambda: _by_place(read().right_at)),
         ):

@@ -315,7 +315,7 @@ Global___Retained: _TypeAlias = Retained  # noqa: Y015
 
 @_typing.final
 class Drafts(_message.Message):
-    """What was drafted, and what came of it. Lists end with their last entry above 0."""
+    """What was drafted so far, and what came of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -331,7 +331,7 @@ class Drafts(_message.Message):
     """for which steps waited for the draft service"""
     @_builtins.property
     def verified(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """by proposer: grammar, lookup, draft model"""
+        """by proposer: grammar, lookup, draft model, draft head"""
 
     @_builtins.property
     def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

@@ -932,7 +932,7 @@ class DraftUse(_message.Message):
     """for which steps waited for the draft service"""
     @_builtins.property
     def verified(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """by proposer: grammar, lookup, model"""
+        """by proposer: grammar, lookup, model, head"""
 
     @_builtins.property
     def accepted(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...

@@ -9,7 +9,7 @@ from penstock.gateway.completing.completion import Completion
 from penstock.gateway.completing.delta import Delta, TokenLogprob
 from penstock.gateway.completing.prompts import SessionUse
 from penstock.gateway.completing.usage import Usage
-from penstock.runtime.drafts import PROPOSERS, DraftAccount
+from penstock.runtime.drafts import DraftAccount, by_proposer
 from penstock.v1 import gateway_pb2
 
 
@@ -99,8 +99,8 @@ def _usage(usage: Usage) -> gateway_pb2.Usage:
 def _drafts(account: DraftAccount) -> gateway_pb2.DraftUse:
     return gateway_pb2.DraftUse(
         passes=account.passes,
-        verified=dict(zip(PROPOSERS, account.verified, strict=False)),
-        accepted=dict(zip(PROPOSERS, account.right, strict=False)),
+        verified=by_proposer(account.verified),
+        accepted=by_proposer(account.right),
         verified_at=account.verified_at,
         accepted_at=account.right_at,
         waited_s=account.waited_s,

@@ -247,18 +247,14 @@ def _use(message: common_pb2.CacheUse) -> PromptUse:
 
 
 def _drafts(message: common_pb2.Drafts) -> DraftAccount:
-    account = DraftAccount()
-    account.add(
-        DraftAccount(
-            message.passes,
-            list(message.verified),
-            list(message.accepted),
-            list(message.verified_at),
-            list(message.accepted_at),
-            message.waited_s,
-        )
+    return DraftAccount(
+        message.passes,
+        list(message.verified),
+        list(message.accepted),
+        list(message.verified_at),
+        list(message.accepted_at),
+        message.waited_s,
     )
-    return account
 
 
 def _times(message: common_pb2.StageTimes) -> dict[str, float]:

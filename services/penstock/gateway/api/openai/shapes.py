@@ -13,7 +13,7 @@ from penstock.gateway.completing.timing import TIMES
 from penstock.gateway.completing.usage import Usage
 from penstock.gateway.request.ask import Ask
 from penstock.gateway.request.work import TIERS
-from penstock.runtime.drafts import PROPOSERS, DraftAccount
+from penstock.runtime.drafts import DraftAccount, by_proposer
 
 
 def error_json(error: PenstockError, _request_id: str = "") -> Json:
@@ -70,8 +70,8 @@ def _drafts_json(account: DraftAccount) -> Json:
     """What proposers guessed, and what came of it."""
     return {
         "passes": account.passes,
-        "verified": dict(zip(PROPOSERS, account.verified, strict=False)),
-        "accepted": dict(zip(PROPOSERS, account.right, strict=False)),
+        "verified": by_proposer(account.verified),
+        "accepted": by_proposer(account.right),
         "verified_at": account.verified_at,
         "accepted_at": account.right_at,
         "waited_s": round(account.waited_s, 6),
