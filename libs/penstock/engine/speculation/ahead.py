@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from penstock.engine.hooks import DraftAsk, Drafter, DraftTerms
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.costs import DraftCosts
-from penstock.engine.speculation.depths import MARGIN, StepSeconds
+from penstock.engine.speculation.depths import MARGIN, StepSeconds, best_count
 from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
@@ -192,7 +192,8 @@ class RunningAhead:
             return 0
         guess = self._guess(ahead, (0,) * room)
         more_s = self._costs.ahead(beside.sequences) + self._wait_s
-        depth = _worth([chance * ahead.supply for chance in guess.reach], beside, local, more_s)
+        reach = [chance * ahead.supply for chance in guess.reach]
+        depth = best_count(reach, beside.seconds, beside.sequences, _LEAST, instead=local, more_s=lambda count: more_s)
         if depth:
             ahead.pause = _PAUSE
         elif ahead.trial:
@@ -225,18 +226,3 @@ class RunningAhead:
             if rate > best_rate:
                 best_rate, best = rate, wait_s
         return best
-
-
-def _worth(reach: Sequence[float], beside: StepBeside, local: float, more_s: float) -> int:
-    """How many drafts of a drafter to verify for one of the sequences for most tokens per second, if asking makes the
-    step `more_s` longer. 0: asking isn't worth it beside the `local` tokens, which cost nothing more."""
-    step, tokens = beside.seconds, float(beside.sequences)
-    if not step.plain:
-        return len(reach)
-    best, best_rate = 0, (1 + _LEAST) * (tokens + local) / step.plain
-    for depth, chance in enumerate(reach, 1):
-        tokens += chance
-        rate = tokens / (step.of(depth) + more_s)
-        if rate > best_rate:
-            best, best_rate = depth, rate
-    return best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MARGIN = 0.06
@@ -43,18 +43,30 @@ def depths(reaches: Sequence[Sequence[float]], step: StepSeconds, margin: float 
     """
     found = sorted(((reach, -at) for at, own in enumerate(reaches) for reach in own), reverse=True)
     chosen = [0] * len(reaches)
-    best = len(found) if step.plain <= 0 else _best([reach for reach, _ in found], step, len(reaches), margin)
+    best = best_count([reach for reach, _ in found], step, len(reaches), margin)
     for _, at in found[:best]:
         chosen[-at] += 1
     return chosen
 
 
-def _best(reaches: Sequence[float], step: StepSeconds, sequences: int, margin: float) -> int:
-    """How many of the drafts, likeliest first, to verify."""
-    best, best_rate, tokens = 0, (1 + margin) * sequences / step.plain, float(sequences)
+def best_count(
+    reaches: Sequence[float],
+    step: StepSeconds,
+    sequences: int,
+    margin: float,
+    *,
+    instead: float = 0.0,
+    more_s: Callable[[int], float] = lambda count: 0.0,
+) -> int:
+    """How many of these drafts, likeliest first, make the most tokens per second; 0 where none raise them by more than
+    `margin`. Without any, a step of `sequences` sequences gives `instead` tokens more than one each; with some it takes
+    `more_s` longer, by their number. Of steps that take no time all are."""
+    if step.plain <= 0:
+        return len(reaches)
+    best, best_rate, tokens = 0, (1 + margin) * (sequences + instead) / step.plain, float(sequences)
     for count, reach in enumerate(reaches, 1):
         tokens += reach
-        rate = tokens / step.of(count)
+        rate = tokens / (step.of(count) + more_s(count))
         if rate > best_rate:
             best, best_rate = count, rate
     return best

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from penstock.engine.fit import LinearFit
 from penstock.engine.scheduling.live import Live
 from penstock.engine.speculation.ahead import StepBeside
-from penstock.engine.speculation.depths import MARGIN
+from penstock.engine.speculation.depths import MARGIN, best_count
 from penstock.engine.speculation.guess import NOTHING, Guess
 from penstock.engine.speculation.head.guessing import HeadAsk, HeadGuesser, HeadView
 from penstock.engine.speculation.trust import DraftRate, Trust
@@ -174,17 +174,15 @@ class Heading:
 
     def _worth(self, headed: Headed, room: int, beside: StepBeside, local: float) -> int:
         """How many tokens to guess for most tokens per second, beside the `local` ones that cost nothing more."""
-        step, tokens = beside.seconds, float(beside.sequences)
         reach = Guess((0,) * room, tuple(self._rate(place).chance for place in range(room)))
-        if not step.plain:
-            return room
-        best, best_rate = 0, (1 + MARGIN) * (tokens + local) / step.plain
-        for depth, chance in enumerate(headed.trust.corrected(reach).reach, 1):
-            tokens += chance
-            rate = tokens / (step.of(depth) + self._seconds(depth, beside.sequences))
-            if rate > best_rate:
-                best, best_rate = depth, rate
-        return best
+        return best_count(
+            headed.trust.corrected(reach).reach,
+            beside.seconds,
+            beside.sequences,
+            MARGIN,
+            instead=local,
+            more_s=lambda count: self._seconds(count, beside.sequences),
+        )
 
     def _rate(self, place: int) -> DraftRate:
         while len(self._rates) <= place:
