@@ -19,7 +19,8 @@ _LEAST_TOKENS = 8
 
 @dataclass(slots=True)
 class Bias:
-    """How many times as long as it says something takes at one worker: what is predicted next is multiplied by it.
+    """How many times as long something takes at one worker as that worker's own rates say: what they predict next is
+    multiplied by it.
 
     It is the mean of what happened over what was predicted without it, newer plans weighing more. That many plans were
     made with an older factor, and end one after the other, does not make it swing then: each says the same.

@@ -35,7 +35,7 @@ Flags = npt.NDArray[np.bool_]
 _NOBODY = (np.empty(0, np.intp), np.empty(0, np.intp))
 _MOST_MASKS = 4096
 """Sets of members whose columns are kept: those of the blocks that many prompts begin with come again and again."""
-_ROWS = 20
+_ROWS = 21
 (
     _QUEUE,
     _TOKEN,
@@ -52,14 +52,15 @@ _ROWS = 20
     _SPARE,
     _HELD,
     _CROWD,
-    _ENDS,
+    _LEFT,
+    _CROWDED,
 ) = range(_ROWS - 4)
 """Of a worker: seconds until it computes something new; to compute the KV of one token, and for half a token before it;
 to fetch it from its own store, and from another host's; of each fetch from there, apart from its bytes; for a step of
 one more sequence, and what each token of its context adds; when it was last heard of; 1 as long as it may get work; how
 many sequences lose the seconds of a prompt that it computes beside them; tokens of prompts per second; tokens for which
 it has room; tokens that its sequences have, or are promised; the part of these that has to end for one more place in
-the batch; seconds until all of them have ended, below 0 where that is as many steps as the request has, times -1."""
+the batch; tokens that each of them has still to generate, in the mean, 0 where nobody knows; seconds of their step."""
 _HANDOFF = slice(_ROWS - 4, _ROWS)
 """Seconds of each hand-off to it, and for each token of it: by way of its own store; and of another host's."""
 
@@ -297,11 +298,11 @@ class Fleet:
         """Seconds until these workers, in ascending columns, have room for the whole request, at least; None: all
         have."""
         at, own = _span(columns), _own_tokens(demand, shared_tokens)
-        spare, held, crowd, ends = self._matrix[_SPARE : _ENDS + 1, at]
+        spare, held, crowd, left, crowded_s = self._matrix[_SPARE : _CROWDED + 1, at]
         if own <= spare.min() and crowd.max() <= 0:
             return None
         part = np.where(held > 0, np.clip(np.maximum((own - spare) / np.maximum(held, 1.0), crowd), 0.0, 1.0), 0.0)
-        floors: Floats = part * np.where(ends < 0, -demand.expected_output * ends, ends)
+        floors: Floats = part * 2 * np.where(left > 0, left, demand.expected_output / 2) * crowded_s
         return floors
 
     def _by_host(self, columns: Numbers, floors: Floats) -> tuple[Floats, float]:
@@ -362,7 +363,7 @@ class Fleet:
         rows[_QUEUE, column] = state.queue_s + _TIE * state.recent_s
         rows[_DELAY, column] = state.delayed if state.role is Role.DECODE else 0
         rows[_STEP, column], rows[_OWN, column] = _one_more(state)
-        rows[_SPARE : _ENDS + 1, column] = _room(state)
+        rows[_SPARE : _CROWDED + 1, column] = _room(state)
 
     def _lay_out(self) -> None:
         """Gives everybody a column anew."""
@@ -433,12 +434,12 @@ def _one_more(state: WorkerState) -> tuple[float, float]:
     )
 
 
-def _room(state: WorkerState) -> tuple[float, float, float, float]:
-    """The rows from _SPARE to _ENDS, as in `room_s`."""
+def _room(state: WorkerState) -> tuple[float, float, float, float, float]:
+    """The rows from _SPARE to _CROWDED, as in `room_s`."""
     sequences, held, capacity = state.sequences, state.context_tokens, state.kv_capacity_tokens
     crowd = (sequences + 1 - state.max_running) / max(1, sequences)
     step_s = state.step.seconds(min(sequences, state.max_running), min(held, capacity))
-    return capacity - held, held, crowd, 2 * state.left_tokens * step_s if state.left_tokens else -step_s
+    return capacity - held, held, crowd, state.left_tokens, step_s
 
 
 def _own_tokens(demand: Demand, shared_tokens: int) -> int:
