@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from penstock.checkpoint import Checkpoint, inspect
 from penstock.engine.checks import settled
@@ -15,8 +15,9 @@ from penstock.engine.errors import EngineError
 from penstock.engine.forward.model import load_model, set_threads
 from penstock.engine.hooks import DraftTerms
 from penstock.engine.pages import PagePool
-from penstock.engine.rules import FREE, TextRules
+from penstock.engine.rules import TextRules
 from penstock.engine.sampling.choice import Choice, Chosen
+from penstock.engine.speculation.drafted import DraftedText
 from penstock.engine.speculation.exchange import BlockExchange
 from penstock.engine.speculation.guess import right
 from penstock.engine.speculation.leads import (
@@ -49,65 +50,6 @@ _LEAST_BLOCKS = 4
 _REST_S = 2.0
 """Seconds without a wish after which a sequence gives way to any that has one."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class _Sequence:
-    """One sequence: the KV of the first `computed` of its tokens is in `pages`."""
-
-    id: SequenceId
-    owner: str
-    """Its name in the page pool; with a number that grows from sequence to sequence."""
-    born: int
-    terms: DraftTerms
-    rules: TextRules = FREE
-    tokens: list[int] = field(default_factory=list)
-    """As told, and the guesses behind that."""
-    told: int = 0
-    """How many of them were told."""
-    most: int = 0
-    """How many there may be."""
-    rested: float | None = None
-    """Since when no token is wanted; None: some are."""
-    after: int = 0
-    """Number of what was told when the guesses began."""
-    given: int = 0
-    """Leading tokens that were told, or handed out."""
-    pages: list[int] = field(default_factory=list)
-    version: int = 0
-    computed: int = 0
-    chain: Chain
-    """Names the full blocks of what was told."""
-    named: int = 0
-    """Leading blocks whose pages have their keys, or are shared: nobody writes to them."""
-    asked: int = 0
-    """Leading blocks of which it is settled whether the store has them."""
-    lacking: DraftBlocks | None = None
-    """What it waits for: the store may have it."""
-    choice: Choice
-    """Refers to `tokens`; made anew whenever the text goes another way than was guessed."""
-    waits: bool = False
-    """For its rules."""
-    over: bool = False
-    """There is nothing to guess behind the last token: the text ends, or is not what its grammar allows."""
-    refused: bool = False
-    """There is no room for it now."""
-    unfit: bool = False
-    """There will be no guesses: the text is too long, has tokens that this model doesn't know, or can't be computed."""
-    served: int = 0
-    """Number of its last turn: in a step each sequence has one, and the number grows from one to the next."""
-
-    @property
-    def guesses(self) -> bool:
-        """Whether it is to be guessed on."""
-        return not (self.over or self.waits) and len(self.tokens) < self.most
-
-    @property
-    def wanted(self) -> int:
-        """Tokens to compute. The last one that was told can wait until guesses are wanted."""
-        if self.unfit or self.lacking is not None:
-            return 0
-        return len(self.tokens) - self.computed if self.guesses else max(0, self.told - 1 - self.computed)
 
 
 class DraftModel:
@@ -145,7 +87,7 @@ class DraftModel:
         self._most = config.max_running
         self._threads = config.threads
         self._clock = clock
-        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._sequences: dict[SequenceId, DraftedText] = {}
         self._refused: list[SequenceId] = []
         """Since the last step."""
         self._made = self._turns = 0
@@ -232,13 +174,13 @@ class DraftModel:
 
     # What is told
 
-    def _new(self, told: DraftTold) -> _Sequence | None:
+    def _new(self, told: DraftTold) -> DraftedText | None:
         """A sequence of which nothing is known yet; None where this is not the first that is told of it."""
         if told.terms is None or told.keep:
             return None
         self._made += 1
         terms, tokens = _fitting(told.terms, self._vocab_size), list[int]()
-        sequence = _Sequence(
+        sequence = DraftedText(
             id=told.id,
             owner=f"{told.id}#{self._made}",
             born=self._made,
@@ -251,7 +193,7 @@ class DraftModel:
         self._sequences[told.id] = sequence
         return sequence
 
-    def _turn(self, sequence: _Sequence, told: DraftTold) -> None:
+    def _turn(self, sequence: DraftedText, told: DraftTold) -> None:
         """The text went another way than was guessed, or further."""
         if told.keep < sequence.told:
             self._free(sequence)  # begins anew, as nobody may write where others read
@@ -270,13 +212,13 @@ class DraftModel:
             guide.restart()
         sequence.choice = _choice(sequence)
 
-    def _give_up(self, sequence: _Sequence) -> None:
+    def _give_up(self, sequence: DraftedText) -> None:
         """There will be no guesses for this sequence any more."""
         self._free(sequence)
         sequence.unfit = True
         self._refused.append(sequence.id)
 
-    def _guess_forced(self, sequence: _Sequence) -> None:
+    def _guess_forced(self, sequence: DraftedText) -> None:
         """Takes what the grammar forces for guesses, which cost no steps; leaves room for one that does."""
         guide = sequence.choice.guide
         if guide is not None and sequence.guesses:
@@ -284,7 +226,7 @@ class DraftModel:
 
     # Room
 
-    def _work(self) -> list[tuple[_Sequence, int]]:
+    def _work(self) -> list[tuple[DraftedText, int]]:
         """The sequences of the next step, and how many tokens of each. All have pages for them."""
         wanting = [sequence for sequence in self._sequences.values() if sequence.wanted]
         wanting.sort(key=self._rank)
@@ -312,19 +254,19 @@ class DraftModel:
             return _FIRST_SLICE
         return max(_LEAST_SLICE, round(min(seconds, self._budget * self._row_s) / self._row_s))
 
-    def _learn(self, work: list[tuple[_Sequence, int]], took_s: float) -> None:
+    def _learn(self, work: list[tuple[DraftedText, int]], took_s: float) -> None:
         """A step has taken so long. How long a row takes, steps with many of them tell."""
         rows = sum(count for _, count in work)
         if rows >= _LEAST_SLICE and took_s > 0:
             each = took_s / rows
             self._row_s = each if self._row_s is None else self._row_s + 0.25 * (each - self._row_s)
 
-    def _rank(self, sequence: _Sequence) -> tuple[bool, int]:
+    def _rank(self, sequence: DraftedText) -> tuple[bool, int]:
         """Who comes before whom where there is not room for all."""
         rests = sequence.rested is not None and self._clock() - sequence.rested >= _REST_S
         return rests, sequence.born
 
-    def _has_room(self, sequence: _Sequence) -> bool:
+    def _has_room(self, sequence: DraftedText) -> bool:
         """Whether the sequence has pages for all its tokens, now or already: free ones, or those of others behind
         it."""
         new = not sequence.pages
@@ -347,12 +289,12 @@ class DraftModel:
             sequence.version += 1
         return True
 
-    def _missing(self, sequence: _Sequence) -> int:
+    def _missing(self, sequence: DraftedText) -> int:
         """Pages that it lacks for all its tokens."""
         positions = max(len(sequence.tokens), sequence.most)
         return -(-positions // self._block_size) - len(sequence.pages)
 
-    def _share(self, sequence: _Sequence) -> None:
+    def _share(self, sequence: DraftedText) -> None:
         """Uses the leading blocks that are there already. The last token is always computed."""
         sequence.chain.cover(sequence.tokens[: sequence.told])
         keys = sequence.chain.keys[: (sequence.told - 1) // self._block_size]
@@ -367,7 +309,7 @@ class DraftModel:
         sequence.computed = len(pages) * self._block_size
         sequence.version += 1
 
-    def _name(self, sequence: _Sequence) -> None:
+    def _name(self, sequence: DraftedText) -> None:
         """Lets others use the full blocks of what was told."""
         whole = min(sequence.computed, sequence.told) // self._block_size
         if whole <= sequence.named:
@@ -398,7 +340,7 @@ class DraftModel:
         assert self._exchange is not None, "there is a store"
         self._exchange.give_back(blocks)
 
-    def _asks(self, sequence: _Sequence) -> bool:
+    def _asks(self, sequence: DraftedText) -> bool:
         """Whether the sequence is about to compute blocks that the store may have; it waits for them then."""
         end = (sequence.told - 1) // self._block_size
         new = sequence.computed == sequence.asked * self._block_size and end - sequence.asked >= _LEAST_BLOCKS
@@ -410,12 +352,12 @@ class DraftModel:
         self._exchange.lack(sequence.lacking)
         return True
 
-    def _offer(self, sequence: _Sequence, first: int) -> None:
+    def _offer(self, sequence: DraftedText, first: int) -> None:
         """The named blocks from `first` on are used: the store may take them."""
         if first < sequence.named and self._exchange is not None and sequence.terms.owner:
             self._exchange.offer(self._blocks(self._exchange.holder(), sequence, first, sequence.named))
 
-    def _blocks(self, holder: str, sequence: _Sequence, first: int, end: int) -> DraftBlocks:
+    def _blocks(self, holder: str, sequence: DraftedText, first: int, end: int) -> DraftBlocks:
         """Those from `first` to `end`, for which the sequence has pages."""
         return DraftBlocks(
             id=sequence.id,
@@ -430,7 +372,7 @@ class DraftModel:
 
     # Room for others
 
-    def _make_room(self, sequence: _Sequence, need: int) -> bool:
+    def _make_room(self, sequence: DraftedText, need: int) -> bool:
         """Takes `need` pages from sequences behind this one, the last first; none where these have too few."""
         own = self._rank(sequence)
         others = sorted((other for other in self._sequences.values() if other.pages), key=self._rank, reverse=True)
@@ -445,14 +387,14 @@ class DraftModel:
                 self._refuse(other)
         return True
 
-    def _refuse(self, sequence: _Sequence) -> None:
+    def _refuse(self, sequence: DraftedText) -> None:
         """There is no room for the sequence: it gets no guesses until there is."""
         self._free(sequence)
         sequence.refused = True
         self._refusals += 1
         self._refused.append(sequence.id)
 
-    def _free(self, sequence: _Sequence) -> None:
+    def _free(self, sequence: DraftedText) -> None:
         self._pool.release(sequence.owner, sequence.pages)
         sequence.pages, sequence.computed, sequence.named = [], 0, 0
         sequence.asked, sequence.lacking = 0, None
@@ -474,7 +416,7 @@ class DraftModel:
             sequence.given = len(sequence.tokens)
         return leads
 
-    def _run(self, sequence: _Sequence, count: int) -> Run:
+    def _run(self, sequence: DraftedText, count: int) -> Run:
         table = sequence.owner, sequence.version
         return Run(sequence.choice, sequence.computed, count, sequence.pages, table)
 
@@ -489,7 +431,7 @@ class DraftModel:
         half = len(runs) // 2
         return [*self._answers(runs[:half]), *self._answers(runs[half:])]
 
-    def _take(self, sequence: _Sequence, count: int, answer: list[Chosen] | EngineError) -> None:
+    def _take(self, sequence: DraftedText, count: int, answer: list[Chosen] | EngineError) -> None:
         """A step has computed `count` tokens of the sequence, and given the answer."""
         if isinstance(answer, EngineError):
             if sequence.choice.guide is None:
@@ -511,7 +453,7 @@ class DraftModel:
             self._guess_forced(sequence)
 
 
-def _choice(sequence: _Sequence) -> Choice:
+def _choice(sequence: DraftedText) -> Choice:
     """How the next token is chosen, for a sequence without guesses."""
     terms, rules = sequence.terms, sequence.rules
     guide = _led(rules.guide, sequence.tokens)

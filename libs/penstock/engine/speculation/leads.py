@@ -102,12 +102,11 @@ class DraftStats:
     """Statistics of one draft model. Counts are since the start."""
 
     computed: int = 0
-    """Tokens that were told and whose KV was computed,"""
+    """Tokens that were told, whose KV was computed."""
     reused: int = 0
-    """was in pages,"""
+    """Those whose KV was in pages."""
     fetched: int = 0
-    """or came from the store."""
-
+    """Those whose KV came from the store."""
     sequences: int = 0
     free_pages: int = 0
     dropped: int = 0

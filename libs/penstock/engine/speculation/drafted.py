@@ -1,0 +1,70 @@
+"""One text that a draft model guesses on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.engine.hooks import DraftTerms
+from penstock.engine.rules import FREE, TextRules
+from penstock.engine.sampling.choice import Choice
+from penstock.engine.speculation.leads import DraftBlocks, SequenceId
+from penstock.kv.identity import Chain
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class DraftedText:
+    """One sequence: the KV of the first `computed` of its tokens is in `pages`."""
+
+    id: SequenceId
+    owner: str
+    """Its name in the page pool; with a number that grows from sequence to sequence."""
+    born: int
+    terms: DraftTerms
+    rules: TextRules = FREE
+    tokens: list[int] = field(default_factory=list)
+    """As told, and the guesses behind that."""
+    told: int = 0
+    """How many of them were told."""
+    most: int = 0
+    """How many there may be."""
+    rested: float | None = None
+    """Since when no token is wanted; None: some are."""
+    after: int = 0
+    """Number of what was told when the guesses began."""
+    given: int = 0
+    """Leading tokens that were told, or handed out."""
+    pages: list[int] = field(default_factory=list)
+    version: int = 0
+    computed: int = 0
+    chain: Chain
+    """Names the full blocks of what was told."""
+    named: int = 0
+    """Leading blocks whose pages have their keys, or are shared: nobody writes to them."""
+    asked: int = 0
+    """Leading blocks of which it is settled whether the store has them."""
+    lacking: DraftBlocks | None = None
+    """What it waits for: the store may have it."""
+    choice: Choice
+    """Refers to `tokens`; made anew whenever the text goes another way than was guessed."""
+    waits: bool = False
+    """For its rules."""
+    over: bool = False
+    """There is nothing to guess behind the last token: the text ends, or is not what its grammar allows."""
+    refused: bool = False
+    """There is no room for it now."""
+    unfit: bool = False
+    """There will be no guesses: the text is too long, has tokens that this model doesn't know, or can't be computed."""
+    served: int = 0
+    """Number of its last turn: in a step each sequence has one, and the number grows from one to the next."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether it is to be guessed on."""
+        return not (self.over or self.waits) and len(self.tokens) < self.most
+
+    @property
+    def wanted(self) -> int:
+        """Tokens to compute. The last one that was told can wait until guesses are wanted."""
+        if self.unfit or self.lacking is not None:
+            return 0
+        return len(self.tokens) - self.computed if self.guesses else max(0, self.told - 1 - self.computed)
