@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from . import tokenizer as tokenizers_
 from .net import Net, NetShape
@@ -50,17 +53,21 @@ def export(net: Net, tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    weights = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in net.named_parameters()}
+    write_weights(directory, dict(net.named_parameters()))
+
+
+def write_weights(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes the tensors to model.safetensors, whole or not at all; numbers in bfloat16."""
+    stored = {n: t.detach().to("cpu", torch.bfloat16 if t.is_floating_point() else t.dtype) for n, t in tensors.items()}
     partial = directory / "model.safetensors.part"
-    save_file(weights, partial, metadata={"format": "pt"})
+    save_file({n: t.contiguous() for n, t in stored.items()}, partial, metadata={"format": "pt"})
     partial.chmod(0o644)
     os.replace(partial, directory / "model.safetensors")
 
 
-def load(directory: Path) -> tuple[Net, Tokenizer]:
-    """The network of a model directory, in float32, and its tokenizer."""
-    config = json.loads((directory / "config.json").read_text())
-    shape = NetShape(
+def shape_of(config: Mapping[str, Any]) -> NetShape:
+    """The shape that a config.json names."""
+    return NetShape(
         layers=config["num_hidden_layers"],
         width=config["hidden_size"],
         inner=config["intermediate_size"],
@@ -72,6 +79,11 @@ def load(directory: Path) -> tuple[Net, Tokenizer]:
         context=config["max_position_embeddings"],
         epsilon=config["rms_norm_eps"],
     )
-    net = Net(shape)
+
+
+def load(directory: Path) -> tuple[Net, Tokenizer]:
+    """The network of a model directory, in float32, and its tokenizer."""
+    config = json.loads((directory / "config.json").read_text())
+    net = Net(shape_of(config))
     net.load_state_dict({n: t.float() for n, t in load_file(directory / "model.safetensors").items()})
     return net, tokenizers_.load(directory)

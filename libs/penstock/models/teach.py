@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,13 +12,14 @@ from random import Random
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from .data import BatchStream, Source, TrainingBatch
+from .export import shape_of, write_weights
 from .head import HeadNet, HeadShape, initialise_head
-from .net import Net, NetShape
+from .net import Net
 from .optim import Optimizer
 from .presets import HeadPlan
 from .train import Progress, Report, rate_at
@@ -227,29 +227,13 @@ def export_head(head: HeadNet, directory: Path) -> None:
         "torch_dtype": "bfloat16",
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in head.named_parameters()}
-    tensors |= {"d2t": head.d2t, "t2d": head.t2d}
-    partial = directory / "model.safetensors.part"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)
-    os.replace(partial, directory / "model.safetensors")
+    write_weights(directory, {**dict(head.named_parameters()), "d2t": head.d2t, "t2d": head.t2d})
 
 
 def load_head(directory: Path) -> HeadNet:
     """A head that `export_head` has written, in float32."""
     config = json.loads((directory / "config.json").read_text())
-    body = NetShape(
-        layers=1,
-        width=config["hidden_size"],
-        inner=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        vocabulary=config["vocab_size"],
-        head=config["head_dim"],
-        theta=config["rope_theta"],
-        context=config["max_position_embeddings"],
-        epsilon=config["rms_norm_eps"],
-    )
+    body = shape_of(config)
     tensors = load_file(directory / "model.safetensors")
     layers = tuple(each + 1 for each in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
     head = HeadNet(HeadShape(layers, body, config["draft_vocab_size"]), tensors["t2d"])
