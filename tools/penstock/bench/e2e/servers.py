@@ -60,10 +60,11 @@ def mesh(name: str, model: Path, port: int, *more: str) -> ServerSpec:
     )
 
 
-def peer(name: str, model: Path, port: int, places: Places) -> ServerSpec:
-    """Another server, from its environment. Raises Failed when there is none."""
-    told = {"port": port, "threads": THREADS, "streams": STREAMS, "tokens": TOKENS, "room": ROOM}
-    arguments = [text for option, value in told.items() for text in (f"--{option}", str(value))]
+def peer(name: str, model: Path, port: int, places: Places, *more: str, **sizes: int) -> ServerSpec:
+    """Another server, from its environment; `sizes` instead of those above, and `more` options. Raises Failed when
+    there is none."""
+    told = {"port": port, "threads": THREADS, "streams": STREAMS, "tokens": TOKENS, "room": ROOM, **sizes}
+    arguments = [*(text for option, value in told.items() for text in (f"--{option}", str(value))), *more]
     command = (str(places.interpreter(name)), "-m", f"loadtest.peers.servers.{name}", "--model", str(model))
     return ServerSpec(
         name=name,

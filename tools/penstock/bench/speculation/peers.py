@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx2
 
 from penstock.bench.e2e.client import AskFailed
-from penstock.bench.e2e.dialects import LlamaServer, OpenAi
+from penstock.bench.e2e.dialects import OpenAi
 from penstock.bench.e2e.running import Server, free_port, serving
-from penstock.bench.e2e.servers import ServerSpec
+from penstock.bench.e2e.servers import ServerSpec, peer
 from penstock.bench.engine.process import Failed
 from penstock.bench.engine.subjects import Places
 from penstock.bench.harness import Figure, Measure, figure, interleave, missing
@@ -23,8 +23,8 @@ from penstock.bench.speculation import asks
 from penstock.bench.speculation.running import WITHOUT_DRAFTS, mesh_command
 
 _OURS, _PLAIN = "mesh", "mesh_plain"
-_THREADS, _STREAMS, _TOKENS, _ROOM = 2, 1, 2048, 8192
-"""What the peers are told."""
+_SIZES = {"streams": 1, "tokens": 2048, "room": 8192}
+"""What the peers are told; see loadtest/peers/servers/options.py."""
 _WITH_DRAFT, _WITH_LOOKUP = "draft", "lookup"
 _PEERS: Mapping[str, Sequence[str]] = {
     "llamaserver": (_WITH_DRAFT, _WITH_LOOKUP),
@@ -50,7 +50,7 @@ async def peer_figures(target: Path, draft: Path, quick: bool) -> list[Figure]:
     absent: dict[str, str] = {}
     async with AsyncExitStack() as stack:
         servers: dict[str, Server] = {}
-        for name, start in _servers(target, draft, absent).items():
+        for name, start in _servers(target, draft).items():
             try:
                 servers[name] = await stack.enter_async_context(_paused(start))
             except Failed as error:
@@ -73,22 +73,17 @@ async def peer_figures(target: Path, draft: Path, quick: bool) -> list[Figure]:
     return [figure("tool_calls_vs_best_peer", ratios[best], "ratio", best, _GOAL), *found]
 
 
-def _servers(target: Path, draft: Path, absent: dict[str, str]) -> dict[str, _Start]:
-    """All by name; in `absent` why some are not there."""
+def _servers(target: Path, draft: Path) -> dict[str, _Start]:
+    """All by name."""
     found: dict[str, _Start] = {
         _OURS: partial(_mesh, target, str(draft), {}),
         _PLAIN: partial(_mesh, target, "none", WITHOUT_DRAFTS),
     }
     places = Places.default()
-    for peer, ways in _PEERS.items():
-        try:
-            interpreter = places.interpreter(peer)
-        except Failed as error:
-            absent[peer] = str(error)
-            continue
+    for name, ways in _PEERS.items():
         for way in ways:
             more = ("--draft", str(draft)) if way == _WITH_DRAFT else ("--lookup",)
-            found[f"{peer}_{way}"] = partial(_peer, peer, interpreter, target, more)
+            found[f"{name}_{way}"] = partial(_peer, name, target, places, more)
     return found
 
 
@@ -103,16 +98,8 @@ def _mesh(target: Path, draft: str, settings: Mapping[str, str], port: int) -> S
     )
 
 
-def _peer(peer: str, interpreter: Path, target: Path, more: Sequence[str], port: int) -> ServerSpec:
-    told = {"port": port, "threads": _THREADS, "streams": _STREAMS, "tokens": _TOKENS, "room": _ROOM}
-    arguments = [text for option, value in told.items() for text in (f"--{option}", str(value))]
-    return ServerSpec(
-        name=peer,
-        command=(str(interpreter), "-m", f"loadtest.peers.servers.{peer}", "--model", str(target), *arguments, *more),
-        dialect=LlamaServer() if peer == "llamaserver" else OpenAi(target.name),
-        ready_path="/health",
-        paused=True,
-    )
+def _peer(name: str, target: Path, places: Places, more: Sequence[str], port: int) -> ServerSpec:
+    return peer(name, target, port, places, *more, **_SIZES)
 
 
 @asynccontextmanager
