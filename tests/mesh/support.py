@@ -128,12 +128,19 @@ async def process(service: str, *arguments: str):
             await child.wait()
 
 
+DRAFTING: dict[str, Any] = {"draft_timeout_s": 10.0, "draft_always": True, "lookup_tokens": 0}
+"""Settings of an engine that verifies drafts of its draft service alone, however busy the machine is."""
+
+
 async def drafting(http: httpx2.AsyncClient, mesh: Mesh) -> None:
-    """Returns when the draft service's stream stands: requests do not wait for it."""
+    """Returns when the draft service drafts: requests do not wait for its stream. The mesh has engines with
+    `draft_always`."""
     sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     async with asyncio.timeout(20):
-        while not (await ask(http, mesh, prompt("warm", 20), sampling)).drafted:
-            pass
+        drafted = 0
+        while not drafted:
+            usage = (await ask(http, mesh, prompt("warm", 20), sampling)).usage
+            drafted = usage["penstock"]["drafts"]["verified"]["model"]
 
 
 async def until(fact: Callable[[], bool], what: str, seconds: float = 10) -> None:

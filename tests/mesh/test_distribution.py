@@ -11,7 +11,7 @@ from itertools import product
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
 
-from .support import ask, drafting, prompt
+from .support import DRAFTING, ask, drafting, prompt
 
 TOKENS = (65, 70, 80, 90, 100)
 """All that is ever said: a vocabulary small enough to count every text."""
@@ -25,8 +25,7 @@ async def test_sampled_answers_with_drafts_follow_the_models_distribution(tiny, 
     """Chi-square over the 25 texts of the second and third token, which are drafted by a model with other weights, so
     some are accepted and some are not. The bound is the 99.99th percentile for 24 degrees of freedom."""
     given = prompt("what comes", 40)
-    engine = {"draft_always": True, "lookup_tokens": 0, "draft_timeout_s": 10.0}
-    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True, engine=engine)) as mesh:
+    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True, engine=DRAFTING)) as mesh:
         await drafting(http, mesh)
         gate = asyncio.Semaphore(8)
 

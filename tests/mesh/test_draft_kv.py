@@ -9,7 +9,6 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -17,17 +16,16 @@ import pytest
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
 
-from .support import ask, drafting, held, process, prompt, until
+from .support import DRAFTING, ask, drafting, held, process, prompt, until
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 DRAWN = replace(GREEDY, temperature=0.9, top_p=0.9, seed=11)
-ALWAYS: dict[str, Any] = {"draft_timeout_s": 10.0, "draft_always": True, "lookup_tokens": 0}
 """Drafts of the model, whether they pay or not, and on a busy machine, too."""
 
 
 async def test_the_draft_has_computed_a_prompt_before_prefill_has(tiny: Path, meshes, http, oracle) -> None:
     tokens = prompt("early", 300)
-    async with meshes(MeshSetup(model=tiny, draft=str(tiny), engine=ALWAYS)) as mesh:
+    async with meshes(MeshSetup(model=tiny, draft=str(tiny), engine=DRAFTING)) as mesh:
         await drafting(http, mesh)
         told = mesh.draft.metrics.registry.get_sample_value
         before = told("penstock_draft_told_tokens_total", {"source": "computed"})
@@ -51,7 +49,7 @@ async def test_kill_9_of_the_draft_service_between_two_turns(tiny: Path, meshes,
     async with process("kvstore", "--host-bytes", "64MiB", "--draft-bytes", "16MiB", "--host-id", "test") as (store, _):
         settings = ("--model", str(tiny), "--kvstore", store, "--host-id", "test", "--metrics-address", metrics)
         async with process("draft", *settings) as (address, pid):
-            options = MeshSetup(model=tiny, draft=f"address:{address}", kvstore=store, engine=ALWAYS)
+            options = MeshSetup(model=tiny, draft=f"address:{address}", kvstore=store, engine=DRAFTING)
             async with meshes(options) as mesh:
                 await drafting(http, mesh)
                 answer = await ask(http, mesh, first, sampling, session="talk")

@@ -16,7 +16,7 @@ from penstock.testing.mesh import MeshSetup
 from penstock.v1 import kvstore_pb2, kvstore_pb2_grpc
 from penstock.worker.serving.drafting import DraftClient
 
-from .support import ask, body_of, drafting, forget_pages, mesh_keys, process, prompt, settled, until
+from .support import DRAFTING, ask, body_of, drafting, forget_pages, mesh_keys, process, prompt, settled, until
 
 NO_SPECIALS = dict.fromkeys(range(256, 260), -100.0)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=0, logit_bias=NO_SPECIALS)
@@ -107,7 +107,7 @@ async def test_kill_9_under_load(victim, tiny, meshes, oracle, http):
             model=tiny,
             kvstore=address if victim == "kvstore" else True,
             draft=f"address:{address}" if victim == "draft" else "none",
-            engine={"draft_always": True},
+            engine={"draft_always": True, "lookup_tokens": 0},
         )
         async with meshes(options) as mesh:
             prompts = [prompt(f"{victim}/{number}", 120 + number) for number in range(4)]
@@ -132,7 +132,8 @@ async def test_a_draft_service_that_hangs_costs_a_few_waits(tiny, meshes, oracle
     """A stopped process keeps its connections. Nobody waits for what it owes, but for a moment; when it goes on, there
     are drafts again."""
     async with process("draft", "--model", str(tiny)) as (address, pid):
-        async with meshes(MeshSetup(model=tiny, draft=f"address:{address}")) as mesh:
+        engine = {"draft_always": True, "lookup_tokens": 0}
+        async with meshes(MeshSetup(model=tiny, draft=f"address:{address}", engine=engine)) as mesh:
             decode = mesh.decode[0].worker.engine
             await drafting(http, mesh)
             prompts = [prompt(f"hang/{number}", 60 + number) for number in range(4)]
@@ -197,8 +198,7 @@ async def test_a_defect_of_the_draft_client_costs_drafts_and_is_mended_by_starti
             raise ZeroDivisionError("a defect of the draft client")
         take(client, leads)
 
-    patient = {"draft_timeout_s": 10.0, "draft_always": True, "lookup_tokens": 0}  # else a busy machine has no drafts
-    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True, engine=patient)) as mesh:
+    async with meshes(MeshSetup(model=tiny, draft=str(other), aggregated=True, engine=DRAFTING)) as mesh:
         await drafting(http, mesh)
         monkeypatch.setattr(DraftClient, "_take", defect)
         assert (await ask(http, mesh, tokens, LONG)).ids == (await oracle(tokens, LONG)).ids

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from structlog.testing import capture_logs
-from tests.mesh.support import ask, drafting, prompt, until
+from tests.mesh.support import DRAFTING, ask, drafting, prompt, until
 
 from penstock.engine.request import SamplingParams
 from penstock.runtime import tasks
@@ -69,7 +69,8 @@ async def whole_mesh(model: Path, disk: Path) -> AsyncIterator[Mesh]:
         "events_address": "tcp://127.0.0.1:0",
         "events_replay_address": "tcp://127.0.0.1:0",
     }
-    async with open_mesh(MeshSetup(model=model, draft=str(model), store=store, router={"balance": True})) as mesh:
+    setup = MeshSetup(model=model, draft=str(model), store=store, router={"balance": True}, engine=DRAFTING)
+    async with open_mesh(setup) as mesh:
         yield mesh
 
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from penstock.engine.request import SamplingParams
 from penstock.testing.mesh import MeshSetup
 
-from .support import body_of, drafting, prompt, until
+from .support import DRAFTING, body_of, drafting, prompt, until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PLAIN = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -27,7 +27,7 @@ def spans():
 
 
 async def test_every_service_is_in_the_trace(spans, tiny, meshes, http):
-    async with meshes(MeshSetup(model=tiny, draft=str(tiny))) as mesh:
+    async with meshes(MeshSetup(model=tiny, draft=str(tiny), engine=DRAFTING)) as mesh:
         await drafting(http, mesh)
         headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "x-request-id": "traced"}
         answer = await http.post(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from dataclasses import dataclass
 from random import Random
 
@@ -18,29 +17,9 @@ from penstock.engine.speculation.guess import Guess, right
 from penstock.engine.speculation.heading import Heading
 from penstock.engine.stats import Counters
 
+from .made_up_time import run
+
 STEPS = 500
-
-
-class _NoWaiting(selectors.DefaultSelector):
-    """Lets a loop's clock jump to the next timer."""
-
-    now = 0.0
-
-    def select(self, timeout=None):
-        found = super().select(0)
-        if not found and timeout:
-            self.now += timeout
-        return found
-
-
-def run(main):
-    selector = _NoWaiting()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now
-    try:
-        return loop.run_until_complete(main())
-    finally:
-        loop.close()
 
 
 @dataclass(frozen=True)
@@ -100,8 +79,8 @@ class Outcome:
 
 
 def outcome(world, tmp_path):
-    async def main():
-        loop, guesser, counters = asyncio.get_running_loop(), Guesser(world), Counters()
+    async def main(loop):
+        guesser, counters = Guesser(world), Counters()
 
         async def compute(lives, work, begun):
             guesses = work()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from dataclasses import dataclass, field
 from random import Random
 
@@ -16,29 +15,9 @@ from penstock.engine.speculation.asking import Speculation
 from penstock.engine.speculation.guess import right
 from penstock.engine.stats import Counters
 
+from .made_up_time import run
+
 PROMPT, STEPS = 100, 1000
-
-
-class _NoWaiting(selectors.DefaultSelector):
-    """Lets a loop's clock jump to the next timer."""
-
-    now = 0.0
-
-    def select(self, timeout=None):
-        found = super().select(0)
-        if not found and timeout:
-            self.now += timeout
-        return found
-
-
-def run(main):
-    selector = _NoWaiting()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now
-    try:
-        return loop.run_until_complete(main(loop))
-    finally:
-        loop.close()
 
 
 @dataclass(frozen=True)
