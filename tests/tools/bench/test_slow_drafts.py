@@ -57,6 +57,14 @@ def test_figures_of_each_part_are_shown_and_of_others_nothing() -> None:
     text = section(BenchReport("speculation", found).json())
     assert "| text 4 bound | 61.0 | 1.25 | 1.25 | 1.25 | 0.31 |" in text
     assert "0.97, missed" in text and "right" not in text and "best peer" not in text
+    branches = [
+        figure("second_row", [1.6, 1.8, 2.0], "ratio", "a draft step of one row"),
+        figure("rejections_text_drawn_4", [0.75], "per pass", "scale"),
+        figure("branch_ready_text_drawn_4", [0.17], "per rejection", "scale"),
+        figure("branch_gain_text_drawn_4", [1.04], "ratio", "no branches"),
+    ]
+    text = section(BenchReport("speculation", branches).json())
+    assert "| text drawn 4 | 0.75 | 0.17 | 1.04 |" in text and "1.8 times as long (1.6 to 2.0)" in text
     link = [
         figure("worst_ratio_delay", [0.98], "ratio", "no drafts", 0.97),
         missing("break_even_ms", "ms", "no delay at which drafts paid"),

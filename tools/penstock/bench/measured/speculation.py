@@ -27,7 +27,7 @@ _LINK = (
 def section(now: Results, earlier: Results | None = None) -> str:
     """In Markdown."""
     other = "" if earlier is None else f" The earlier run: {earlier.machine}."
-    parts = (_replay(now, earlier), _trees(now), _mesh(now), _link(now), _peers(now))
+    parts = (_replay(now, earlier), _trees(now), _mesh(now), _branches(now), _link(now), _peers(now))
     return f"## What drafts are worth\n{''.join(parts)}\nMeasured on {now.machine}.{other}\n"
 
 
@@ -89,6 +89,26 @@ def _cells(now: Results) -> Iterator[list[str]]:
         if cell != id:
             ratios = [now.number(f"ratio_{form}_{cell}") for form in _FORMS]
             yield [cell.replace("_", " "), now.rate(id), *ratios, now.number(f"accepted_all_{cell}")]
+
+
+def _branches(now: Results) -> str:
+    cells = [id.removeprefix("branch_gain_") for id in now.ids() if id.startswith("branch_gain_")]
+    if not cells:
+        return ""
+    parts = ("rejections", "branch_ready", "branch_gain")
+    rows = [[cell.replace("_", " "), *(now.number(f"{part}_{cell}") for part in parts)] for cell in cells]
+    heads = [
+        "texts, and drafts of a pass",
+        "passes with a wrong draft",
+        "of these a branch would be right",
+        "tokens a step, at most",
+    ]
+    return f"""
+What a draft could bring that goes on from its second choice too, where it is least sure: how often that would be right
+behind a wrong draft, and by how much it would raise the tokens of a step at most, if it were free. A second row makes a step of the embedded draft {now.number("second_row", 1)} times as long ({now.span("second_row", 1)}).
+
+{table(heads, rows)}
+"""
 
 
 def _link(now: Results) -> str:
