@@ -105,7 +105,8 @@ def _branches(now: Results) -> str:
     ]
     return f"""
 What a draft could bring that goes on from its second choice too, where it is least sure: how often that would be right
-behind a wrong draft, and by how much it would raise the tokens of a step at most, if it were free. A second row makes a step of the embedded draft {now.number("second_row", 1)} times as long ({now.span("second_row", 1)}).
+behind a wrong draft, and by how much it would raise the tokens of a step at most, if it were free. A second row makes a
+step of the embedded draft {now.number("second_row", 1)} times as long ({now.span("second_row", 1)}).
 
 {table(heads, rows)}
 """
