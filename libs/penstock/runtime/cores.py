@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CORES = Path("/sys/devices/system/cpu")
 _SMALL_BYTES = 32 << 20
 """A step over smaller weights ends before a second thread has begun."""
 _OTHERS = 2
@@ -36,9 +37,38 @@ def cores_of(affinity: int, quota: float | None) -> int:
     return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
 
 
-def have_own_cores(workers: int) -> bool:
-    """Whether this host has two cores for each of so many workers, and some for the services without a model."""
-    return (available_cores() - _OTHERS) // workers >= 2
+def have_own_cores(workers: int) -> bool | None:
+    """Whether this host has two cores for each of so many workers, and some for the services without a model. None: the
+    number does not tell, because it is enough for the workers alone, or only with two threads of a core as two."""
+    affinity, cores = os.sched_getaffinity(0), available_cores()
+    if cores < len(affinity):  # a quota: nobody has a core of its own, whatever they are
+        return (cores - _OTHERS) // workers >= 2
+    if cores // workers < 2:
+        return False
+    return True if (whole_cores(affinity, _CORES) - _OTHERS) // workers >= 2 else None
+
+
+def whole_cores(affinity: Iterable[int], root: Path) -> int:
+    """How many cores these are where two threads of one core count as one, as far as the system's topology below `root`
+    says that they are."""
+    return len({_siblings(root / f"cpu{core}" / "topology" / "core_cpus_list", core) for core in affinity})
+
+
+def _siblings(file: Path, core: int) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return str(core)
+
+
+def own_cores(workers: int) -> list[tuple[int, ...]]:
+    """The neighbouring cores of each of so many workers: those of `shares`, or as many as there are for each."""
+    affinity = sorted(os.sched_getaffinity(0))
+    return _neighbours(affinity, workers, max((len(affinity) - _OTHERS) // workers, 2))
+
+
+def _neighbours(affinity: Sequence[int], workers: int, each: int) -> list[tuple[int, ...]]:
+    return [tuple(affinity[number * each : (number + 1) * each]) for number in range(workers)]
 
 
 def host_shares(workers: int, weights_bytes: int) -> list[Share]:
@@ -62,7 +92,7 @@ def shares(affinity: Sequence[int], cores: int, workers: int, weights_bytes: int
     own = (len(affinity) - _OTHERS) // workers
     if cores < len(affinity) or own < 2:
         return [Share(threads)] * workers
-    return [Share(own, tuple(affinity[number * own : (number + 1) * own])) for number in range(workers)]
+    return [Share(own, cores) for cores in _neighbours(affinity, workers, own)]
 
 
 def parse_cores(text: str) -> frozenset[int]:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from penstock.chat.formats.families import FORMATS
 from penstock.checkpoint import Checkpoint, CheckpointError, ModelConfig, inspect, inspect_head
+from penstock.cli.beside import pace_beside
 from penstock.cli.child import ChildSpec
 from penstock.cli.hub import model_directory, public_name
 from penstock.cli.ports import Ports
@@ -33,12 +34,15 @@ from penstock.runtime.config import (
     one_of,
     within,
 )
-from penstock.runtime.cores import Share, available_cores, format_cores, have_own_cores, host_shares
+from penstock.runtime.cores import Share, available_cores, format_cores, have_own_cores, host_shares, own_cores
 
 _GATEWAY, _WORKERS, _DRAFT, _STORE, _ROUTER = range(5)
 """The order of stopping: no service loses another that it still needs."""
 _DRAFT_SHARE = 8
 """The KV of a draft model gets that part of the memory of the target's, beside it."""
+_OWN_PACE = 0.75
+"""Workers that keep this share of their pace beside each other have cores of their own; two threads of one core keep
+half of it, and a little more."""
 _SAID = ("dtype", "weights", "device", "itl_target_ms")
 """Engine settings that `up` decides for all workers; the others may also be set for prefill or decode workers alone."""
 
@@ -296,15 +300,29 @@ def _gateways(
 
 def _decided(options: MeshOptions) -> tuple[MeshOptions, str]:
     """The options with what they leave to the machine, and what that is. On cores that they share, and on one GPU, a
-    prefill and a decode worker only wait for each other."""
+    prefill and a decode worker only wait for each other. Where the number of cores does not say whether they would
+    share them, that is measured, once on a machine."""
     if not options.undecided:
         return options, ""
-    on_cpu = options.engine.device == "cpu"
-    if on_cpu and have_own_cores(len(options.models) * (1 + options.decode)):
-        return replace(options, prefill=1), "prefill and decode are workers of their own; --aggregated makes them one"
+    on_cpu, workers = options.engine.device == "cpu", len(options.models) * (1 + options.decode)
+    apart, why = have_own_cores(workers) if on_cpu else False, ""
+    if apart is None:
+        apart, why = _measured(own_cores(workers))
+    if apart:
+        what = f"prefill and decode are workers of their own{why}"
+        return replace(options, prefill=1), f"{what}; --aggregated makes them one"
     where = f"{available_cores()} cores" if on_cpu else "one device"
-    what = f"one worker is prefill and decode: on {where} two would wait for each other"
+    what = f"one worker is prefill and decode: on {where} two would wait for each other{why}"
     return replace(options, aggregated=True), f"{what}; --prefill 1 makes them two"
+
+
+def _measured(cores: Sequence[tuple[int, ...]]) -> tuple[bool, str]:
+    """Whether workers on these cores leave each other alone, and what shows it."""
+    try:
+        pace = pace_beside(cores)
+    except OSError as error:
+        return False, f" (it could not be measured: {error})"
+    return pace >= _OWN_PACE, f" (measured: side by side they compute at {pace:.0%} of their pace alone)"
 
 
 def _workers(

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.mesh import DemoOptions, MeshOptions, plan_mesh
+from penstock.cli import mesh
+from penstock.cli.mesh import DemoOptions, MeshOptions, MeshPlan, plan_mesh
 from penstock.cli.ports import PortTaken, reserved_ports
 from penstock.cli.redis_server import own_redis
 from penstock.cli.supervisor import Patience
@@ -276,9 +277,9 @@ def test_the_processes_of_a_mesh() -> None:
     ("found", "options", "workers", "note"),
     [
         (2, {}, ["decode-0"], "one worker is prefill and decode: on 2 cores two would wait"),
-        (5, {}, ["decode-0"], "on 5 cores"),
+        (3, {}, ["decode-0"], "on 3 cores"),
         (6, {}, ["prefill-0", "decode-0"], "workers of their own; --aggregated makes them one"),
-        (6, {"decode": 2}, ["decode-0", "decode-1"], "on 6 cores"),
+        (5, {"decode": 2}, ["decode-0", "decode-1"], "on 5 cores"),
         (8, {"decode": 2}, ["prefill-0", "decode-0", "decode-1"], "workers of their own"),
         (64, {"engine": EngineSettings(device="cuda")}, ["decode-0"], "on one device two would wait"),
         (2, {"prefill": 1}, ["prefill-0", "decode-0"], ""),
@@ -288,14 +289,77 @@ def test_the_processes_of_a_mesh() -> None:
 def test_the_machine_decides_whether_prefill_has_workers_of_its_own(
     monkeypatch: pytest.MonkeyPatch, found: int, options: dict[str, Any], workers: list[str], note: str
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(found)))
-    monkeypatch.setattr(cores, "_quota", lambda _: None)
+    _machine(monkeypatch, found)
     with reserved_ports() as ports:
         plan = plan_mesh(MeshOptions(port=0, **options), ports)
-    assert [child.name for child in plan.children if child.name[-1].isdigit()] == workers
-    assert note in plan.note and bool(note) == bool(plan.note)
+    assert _workers(plan) == workers
+    assert note in plan.note and bool(note) == bool(plan.note) and "measured" not in plan.note
     roles = {child.command[child.command.index("--role") + 1] for child in plan.children if "--role" in child.command}
     assert roles == {"decode" if "prefill-0" in workers else "both"}
+
+
+@pytest.mark.parametrize(
+    ("found", "threads", "options", "groups"),
+    [
+        (4, 1, {}, [(0, 1), (2, 3)]),
+        (5, 1, {}, [(0, 1), (2, 3)]),
+        (6, 2, {}, [(0, 1), (2, 3)]),
+        (10, 2, {}, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (6, 1, {"decode": 2}, [(0, 1), (2, 3), (4, 5)]),
+    ],
+)
+@pytest.mark.parametrize("pace", [0.9, 0.55])
+def test_the_machine_measures_where_the_number_of_cores_does_not_decide(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    found: int,
+    threads: int,
+    options: dict[str, Any],
+    groups: list[tuple[int, ...]],
+    pace: float,
+) -> None:
+    _machine(monkeypatch, found)
+    monkeypatch.setattr(cores, "_CORES", _topology(tmp_path, found, threads))
+    asked = []
+    monkeypatch.setattr(mesh, "pace_beside", lambda cores: asked.append(cores) or pace)
+    with reserved_ports() as ports:
+        plan = plan_mesh(MeshOptions(port=0, **options), ports)
+    assert asked == [groups]
+    assert ("prefill-0" in _workers(plan)) == (pace == 0.9)
+    assert f"measured: side by side they compute at {pace:.0%} of their pace alone" in plan.note
+
+
+def test_what_can_not_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cores: object) -> float:
+        raise OSError("no more processes")
+
+    _machine(monkeypatch, 4)
+    monkeypatch.setattr(mesh, "pace_beside", broken)
+    with reserved_ports() as ports:
+        plan = plan_mesh(MeshOptions(port=0), ports)
+    assert _workers(plan) == ["decode-0"]
+    assert "two would wait for each other (it could not be measured: no more processes); --prefill 1" in plan.note
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    """This process may run on so many cores, none of which shares anything with another one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(found)))
+    monkeypatch.setattr(cores, "_quota", lambda _: None)
+    monkeypatch.setattr(cores, "_CORES", Path("/nowhere"))
+
+
+def _topology(root: Path, found: int, threads: int) -> Path:
+    """A system's list of cores, of which so many at a time are threads of one."""
+    for core in range(found):
+        file = root / f"cpu{core}" / "topology" / "core_cpus_list"
+        file.parent.mkdir(parents=True)
+        first = core // threads * threads
+        file.write_text(f"{first}-{first + threads - 1}\n")
+    return root
+
+
+def _workers(plan: MeshPlan) -> list[str]:
+    return [child.name for child in plan.children if child.name[-1].isdigit()]
 
 
 def test_without_drafts_there_is_no_memory_for_theirs() -> None:
