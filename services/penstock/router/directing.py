@@ -77,13 +77,17 @@ class Director:
         return self._told(seat)
 
     async def tell(self, seat: Seat, instruction: Instruction) -> None:
-        """Tells a worker, and returns when it has done so. Raises Unavailable or DeadlineExceeded."""
+        """Tells a worker, and returns when it has done so; one that is to end may have left by then. Raises Unavailable
+        or DeadlineExceeded."""
         _LOG.info("a worker is told", member=seat.member.id, **instruction.described)
         try:
             async with asyncio.timeout(_ANSWER_S):
                 asked = False
                 while not instruction.done(seat) or (instruction.end and not asked):
                     stood, mailbox = self._stood, self._mailbox(seat)
+                    if mailbox is None and instruction.end and asked:
+                        seat.draining = True  # it had nothing to do, and has ended before it said that it would
+                        return
                     if mailbox is None:
                         raise Unavailable(f"member: {seat.member.id} has left the router", field="member")
                     if not asked:

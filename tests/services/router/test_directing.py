@@ -96,6 +96,16 @@ async def test_a_worker_that_does_not_answer_or_leaves(mesh: Harness, monkeypatc
         await told
 
 
+async def test_a_worker_that_is_to_end_may_have_left_before_it_says_so(mesh: Harness) -> None:
+    """One that is idle ends at once."""
+    call = await mesh.join("idle")
+    told = asyncio.ensure_future(mesh.stub.Command(command("idle", drain=True, exit=True, force=True)))
+    while not (await call.read()).command.exit:
+        pass
+    await mesh.gone(call)
+    assert (await told).member.draining is True
+
+
 async def test_a_store_has_no_role(mesh: Harness) -> None:
     call = await mesh.join("s", "kvstore")
     await call.write(router_pb2.JoinRequest(role=router_pb2.ROLE_DECODE))
