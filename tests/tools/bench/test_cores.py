@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.engine.cores import SharedCores, context_figures, shared_figures
+from penstock.bench.engine.cores import CommonPrefix, SharedCores, context_figures, prefix_figures, shared_figures
 from penstock.bench.engine.shapes import SMALL
 from penstock.bench.harness import BenchReport
 from penstock.bench.measured.document import section
@@ -16,6 +16,11 @@ def test_rates_are_of_what_a_longer_context_takes_more() -> None:
     found = {one.id: one.value for one in context_figures([(0.010, 0.011, 0.015)], 10**9)}
     assert found["kv_read_rate_vs_weights"] == pytest.approx(kv / 0.005 / 1e11)
     assert found["step_ms_8_2000"] == pytest.approx(15)
+
+
+def test_a_common_beginning_is_beside_none() -> None:
+    found = {one.id: one.value for one in prefix_figures([CommonPrefix(0.08, 0.02)])}
+    assert found == {"step_common_prefix_vs_own": pytest.approx(0.25), "step_ms_8_common": pytest.approx(20)}
 
 
 def test_the_section_says_what_is_missed() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
-from penstock.engine.scheduling.chunking import LEAST_TOKENS, patience, room_s
+from penstock.engine.scheduling.chunking import chunk_tokens, enough_tokens, patience, whole_tokens
 from penstock.router.workers import StepCost
 
 
@@ -208,11 +208,13 @@ class ModelledWorker:
     def _begin(self) -> _Step | None:
         """The next step with prompts; None: there is no room for the first of them."""
         model, alone_s = self.model, self.step_s if self.streams else 0.0
-        most = float(model.chunk_tokens)
+        target_s, rate, most, whole = model.itl_target_s, model.prefill_rate, model.chunk_tokens, 0
+        enough = enough_tokens(target_s, rate) or inf
         if self.streams:
-            target_s = model.itl_target_s * patience(len(self.prompts), len(self.streams))
-            most = max(LEAST_TOKENS, min(most, int(room_s(target_s, alone_s) * model.prefill_rate)))
-        left, portions = most, list[tuple[Prompt, float]]()
+            whole = whole_tokens(target_s, alone_s, rate, most)
+            target_s *= patience(len(self.prompts), len(self.streams))
+            most = chunk_tokens(target_s, alone_s, rate, most)
+        left, portions, taken = float(most), list[tuple[Prompt, float]](), 0.0
         self._no_room = inf
         for prompt in self.prompts:
             if left <= 0:
@@ -223,11 +225,16 @@ class ModelledWorker:
                     break
                 self._taken += prompt.context
                 prompt.left = prompt.begin()
+                if not portions and left < prompt.left <= whole:
+                    left = prompt.left
             if not portions and not self.streams and prompt.left > most:
                 left = (ceil(prompt.left / most) - 1) * most  # whole chunks, in which nothing else finds room
             tokens = min(left, prompt.left)
             portions.append((prompt, tokens))
             left -= tokens
+            taken += tokens
+            if tokens == prompt.left and taken >= enough:
+                break
         if not portions:
             return None
         took_s = alone_s + sum(tokens for _, tokens in portions) / model.prefill_rate

@@ -16,6 +16,8 @@ from penstock.bench.harness import BenchReport, Figure, figure, interleave, miss
 
 _STREAMS = 8
 _CONTEXTS = (16, 512, 2000)
+_OWN = 48
+"""Tokens that a stream does not share with the others, where they have a common beginning."""
 _LIMIT_S = 600.0
 _ROOM = {"threads": THREADS, "streams": _STREAMS, "tokens": 2200, "room": _STREAMS * 2200}
 
@@ -26,6 +28,14 @@ class SharedCores:
 
     alone: float
     beside: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommonPrefix:
+    """Seconds of a step of streams that have nothing in common, and of some whose contexts begin alike."""
+
+    own: float
+    common: float
 
 
 async def measure(quick: bool) -> BenchReport:
@@ -42,15 +52,20 @@ async def measure(quick: bool) -> BenchReport:
     async def contexts(_: int) -> Sequence[float]:
         return [await _step_s(asked, _STREAMS, context, steps) for context in _CONTEXTS]
 
+    async def common(_: int) -> CommonPrefix:
+        own = await _step_s(asked, _STREAMS, _CONTEXTS[-1], steps)
+        return CommonPrefix(own, await _step_s(asked, _STREAMS, _CONTEXTS[-1], steps, common=_CONTEXTS[-1] - _OWN))
+
     try:
         cores = (await interleave({"shared": shared}, rounds))["shared"]
         seconds = (await interleave({"contexts": contexts}, rounds))["contexts"]
+        prefixes = (await interleave({"common": common}, rounds))["common"]
     except Failed as error:
         return BenchReport("cores", [missing("beside_busy_vs_alone", "ratio", str(error), 0.5)])
     finally:
         await asked.close()
     weights = weight_bytes(checkpoint(SMALL, asked.places.models))
-    return BenchReport("cores", [*shared_figures(cores), *context_figures(seconds, weights)])
+    return BenchReport("cores", [*shared_figures(cores), *context_figures(seconds, weights), *prefix_figures(prefixes)])
 
 
 def shared_figures(found: Sequence[SharedCores]) -> list[Figure]:
@@ -76,9 +91,19 @@ def context_figures(found: Sequence[Sequence[float]], weights: int) -> list[Figu
     ]
 
 
-async def _step_s(asked: Asked, streams: int, context: int, steps: int) -> float:
-    prompts = [prompt(SMALL, context, (context, number)) for number in range(streams)]
-    seconds: float = await asked.ask("decode", _LIMIT_S, prompts=prompts, steps=steps)
+def prefix_figures(found: Sequence[CommonPrefix]) -> list[Figure]:
+    """What a step gains when the contexts of its streams begin alike."""
+    return [
+        figure("step_common_prefix_vs_own", [one.common / one.own for one in found], "ratio", "nothing in common"),
+        figure(f"step_ms_{_STREAMS}_common", [1e3 * one.common for one in found], "ms", "scale"),
+    ]
+
+
+async def _step_s(asked: Asked, streams: int, context: int, steps: int, common: int = 0) -> float:
+    """Seconds of a step of so many streams with that context each, whose first `common` tokens are the same."""
+    first = prompt(SMALL, common, (context, streams)) if common else []
+    prompts = [[*first, *prompt(SMALL, context - common, (context, number))] for number in range(streams)]
+    seconds: float = await asked.ask("decode", _LIMIT_S, prompts=prompts, steps=steps, shared=bool(common))
     return seconds / steps
 
 

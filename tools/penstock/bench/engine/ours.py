@@ -25,6 +25,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.hooks import DraftAsk, LoadResult, PageWriter
 from penstock.engine.request import Request, SamplingParams
+from penstock.kv.identity import Chain
 from penstock.testing.drafters import InlineDrafter
 
 _SLACK = 64
@@ -72,8 +73,9 @@ class Ours:
         await self._generated(prompt, 1, None)
         return time.perf_counter() - begin
 
-    async def decode(self, prompts: Sequence[Sequence[int]], steps: int) -> float:
-        """Seconds for `steps` tokens of every prompt, counted from the step that gave the last stream its first."""
+    async def decode(self, prompts: Sequence[Sequence[int]], steps: int, shared: bool = False) -> float:
+        """Seconds for `steps` tokens of every prompt, counted from the step that gave the last stream its first. With
+        `shared`, prompts that begin alike share the pages of their common blocks."""
         begun: list[float] = []
         before = 0
         counts = [0] * len(prompts)
@@ -82,7 +84,7 @@ class Ours:
 
         async def stream(number: int) -> None:
             nonlocal before, end
-            async for count in self._stream(prompts[number], steps + _SLACK):
+            async for count in self._stream(prompts[number], steps + _SLACK, shared):
                 counts[number] += count
                 total = (
                     self._engine.stats().generated_tokens
@@ -126,9 +128,10 @@ class Ours:
                     first, steps = time.perf_counter(), self._engine.stats().steps
         return _Generated(found, time.perf_counter() - first, self._engine.stats().steps - steps)
 
-    async def _stream(self, prompt: Sequence[int], tokens: int) -> AsyncIterator[int]:
-        request = self._request(prompt, tokens)
-        async with aclosing(self._engine.generate(request, Zeros(len(prompt) - 1))) as updates:
+    async def _stream(self, prompt: Sequence[int], tokens: int, shared: bool) -> AsyncIterator[int]:
+        request, size = self._request(prompt, tokens), self._engine.config.block_size
+        chain = Chain(b"", size, request.prompt) if shared else None
+        async with aclosing(self._engine.generate(request, Zeros(len(prompt) - 1), chain=chain)) as updates:
             async for update in updates:
                 yield len(update.tokens)
 
