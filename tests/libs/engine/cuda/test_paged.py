@@ -209,15 +209,16 @@ def test_flashinfer_computes_a_long_prefix_in_a_cascade():
     backend = FlashInferPaged(problem.shape, problem.memory, FLASHINFER)
     step = backend.begin(problem.paged, problem.host, False)
     torch.testing.assert_close(step(0, problem.query), problem.right(0))
-    (above, *_), (below, _, _, rows) = (level.plans for level in backend.cascade().levels)
+    (above, *_), (below, _, _, rows) = (level.plans for level in step._wrappers.cascade.levels)
     assert sorted(np.diff(above)) == [33, 34] and sorted(np.diff(rows)) == [1, 1, 1, 1, 2]
     assert sum(np.diff(below)) == sum(-(-end // 16) for end in problem.ends) - 3 * 33 - 2 * 34
     torch.testing.assert_close(step(1, problem.query), problem.right(1))
-    assert backend.cascade().looked == 1
+    assert step._wrappers.cascade.looked == 1
     short = Problem([1, 1], [600, 600], windows=(None,), shares=((1, 0, 31),))
     backend = FlashInferPaged(short.shape, short.memory, FLASHINFER)
-    torch.testing.assert_close(backend.begin(short.paged, short.host, False)(0, short.query), short.right(0))
-    assert backend._cascade is None, "31 pages of 16 tokens are too few"
+    step = backend.begin(short.paged, short.host, False)
+    torch.testing.assert_close(step(0, short.query), short.right(0))
+    assert not step._groups, "31 pages of 16 tokens are too few"
 
 
 def test_steps_of_flashinfer_begin_before_others_are_computed():

@@ -19,6 +19,7 @@ This is written against the documented interface of flashinfer 0.7; it has not r
 from __future__ import annotations
 
 import importlib.util
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,32 @@ def levels(host: HostPaged, groups: list[Sharers], block_size: int) -> tuple[Hos
     return common, own
 
 
+class _Wrappers:
+    """The wrappers of a step that is not captured, made when they are first needed."""
+
+    def __init__(self, flashinfer: Any, workspace: Tensor) -> None:
+        self._module = flashinfer
+        self._space = workspace
+        self._prefill: dict[int | None, Any] = {}
+
+    def prefill(self, window: int | None) -> Any:
+        """The one for any number of rows."""
+        if window not in self._prefill:
+            self._prefill[window] = self._module.BatchPrefillWithPagedKVCacheWrapper(self._space, "NHD")
+        return self._prefill[window]
+
+    @cached_property
+    def cascade(self) -> Any:
+        """The one for rows that share pages."""
+        return self._module.MultiLevelCascadeAttentionWrapper(2, self._space, "NHD")
+
+
 class FlashInferPaged:
-    """PagedAttention by flashinfer's wrappers."""
+    """PagedAttention by flashinfer's wrappers.
+
+    All share a workspace, because calls run one after the other. The attention of a step's last layer may begin before
+    that of the other layers is called, so two sets of wrappers take turns in steps that are not captured.
+    """
 
     name = "flashinfer"
     most_rows: int | None = None
@@ -90,37 +115,17 @@ class FlashInferPaged:
         self.heads = heads
         self.memory = memory
         self._module = flashinfer
-        self._prefill: dict[int | None, Any] = {}
-        self._cascade: Any = None
-        self._space: Tensor | None = None
-        self.planned: Attend | None = None
-        """The step that was planned last, of those that are not captured: they share their wrappers."""
+        self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=memory.data.device)
+        self._next, self._last = (_Wrappers(flashinfer, self._space) for _ in range(2))
 
     def begin(self, paged: Paged, host: HostPaged, fixed: bool) -> Attend:
         """Prepares the attention of one step; `fixed` says that the step will be captured."""
         if not fixed:
-            return _Eager(self, host)
+            self._next, self._last = self._last, self._next
+            return _Eager(self, self._last, host)
         step = _Captured(self, {window: self._decoder(paged) for window in dict.fromkeys(self.heads.windows)})
         step.again(host)
         return step
-
-    def prefill(self, window: int | None) -> Any:
-        """The wrapper for any number of rows."""
-        if window not in self._prefill:
-            self._prefill[window] = self._module.BatchPrefillWithPagedKVCacheWrapper(self._workspace(), "NHD")
-        return self._prefill[window]
-
-    def cascade(self) -> Any:
-        """The wrapper for rows that share pages."""
-        if self._cascade is None:
-            self._cascade = self._module.MultiLevelCascadeAttentionWrapper(2, self._workspace(), "NHD")
-        return self._cascade
-
-    def _workspace(self) -> Tensor:
-        """The workspace of all wrappers, which share it because their steps run one after the other."""
-        if self._space is None:
-            self._space = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.memory.data.device)
-        return self._space
 
     def _decoder(self, paged: Paged) -> Any:
         """A wrapper for a fixed number of sequences, with room for all pages that they may ever have."""
@@ -130,7 +135,7 @@ class FlashInferPaged:
             return torch.zeros(count, dtype=torch.int32, device=device)
 
         return self._module.BatchDecodeWithPagedKVCacheWrapper(
-            self._workspace(),
+            self._space,
             "NHD",
             use_cuda_graph=True,
             use_tensor_cores=True,
@@ -180,11 +185,11 @@ class _Captured:
 
 
 class _Eager:
-    """All other steps: any number of rows. Several may have begun before the first of them is called, so that each is
-    planned when its calls begin."""
+    """All other steps: any number of rows."""
 
-    def __init__(self, owner: FlashInferPaged, host: HostPaged) -> None:
+    def __init__(self, owner: FlashInferPaged, wrappers: _Wrappers, host: HostPaged) -> None:
         self._owner = owner
+        self._wrappers = wrappers
         self._host = host
         size = owner.memory.block_size
         least = -(-LEAST_SHARED // size)
@@ -192,6 +197,7 @@ class _Eager:
         self._members = [sequence for group in self._groups for sequence in group.sequences]
         self._others = sorted(set(range(len(host.ends))) - set(self._members))
         self._shared, self._apart = (self._rows(which) for which in (self._members, self._others))
+        self._plan()
 
     def _rows(self, sequences: list[int]) -> Tensor:
         """The numbers of their rows, in this order."""
@@ -200,19 +206,16 @@ class _Eager:
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
         """Computes one layer: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
-        owner = self._owner
-        if owner.planned is not self:
-            self._plan()
-            owner.planned = self
+        owner, wrappers = self._owner, self._wrappers
         cache = keys_of(owner.memory, layer), values_of(owner.memory, layer)
         query, window = query.contiguous(), owner.heads.windows[layer]
         if window is not None or not self._groups:
-            mixed: Tensor = owner.prefill(window).run(query, cache)
+            mixed: Tensor = wrappers.prefill(window).run(query, cache)
             return mixed.flatten(1)
         mixed = torch.empty_like(query)
-        mixed.index_copy_(0, self._shared, owner.cascade().run(query[self._shared], cache))
+        mixed.index_copy_(0, self._shared, wrappers.cascade.run(query[self._shared], cache))
         if self._others:
-            mixed.index_copy_(0, self._apart, owner.prefill(None).run(query[self._apart], cache))
+            mixed.index_copy_(0, self._apart, wrappers.prefill(None).run(query[self._apart], cache))
         return mixed.flatten(1)
 
     def _plan(self) -> None:
@@ -227,14 +230,16 @@ class _Eager:
     def _plan_prefill(self, window: int | None, host: HostPaged) -> None:
         owner = self._owner
         starts = torch.from_numpy(host.starts)
-        owner.prefill(window).plan(starts, *owner.tables(host), *owner.sizes(), causal=True, **owner.options(window))
+        self._wrappers.prefill(window).plan(
+            starts, *owner.tables(host), *owner.sizes(), causal=True, **owner.options(window)
+        )
 
     def _plan_cascade(self) -> None:
         owner = self._owner
         both = levels(self._host, self._groups, owner.memory.block_size)
         starts = [torch.from_numpy(level.starts) for level in both]
         tables = zip(*(owner.tables(level) for level in both), strict=True)
-        owner.cascade().plan(starts, *map(list, tables), *owner.sizes(), causal=True, **owner.options(None))
+        self._wrappers.cascade.plan(starts, *map(list, tables), *owner.sizes(), causal=True, **owner.options(None))
 
     def again(self, host: HostPaged) -> None:
         """Is not called: these steps are not captured."""
