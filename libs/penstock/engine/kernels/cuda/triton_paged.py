@@ -61,7 +61,7 @@ class _Step:
         split = self._chunks > 1
         self._fits = _WORKSPACE // (self._chunks * heads.heads * heads.dim) if split else paged.rows
         self._outline = self._outlined(host)
-        listed = work_list(self._outline, rows_together(self._shape), self._fits)
+        listed = work_list(self._outline, _rows_together(self._shape), self._fits)
         most = max(part.rows for part in listed.launches)
         device = memory.data.device
         self._parts = torch.empty(self._chunks * most * heads.heads * heads.dim, device=device) if split else None
@@ -74,7 +74,7 @@ class _Step:
     def _most_items(self, host: HostPaged, listed: WorkList) -> list[int]:
         """As many items as each launch of a captured step may ever have: those of sequences that share nothing. All
         have the same number of rows."""
-        tiles = -(-host.most_rows // rows_together(self._shape))
+        tiles = -(-host.most_rows // _rows_together(self._shape))
         return [part.rows // host.most_rows * tiles * self._chunks for part in listed.launches]
 
     def __call__(self, layer: int, query: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class _Step:
         now = self._outlined(host)
         if now != self._outline:
             self._outline = now
-            self._work.bring(work_list(now, rows_together(self._shape), self._fits))
+            self._work.bring(work_list(now, _rows_together(self._shape), self._fits))
 
 
 class _Work:
@@ -163,7 +163,7 @@ class _Work:
         self._device.copy_(self._host, non_blocking=True)
 
 
-def rows_together(shape: dict[str, Any]) -> int:
+def _rows_together(shape: dict[str, Any]) -> int:
     """How many rows one product takes."""
     return int(shape["M"] // shape["GROUP"])
 
