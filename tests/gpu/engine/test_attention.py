@@ -14,11 +14,15 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.choose import candidates
 from penstock.engine.kernels.cuda.graphs import CudaCapture
-from penstock.engine.kernels.cuda.paged import GatherPaged, HostPaged, Paged, on_device
+from penstock.engine.kernels.cuda.paged import GatherPaged, HostPaged, Paged, host_paged, on_device
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+
+FAN = tuple((at, at - 1, 34 + at) for at in range(1, 9))
+"""Each sequence begins like the one before it: with at least 34 pages, two whole chunks, and as many as flashinfer puts
+in a cascade."""
 
 
 def backend_of(name, problem):
@@ -41,6 +45,23 @@ def backend_of(name, problem):
         {"rows": [2], "ends": [300], "heads": 16, "kv_heads": 1, "dim": 256},
         {"rows": [1, 2], "ends": [90, 20], "heads": 6, "kv_heads": 2, "dim": 64, "softcap": 5.0},
         {"rows": [1, 2], "ends": [90, 20], "heads": 4, "kv_heads": 2, "dim": 96, "block": 8},
+        {
+            "rows": [1] * 9,
+            "ends": [1400] * 9,
+            "heads": 32,
+            "kv_heads": 4,
+            "dim": 128,
+            "windows": (None, 600),
+            "shares": FAN,
+        },
+        {
+            "rows": [1, 3, 40, 2, 1],
+            "ends": [900, 800, 840, 700, 30],
+            "heads": 6,
+            "kv_heads": 2,
+            "dim": 64,
+            "shares": FAN[:3],
+        },
     ],
 )
 def test_is_right(name, dtype, what):
@@ -48,15 +69,44 @@ def test_is_right(name, dtype, what):
     assert problem.worst(backend_of(name, problem)) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [[1] * 9, [1, 2, 5, 1, 3, 1, 1, 16, 1]])
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
+def test_rows_that_share_pages_are_what_each_is_alone(dtype, rows, group):
+    """Bit for bit in our own kernels, wherever in a product a row stands."""
+    problem = Problem(
+        rows,
+        [1400, 1300, 1390, 1200, 1000, 1111, 1050, 980, 1024],
+        heads=2 * group,
+        dim=128,
+        windows=(None, 300),
+        shares=FAN,
+        dtype=dtype,
+        device=CUDA,
+        rest=9.0,
+    )
+    backend = backend_of("triton", problem)
+    for layer in range(2):
+        together = backend.begin(problem.paged, problem.host, False)(layer, problem.query)
+        for at, own in enumerate(together.split(rows)):
+            first, table = sum(rows[:at]), problem.tables[at]
+            host = host_paged([problem.ends[at]], [rows[at]], [table], len(table))
+            alone = backend.begin(on_device(host, CUDA), host, False)
+            assert torch.equal(alone(layer, problem.query[first : first + rows[at]]), own)
+
+
 @pytest.mark.parametrize("name", ["varlen", "flashinfer", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_captured_call_follows_its_input(name, dtype):
     """Other lengths and other pages, in the same places."""
 
-    def problem_of(ends: list[int]) -> Problem:
-        return Problem([1, 1, 1], ends, heads=8, dim=64, dtype=dtype, device=CUDA, windows=(None,), rest=9.0)
+    def problem_of(ends: list[int], shares: tuple[tuple[int, int, int], ...] = ()) -> Problem:
+        return Problem(
+            [1, 1, 1], ends, heads=8, dim=64, dtype=dtype, device=CUDA, windows=(None,), rest=9.0, shares=shares
+        )
 
     problems = [problem_of([5, 290, 17]), problem_of([300, 20, 290]), problem_of([1, 2, 300])]
+    problems += [problem_of([300, 600, 590], ((1, 0, 17), (2, 1, 35))), problem_of([600, 599, 590], ((2, 0, 36),))]
     shared = problems[0]
     starts, ends, tables = shared.host.starts, shared.host.ends.copy(), np.zeros((3, 40), dtype=np.int32)
     host = HostPaged(starts, ends, tables)

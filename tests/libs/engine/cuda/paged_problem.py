@@ -30,6 +30,9 @@ class Problem:
     softcap: float | None = None
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    shares: tuple[tuple[int, int, int], ...] = ()
+    """(sequence, one before it, how many first pages it has from that one), of as many as both have before their
+    rows."""
     device: torch.device = NOWHERE
     rest: float = math.nan
     """What lies beyond the tokens. Libraries that multiply it by a weight of 0 need a number; pages have one there."""
@@ -48,6 +51,9 @@ class Problem:
             content = data[own].transpose(1, 3).flatten(0, 1)  # [tokens, 2, layers, kv_heads, dim]
             content[:end] = torch.randn(content[:end].shape, generator=generator)
             data[own] = content.unflatten(0, (len(own), self.block)).transpose(1, 3)
+        for sequence, like, count in self.shares:
+            full = min((self.ends[each] - self.rows[each]) // self.block for each in (sequence, like))
+            self.tables[sequence][: min(count, full)] = self.tables[like][: min(count, full)]
         self.memory: Any = SimpleNamespace(data=data.to(self.device, self.dtype), block_size=self.block)
         query = torch.randn(sum(self.rows), self.heads, self.dim, generator=generator)
         self.query = query.to(self.device, self.dtype)

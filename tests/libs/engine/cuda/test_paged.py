@@ -18,7 +18,7 @@ from penstock.checkpoint import inspect as look_at
 from penstock.engine.kernels.cuda import over_flashinfer, varlen
 from penstock.engine.kernels.cuda.choose import AttentionCandidate, candidates, choose, disproof
 from penstock.engine.kernels.cuda.over_flashinfer import FlashInferPaged, flat
-from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
+from penstock.engine.kernels.cuda.paged import GatherPaged, Heads, host_paged, on_device
 from penstock.engine.kernels.cuda.varlen import VarlenPaged
 from penstock.engine.layers.attention import naive_attend
 from penstock.engine.step.memory import PageMemory
@@ -26,8 +26,15 @@ from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
 CPU = torch.device("cpu")
 problems = st.builds(
-    lambda pairs, **rest: Problem([rows for rows, _ in pairs], [max(rows, end) for rows, end in pairs], **rest),
-    pairs=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=3),
+    lambda members, **rest: Problem(
+        [rows for rows, *_ in members],
+        [max(rows, end) for rows, end, *_ in members],
+        shares=tuple((at, like % at, pages) for at, (_, _, like, pages) in enumerate(members) if at and pages),
+        **rest,
+    ),
+    members=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 40), st.integers(0, 4), st.integers(0, 12)), min_size=1, max_size=5
+    ),
     kv_heads=st.sampled_from([1, 2, 4]),
     block=st.sampled_from([1, 5, 16]),
     softcap=st.sampled_from([None, 5.0]),
@@ -138,17 +145,94 @@ class DecodeWrapper(Wrapper):
         self._planned(indptr, pages, last, heads, kv_heads, dim, size, torch.arange(len(last) + 1), **how)
 
 
+class CascadeWrapper:
+    """What flashinfer says that a cascade does: a row looks at what its group has on each level; the last is causal."""
+
+    def __init__(self, levels, workspace, layout):
+        assert levels == 2 and workspace.dtype == torch.uint8 and layout == "NHD"
+        self.levels = [PrefillWrapper(workspace, layout) for _ in range(levels)]
+        self.looked = 0
+
+    def plan(self, rows, indptr, pages, last, heads, kv_heads, dim, size, *, causal, window_left, **how):
+        assert causal and window_left == -1
+        for level, *own in zip(self.levels, rows, indptr, pages, last, strict=True):
+            level.plan(*own, heads, kv_heads, dim, size, causal=True, window_left=window_left, **how)
+            assert bool((own[0].diff() >= 1).all()) and bool((own[1].diff() >= 1).all()), "nothing may be empty"
+        assert len(rows[0]) < len(rows[1]) and rows[0][-1] == rows[1][-1]
+
+    def run(self, query, cache):
+        (above, all_above, last_above, groups), (below, all_below, last_below, rows) = (
+            level.plans for level in self.levels
+        )
+        size, scale, _, softcap = self.levels[1].how
+        assert all(last == size for last in last_above), "whole pages are shared"
+        assert len(query) == rows[-1]
+        self.looked += 1
+        parts = []
+        for at, tokens in enumerate(last_below):
+            own = query[rows[at] : rows[at + 1]]
+            (group,) = (each for each in range(len(last_above)) if groups[each] <= rows[at] < groups[each + 1])
+            assert rows[at + 1] <= groups[group + 1]
+            mine = [*all_above[above[group] : above[group + 1]], *all_below[below[at] : below[at + 1]]]
+            end = (len(mine) - 1) * size + tokens
+            assert (below[at + 1] - below[at] - 1) * size + tokens >= len(own), "its rows are all below"
+            keys, values = (each[torch.stack(mine)].flatten(0, 1)[:end] for each in cache)
+            parts.append(naive_attend(own, keys, values, range(end - len(own), end), scale=scale, softcap=softcap))
+        return torch.cat(parts).view(query.shape).to(query.dtype)
+
+
 FLASHINFER = SimpleNamespace(
-    BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper, BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper
+    BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper,
+    BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper,
+    MultiLevelCascadeAttentionWrapper=CascadeWrapper,
 )
 
 
-@settings(max_examples=20)
-@given(problems)
-def test_flashinfer_is_told_what_it_needs(problem):
+@settings(max_examples=40)
+@given(problems, st.sampled_from([1, 16, 512]))
+def test_flashinfer_is_told_what_it_needs(problem, least):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(over_flashinfer, "LEAST_SHARED", least)
+        backend = FlashInferPaged(problem.shape, problem.memory, FLASHINFER)
+        assert problem.worst(backend) < 1e-5
+        assert problem.worst(backend) < 1e-5, "planned again"
+
+
+def test_flashinfer_computes_a_long_prefix_in_a_cascade():
+    """Two families and one that is alone, in no order; in the layer without a window."""
+    problem = Problem(
+        [1, 2, 1, 1, 1],
+        [600, 590, 700, 640, 700],
+        windows=(None, 7),
+        shares=((2, 0, 33), (3, 1, 34), (4, 2, 34)),
+    )
     backend = FlashInferPaged(problem.shape, problem.memory, FLASHINFER)
-    assert problem.worst(backend) < 1e-5
-    assert problem.worst(backend) < 1e-5, "planned again"
+    step = backend.begin(problem.paged, problem.host, False)
+    torch.testing.assert_close(step(0, problem.query), problem.right(0))
+    (above, *_), (below, _, _, rows) = (level.plans for level in step._wrappers.cascade.levels)
+    assert sorted(np.diff(above)) == [33, 34] and sorted(np.diff(rows)) == [1, 1, 1, 1, 2]
+    assert sum(np.diff(below)) == sum(-(-end // 16) for end in problem.ends) - 3 * 33 - 2 * 34
+    torch.testing.assert_close(step(1, problem.query), problem.right(1))
+    assert step._wrappers.cascade.looked == 1
+    short = Problem([1, 1], [600, 600], windows=(None,), shares=((1, 0, 31),))
+    backend = FlashInferPaged(short.shape, short.memory, FLASHINFER)
+    step = backend.begin(short.paged, short.host, False)
+    torch.testing.assert_close(step(0, short.query), short.right(0))
+    assert not step._groups, "31 pages of 16 tokens are too few"
+
+
+def test_steps_of_flashinfer_begin_before_others_are_computed():
+    """As those of the rows of all layers and of the last one do."""
+    problem, other = Problem([4, 1, 1], [20, 40, 1]), Problem([1, 1], [20, 33])
+    other.memory = problem.memory
+    other.tables, other.ends = problem.tables[:2], [20, 33]
+    other.host = host_paged(other.ends, other.rows, other.tables, 4)
+    other.paged = on_device(other.host, CPU)
+    backend = FlashInferPaged(problem.shape, problem.memory, FLASHINFER)
+    first = backend.begin(problem.paged, problem.host, False)
+    second = backend.begin(other.paged, other.host, False)
+    torch.testing.assert_close(first(0, problem.query), problem.right(0))
+    torch.testing.assert_close(second(1, other.query), other.right(1))
 
 
 def test_flashinfer_plans_again_before_a_replay():

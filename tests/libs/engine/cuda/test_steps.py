@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.libs.engine.cuda.test_paged import FLASHINFER
 
 from penstock.checkpoint import inspect
 from penstock.engine.config import EngineConfig
 from penstock.engine.forward.runner import Runner
 from penstock.engine.kernels.cuda.graphs import GraphSteps
+from penstock.engine.kernels.cuda.over_flashinfer import FlashInferPaged
 from penstock.engine.kernels.cuda.paged import GatherPaged, Heads
 from penstock.engine.kernels.cuda.plan import StepInput, StepShape, buckets, shape_of
 from penstock.engine.kernels.cuda.steps import DeviceSteps
@@ -159,6 +161,22 @@ def test_the_same_tokens_as_plain_steps(tmp_path, tiny, most_rows):
     assert recorder.captured >= 2 and recorder.replayed > 10
     assert not runner.memory.data[0].any(), "page 0 stays zero"
     assert runner.memory.data[PAGES].any(), "padding was written, to the scratch page"
+
+
+def test_the_same_tokens_through_flashinfer(tmp_path):
+    """Beside chunks of prompts the last layer computes fewer rows than the others, by another plan of the same step."""
+    directory = write_checkpoint(
+        tmp_path / "model", TinyModel("Gemma2ForCausalLM", extra={"sliding_window": 12, "query_pre_attn_scalar": 16})
+    )
+    expected = play(Runner(inspect(directory), config_of(directory, kernels=False)))
+    recorder = Recorder()
+    runner = device_runner(directory, recorder)
+    attention = FlashInferPaged(Heads.of(runner.decoder.config), runner.memory, FLASHINFER)
+    runner._device = DeviceSteps(
+        runner.decoder, runner.memory, runner._builder, attention, capture=recorder, most_sequences=6, max_positions=160
+    )
+    assert play(runner) == expected
+    assert recorder.replayed > 3
 
 
 def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog):

@@ -1,8 +1,8 @@
 """Chooses the backend of paged attention for a device: the first that is installed and proves itself there.
 
 The order is torch's varlen attention, flashinfer, Triton. To prove itself, a backend solves a small problem with the
-model's own heads over pages that are out of order, and the result is compared with gathering. A backend that raises or
-is wrong is passed over, and the reason is logged. When none is left, torch gathers, as on a CPU.
+model's own heads over pages that are out of order, some of them shared, and the result is compared with gathering. A
+backend that raises or is wrong is passed over, and the reason is logged. When none is left, torch gathers, as on a CPU.
 """
 
 from __future__ import annotations
@@ -91,14 +91,17 @@ def choose(config: ModelConfig, memory: PageMemory, found: Sequence[AttentionCan
 def disproof(backend: PagedAttention, config: ModelConfig, memory: PageMemory) -> str | None:
     """What is wrong with the backend's answers; None when they are right. The pages are zero before and afterwards."""
     size = memory.block_size
-    ends = [1, 3 * size + 1, min(20 * size, (memory.data.shape[0] - 8) * size)]
-    if ends[2] <= 3 * size or memory.data.shape[0] < 8:
+    longest = min(40, memory.data.shape[0] - 9) * size
+    ends = [1, 3 * size + 1, longest, longest]
+    if longest <= 3 * size:
         return None  # too few pages to prove anything
     pages = torch.randperm(memory.data.shape[0] - 1, generator=torch.Generator().manual_seed(1)).add_(1).tolist()
     tables, used = [], 0
-    for end in ends:
+    for end in ends[:3]:
         tables.append(pages[used : used + -(-end // size)])
         used += -(-end // size)
+    tables.append([*tables[2][:-1], pages[used]])
+    used += 1
     own = Heads.of(config)
     generator = torch.Generator(memory.data.device).manual_seed(2)
     shape = (used, 2, size, own.kv_heads, own.dim)
@@ -108,7 +111,7 @@ def disproof(backend: PagedAttention, config: ModelConfig, memory: PageMemory) -
         for window, layer in layers.items():
             content = torch.randn(shape, generator=generator, device=memory.data.device)
             memory.data[torch.tensor(pages[:used], device=memory.data.device), layer] = content.to(memory.data.dtype)
-            for rows in ([1, 1, 1], [1, 3, 2]):
+            for rows in ([1, 1, 1, 1], [1, 3, 2, 2]):
                 host = host_paged(ends, rows, tables, max(map(len, tables)))
                 paged = on_device(host, memory.data.device)
                 query = torch.randn(paged.rows, own.heads, own.dim, generator=generator, device=memory.data.device)

@@ -116,7 +116,9 @@ def values_of(memory: PageMemory, layer: int) -> Tensor:
     return memory.data[:, layer, 1]
 
 
-def host_paged(ends: Sequence[int], rows: Sequence[int], tables: Sequence[Sequence[int]], width: int) -> HostPaged:
+def host_paged(
+    ends: Sequence[int], rows: Sequence[int], tables: Sequence[Sequence[int] | Int32s], width: int
+) -> HostPaged:
     """Makes a HostPaged from one entry per sequence; tables are filled up to `width` with page 0."""
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(rows, out=starts[1:])

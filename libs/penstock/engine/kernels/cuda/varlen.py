@@ -6,6 +6,8 @@ computes in float16 and bfloat16 and has no soft cap. All strides but the last a
 the page memory as it is. One split of the context (`num_splits=1`) makes a sequence's result independent of its batch,
 as torch documents.
 
+It has no cascade: nothing in its interface says that sequences share pages, so a shared page is read for each of them.
+
 This is written against the documented interface; it has not run on a GPU yet.
 """
 
