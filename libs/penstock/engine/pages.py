@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from penstock.engine.beginnings import Beginnings
 from penstock.engine.named import NamedPages, NameWatcher
 
-TAIL_SHARE = 32
-"""Of the blocks that nobody uses, one in so many may be a tail when a block has to leave: a tail saves fewer tokens
-than a block does, but one is all that a session needs."""
+TAIL_SHARE = 16
+"""Tails that nobody holds may be one for so many blocks that nobody holds; when room is needed, those beyond that leave
+before a block does. If all of them did, none would outlive the next request, as a pool is full most of the time. A
+session needs one tail, which no store has, and many blocks."""
 
 
 @dataclass(frozen=True, slots=True)
