@@ -187,6 +187,77 @@ def test_none_waits_for_a_block_of_which_it_has_to_compute_the_last_token():
     assert rows_of(plan(LIMITS, 100, [], lives, {})) == [(1, 8, 0, 2), (2, 8, 0, 2)]
 
 
+def test_what_can_be_copied_takes_no_room():
+    line = [One(1, 20, 20), One(2, 20, 20), One(3, 20, 12), One(4, 30, 30)]
+    copyable = {1: 3, 2: 7, 3: 7, 4: 7}
+    made = plan(LIMITS, 100, [], line, {}, copyable=lambda live: copyable[live.ticket])
+    assert rows_of(made) == [(1, 17, 0, 3), (2, 13, 0, 3), (3, 2, 0, 3)]
+    assert [portion.copied for portion in made.portions] == [3, 7, 7]
+
+
+def begun(scheduler, *names, tokens, chained=True):
+    """Sequences with the same tokens, in the line."""
+    lives = []
+    for name in names:
+        chain = Chain(b"root", LIMITS.block_size, tokens) if chained else None
+        request = Request(str(name), tuple(tokens), SamplingParams(max_tokens=3, ignore_eos=True))
+        lives.append(new_live(request, name, frozenset(), chain=chain, now=float(name)))
+        scheduler.add(lives[-1])
+    return lives
+
+
+def stepped(scheduler):
+    """A step of them all: (ticket, first position, known tokens) of each."""
+    step = scheduler.next_step({})
+    made = [(live.ticket, live.run.start, live.run.known) for live in step]
+    answers = [[Chosen(0)] * live.run.samples for live in step]
+    for live, answer in zip(step, answers, strict=True):
+        live.run.tail_sound = live.run.rests(answer)
+    for one in scheduler.commit(step, answers):
+        scheduler.drop(one.live)
+    return made
+
+
+def test_nobody_waits_for_a_tail():
+    """Those that begin together compute it, those that come later copy it."""
+    scheduler = Scheduler(LIMITS, PagePool(16))
+    begun(scheduler, 1, 2, 3, tokens=range(6))
+    assert stepped(scheduler) == [(1, 0, 6), (2, 0, 6), (3, 0, 6)]
+    begun(scheduler, 4, tokens=range(7))
+    assert stepped(scheduler)[3:] == [(4, 6, 1)]
+
+
+def test_those_who_waited_for_a_block_copy_the_tail_behind_it():
+    scheduler = Scheduler(LIMITS, PagePool(32))
+    begun(scheduler, 1, 2, 3, 4, tokens=range(21))
+    assert stepped(scheduler) == [(1, 0, 21)]
+    assert stepped(scheduler) == [(1, 21, 1), (2, 20, 1), (3, 20, 1), (4, 20, 1)]
+    assert scheduler.stats().copied_tokens == 12
+
+
+def test_a_chunk_may_end_inside_a_block_that_is_copied():
+    """Less room than is left behind the copy, and a page to copy from that is gone when the pages are there."""
+    scheduler = Scheduler(StepLimits(5, 2, 8), PagePool(4))
+    begun(scheduler, 1, tokens=range(15))
+    while scheduler.stats().running + scheduler.stats().waiting:
+        stepped(scheduler)
+    begun(scheduler, 2, tokens=[*range(12), *range(50, 58)])
+    assert stepped(scheduler) == [(2, 12, 5)]
+    assert stepped(scheduler) == [(2, 17, 3)]
+
+
+def test_a_page_to_copy_from_that_is_needed_itself():
+    """Its rows are computed after all, as far as there is room for them in the step."""
+    scheduler = Scheduler(StepLimits(32, 2, 8), pool := PagePool(3))
+    begun(scheduler, 1, tokens=range(6))
+    while scheduler.stats().running + scheduler.stats().waiting:
+        stepped(scheduler)
+    [live] = begun(scheduler, 2, tokens=[*range(6), *range(50, 65)])
+    assert scheduler.situation({}).copyable(live) == 6
+    assert stepped(scheduler) == [(2, 0, 15)]
+    assert stepped(scheduler) == [(2, 15, 6)] and pool.free == 0
+
+
 rooms = st.builds(
     PromptRoom,
     beside=st.none() | st.integers(0, 40),

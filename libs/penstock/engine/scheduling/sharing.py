@@ -9,9 +9,6 @@ from penstock.engine.pages import PagePool
 from penstock.engine.scheduling.live import Live
 from penstock.kv.identity import packed
 
-LEAST_ROWS = 1
-"""Fewer are computed."""
-
 
 class Sharing:
     """Names and shares the pages of sequences that have a chain; those of others stay their own."""
@@ -101,8 +98,7 @@ class Sharing:
             return 0, 0
         most = min(self._size, live.remaining) - 1
         wanted = live.tokens[live.computed : live.computed + most]
-        page, rows = self._pool.longest(live.chain.parent(block), packed(wanted))
-        return page, rows if rows >= LEAST_ROWS else 0
+        return self._pool.longest(live.chain.parent(block), packed(wanted))
 
     def forget(self, live: Live) -> None:
         """Takes the keys and tails of the sequence's pages, whose KV may be damaged, and of that which it copied from
