@@ -98,7 +98,7 @@ async def test_a_worker_s_own_pages(opened) -> None:
         assert await tenants.cached("a", tokens) == {}
         assert await tenants.cached("b", tokens, in_pages=True) == {}
         for tenant in "ab":
-            assert await tenants.cached(tenant, tokens, in_pages=True) == {"worker": TOKENS - BLOCK}
+            assert await tenants.cached(tenant, tokens, in_pages=True) == {"worker": TOKENS - 1}
 
 
 async def test_nvme(opened, tmp_path) -> None:
@@ -201,7 +201,7 @@ async def test_another_server_key_is_another_world(tenants: Tenants, meshes, tin
     await tenants.cached("a", tokens)
     await tenants.settled("a", tokens)
     first = tenants.mesh.gateway.reception.config
-    for key, found in (("77" * 32, 0), (SERVER_KEY, TOKENS - BLOCK)):
+    for key, found in (("77" * 32, 0), (SERVER_KEY, TOKENS - 1)):
         config = GatewayConfig(
             router=first.router,
             model_dir=first.model_dir,

@@ -15,7 +15,7 @@ from penstock.errors import NotFound
 from penstock.testing.mesh import MeshSetup
 from penstock.worker.serving.offering import Handoffs
 
-from .support import BLOCK, ask, body_of, prompt, settled, until
+from .support import BLOCK, ask, body_of, in_pages, prompt, settled, until
 
 PLAIN = SamplingParams(
     max_tokens=30, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
@@ -85,7 +85,7 @@ async def test_prompts_at_block_borders(mesh, http, oracle, length):
         answer = await ask(http, mesh, tokens, PLAIN)
         assert answer.ids == expected.ids
         await settled(mesh, tokens[: length // BLOCK * BLOCK])
-    assert answer.cached == (length - 1) // BLOCK * BLOCK
+    assert answer.cached == in_pages(length - 1)
 
 
 async def test_streamed_and_whole_agree(mesh, http):

@@ -14,7 +14,7 @@ from penstock.engine.engine import Engine
 from penstock.kv.identity import Chain
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
-SIZE = 16
+SIZE, LEAST = 16, 4
 ROOT, OTHER = b"r" * 32, b"o" * 32
 
 
@@ -76,7 +76,7 @@ async def test_eight_with_the_same_prompt_compute_its_last_token_only(config, ki
 
 @pytest.mark.parametrize("common", range(1, 2 * SIZE + 1))
 async def test_any_common_beginning_is_taken(config, kit, common):
-    """Of a full block too, and of the first block of a prompt."""
+    """Of a full block too, and of the first block of a prompt; but not fewer tokens than are worth it."""
     first = asks(kit, "first", prompt(1, 40), max_tokens=1)
     second = asks(kit, "second", (*first.prompt[:common], first.prompt[common] ^ 1, *prompt(2, 20)))
     [(expected, kv)] = await alone(config, kit, [second])
@@ -86,7 +86,9 @@ async def test_any_common_beginning_is_taken(config, kit, common):
         found = await read(engine, kit, second, sink)
         kit.assert_same(expected, found)
         assert same_kv(kv, sink)
-        assert found.last.shared_tokens == common and found.last.computed_tokens == len(second.prompt) - common
+        taken = common if common % SIZE in (0, *range(LEAST, SIZE)) else common // SIZE * SIZE
+        assert found.last.shared_tokens == taken and found.last.computed_tokens == len(second.prompt) - taken
+        assert engine.stats().copied_tokens == taken % SIZE
 
 
 @pytest.mark.parametrize("tokens", [24, 25, 40])
@@ -109,7 +111,7 @@ async def test_a_turn_that_ends_with_a_stop_token_leaves_its_tail(config, kit):
     first = asks(kit, "turn 1", prompt(1, 100), max_tokens=200, ignore_eos=False, stop_token_ids=frozenset(range(60)))
     async with Engine.open(config) as engine:
         answer = await read(engine, kit, first)
-        assert answer.last.finish == "stop" and len(answer.ids) > 1 and (100 + len(answer.ids) - 1) % SIZE > 1
+        assert answer.last.finish == "stop" and len(answer.ids) > 1 and (100 + len(answer.ids) - 1) % SIZE >= LEAST
         found = await read(engine, kit, asks(kit, "turn 2", (*first.prompt, *answer.ids, 7)))
         assert found.last.computed_tokens == 2
 

@@ -16,6 +16,8 @@ class Sharing:
     def __init__(self, pool: PagePool, block_size: int) -> None:
         self._pool = pool
         self._size = block_size
+        self._least = max(1, block_size // 4)
+        """Fewer tokens are computed: nearly all prompts have one or two in common."""
 
     def name(self, live: Live, tokens: int) -> None:
         """Gives the pages of the first `tokens` tokens their keys, as far as the blocks are full; nobody writes to them
@@ -98,7 +100,8 @@ class Sharing:
             return 0, 0
         most = min(self._size, live.remaining) - 1
         wanted = live.tokens[live.computed : live.computed + most]
-        return self._pool.longest(live.chain.parent(block), packed(wanted))
+        page, rows = self._pool.longest(live.chain.parent(block), packed(wanted))
+        return (page, rows) if rows >= self._least else (0, 0)
 
     def forget(self, live: Live) -> None:
         """Takes the keys and tails of the sequence's pages, whose KV may be damaged, and of that which it copied from
