@@ -388,23 +388,21 @@ class Engine:
         return self._lane.call(in_turn, begun=begun)
 
     def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
-        """In the lane: computes a step, and finds out whether the blocks that it has filled may be shared."""
+        """In the lane: computes a step, and finds out whether others may use the blocks that it has filled, and the
+        tails that it has left."""
+        size, memory = self.config.block_size, self._runner.memory
         with self._pace.turn(runs):
             self._counters.begin(self._counters.predict(runs, self.checkpoint.config.hidden_size))
             answers = self._runner.step(runs)
         for run, answer in zip(runs, answers, strict=True):
-            if run.shared:
-                self._examine(run, answer)
+            if not run.shared:
+                continue
+            first, last = run.start // size, run.end // size
+            if first < last:
+                run.sound = memory.sound(run.pages[first:last])
+            if run.rests(answer) and run.sound:
+                run.tail_sound = not run.end % size or memory.sound_rows(run.pages[last], run.end % size)
         return answers
-
-    def _examine(self, run: Run, answer: list[Chosen] | EngineError) -> None:
-        """In the lane: finds out whether what the run has left in its pages may be used by others."""
-        memory, size = self._runner.memory, self.config.block_size
-        first, last = run.start // size, run.end // size
-        if first < last:
-            run.sound = memory.sound(run.pages[first:last])
-        if isinstance(answer, list) and run.rests(answer):
-            run.tail_sound = run.sound and (not run.end % size or memory.sound_rows(run.pages[last], run.end % size))
 
     def _hand_out(self) -> None:
         """Lets sinks and readers know of the last step."""

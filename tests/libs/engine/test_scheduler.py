@@ -19,7 +19,7 @@ from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import PromptRoom, Situation, StepLimits
 from penstock.engine.scheduling.plan import plan as plan_of
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.kv.identity import Chain
+from penstock.kv.identity import Chain, packed
 
 
 @dataclass
@@ -235,6 +235,45 @@ def test_those_who_waited_for_a_block_copy_the_tail_behind_it():
     assert scheduler.stats().copied_tokens == 12
 
 
+def test_the_page_to_copy_from_is_kept_during_the_step():
+    """However much room others take meanwhile."""
+    scheduler = Scheduler(LIMITS, pool := PagePool(8))
+    [first] = begun(scheduler, 1, tokens=range(14))
+    stepped(scheduler)
+    scheduler.drop(first)
+    assert pool.free == 8
+    begun(scheduler, 2, tokens=range(14))
+    step = scheduler.next_step({})
+    source = first_page(pool)
+    assert [live.run.source for live in step] == [source] and pool.holds(source) == 1
+    [loading] = begun(scheduler, 3, tokens=range(100, 200), chained=False)
+    scheduler.load_again(loading)
+    assert scheduler.room_for(loading, 0, 8) == 4, "one stays free for the sequence that runs"
+    assert source not in loading.pages
+    scheduler.commit(step, [[Chosen(0)]])
+    assert pool.holds(source) == 0 and pool.free == 2
+
+
+def test_a_step_that_fails_gives_the_page_back():
+    scheduler = Scheduler(LIMITS, pool := PagePool(8))
+    [first] = begun(scheduler, 1, tokens=range(14))
+    stepped(scheduler)
+    scheduler.drop(first)
+    [second] = begun(scheduler, 2, tokens=range(14))
+    for _ in range(2):
+        step = scheduler.next_step({})
+        assert (second.run.start, second.run.known, second.run.source) == (13, 1, first_page(pool))
+        scheduler.commit(step, [EngineError("this time")])
+        assert second.computed == 8 and pool.owners() == {second.owner}
+    scheduler.distrust(second)
+    assert pool.longest(second.chain.keys[0], packed(range(8, 13))) == (0, 0), "it may be what is damaged"
+
+
+def first_page(pool):
+    """The page that holds the tail of the first."""
+    return pool.longest(Chain(b"root", LIMITS.block_size, range(8)).keys[0], packed(range(8, 13)))[0]
+
+
 def test_a_chunk_may_end_inside_a_block_that_is_copied():
     """Less room than is left behind the copy, and a page to copy from that is gone when the pages are there."""
     scheduler = Scheduler(StepLimits(5, 2, 8), PagePool(4))
@@ -435,7 +474,7 @@ class Play:
         parts = list(zip(step, answers, strict=True))
         for live, answer in Random(len(step)).sample(parts, len(parts)):  # halves may be computed one after the other
             self._check_run(live, len(answer) - 1 if isinstance(answer, list) else 0)
-            live.run.tail_sound = isinstance(answer, list) and live.run.rests(answer)
+            live.run.tail_sound = live.run.rests(answer)
         for live in step:
             if self.luck.random() < 0.01:
                 self._end(live)

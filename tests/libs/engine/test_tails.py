@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from penstock.engine.engine import Engine
+from penstock.engine.errors import NotFinite
 from penstock.kv.identity import Chain
 from penstock.testing.checkpoints import TinyModel, write_checkpoint
 
@@ -104,6 +105,7 @@ async def test_the_next_turn_computes_nothing_of_the_turn_before(config, kit, to
         kit.assert_same(expected, found)
         assert same_kv(kv, sink)
         assert found.last.computed_tokens == 1 + 3
+        assert len(engine.pool._tails) <= 1, "that of the turn before is in the page of this turn"
 
 
 async def test_a_turn_that_ends_with_a_stop_token_leaves_its_tail(config, kit):
@@ -160,6 +162,25 @@ async def test_a_tail_that_is_not_finite_is_never_copied(config, kit):
         found = await read(engine, kit, replace(first, id="again"))
         assert looked == [9, 13] * 2, "at the end of the prompt and at that of the text"
         assert found.last.shared_tokens == SIZE and engine.stats().copied_tokens == 0
+
+
+async def test_a_request_that_fails_takes_what_it_copied_with_it(config, kit):
+    """Nobody knows which of the rows are wrong."""
+    first = asks(kit, "first", prompt(1, 10), max_tokens=1)
+    async with Engine.open(config) as engine:
+        await read(engine, kit, first)
+        step = engine._runner.step
+
+        def failing(runs):
+            if any(run.source is not None for run in runs):
+                raise NotFinite("logits")
+            return step(runs)
+
+        engine._runner.step = failing
+        with pytest.raises(NotFinite):
+            await read(engine, kit, replace(first, id="second"))
+        found = await read(engine, kit, replace(first, id="third"))
+        assert found.last.computed_tokens == 10
 
 
 async def test_a_reader_that_leaves_leaves_the_tail_of_its_prompt(config, kit):

@@ -11,6 +11,8 @@ from penstock.engine.sampling.choice import Choice, Chosen
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.engine.errors import EngineError
+
 
 @dataclass(slots=True)
 class Run:
@@ -60,13 +62,13 @@ class Run:
         self.end = start + self.tokens
         self.samples = 1 + len(drafts) if start + known == len(choice.tokens) else 0
 
-    def rests(self, answer: Sequence[Chosen]) -> bool:
+    def rests(self, answer: Sequence[Chosen] | EngineError) -> bool:
         """Whether the step, which gave `answer`, has ended a prompt or the sequence."""
-        choice = self.choice
-        if not answer:
+        if not isinstance(answer, list) or not answer:
             return False
         if self.known > 1 or self.source is not None:
             return True
+        choice = self.choice
         for chosen in answer:
             if chosen.token in choice.stops:
                 return True
