@@ -27,6 +27,7 @@ class Beginnings:
     def put(self, page: int, parent: bytes, tokens: bytes) -> None:
         """Says that the first rows of `page` are those of `tokens`, which follow the block of `parent`. Replaces what
         was said of the page before. Nobody writes to these rows until they are removed."""
+        assert tokens, f"page {page} has no rows"
         self.remove(page)
         self._rows[page] = parent, tokens
         insort(self._behind.setdefault(parent, []), (tokens, page))
