@@ -400,7 +400,7 @@ class Engine:
             first, last = run.start // size, run.end // size
             if first < last:
                 run.sound = memory.sound(run.pages[first:last])
-            if run.rests(answer) and run.sound:
+            if run.concludes(answer) and run.sound:
                 run.tail_sound = not run.end % size or memory.sound_rows(run.pages[last], run.end % size)
         return answers
 

@@ -212,7 +212,7 @@ def stepped(scheduler):
     made = [(live.ticket, live.run.start, live.run.known) for live in step]
     answers = [[Chosen(0)] * live.run.samples for live in step]
     for live, answer in zip(step, answers, strict=True):
-        live.run.tail_sound = live.run.rests(answer)
+        live.run.tail_sound = live.run.concludes(answer)
     for one in scheduler.commit(step, answers):
         scheduler.drop(one.live)
     return made
@@ -474,7 +474,7 @@ class Play:
         parts = list(zip(step, answers, strict=True))
         for live, answer in Random(len(step)).sample(parts, len(parts)):  # halves may be computed one after the other
             self._check_run(live, len(answer) - 1 if isinstance(answer, list) else 0)
-            live.run.tail_sound = live.run.rests(answer)
+            live.run.tail_sound = live.run.concludes(answer)
         for live in step:
             if self.luck.random() < 0.01:
                 self._end(live)

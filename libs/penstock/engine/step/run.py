@@ -62,7 +62,7 @@ class Run:
         self.end = start + self.tokens
         self.samples = 1 + len(drafts) if start + known == len(choice.tokens) else 0
 
-    def rests(self, answer: Sequence[Chosen] | EngineError) -> bool:
+    def concludes(self, answer: Sequence[Chosen] | EngineError) -> bool:
         """Whether the step, which gave `answer`, has ended a prompt or the sequence."""
         if not isinstance(answer, list) or not answer:
             return False
