@@ -173,7 +173,7 @@ async def test_a_request_that_fails_takes_what_it_copied_with_it(config, kit):
 
         def failing(runs):
             if any(run.source is not None for run in runs):
-                raise NotFinite("logits")
+                raise NotFinite
             return step(runs)
 
         engine._runner.step = failing
