@@ -173,6 +173,13 @@ async def settled(mesh: Mesh, tokens: list[int]) -> None:
     )
 
 
+def in_pages(known: int) -> int:
+    """How many of the first `known` tokens of a text a worker that has computed them all takes from its own pages: all
+    full blocks, and of a block that is not full those that are worth a copy."""
+    rest = known % BLOCK
+    return known if rest >= BLOCK // 4 else known - rest
+
+
 async def forget_pages(mesh: Mesh) -> None:
     """The workers forget the blocks in their own pages, as if others had needed the room: the tiers of the stores are
     left."""

@@ -131,9 +131,9 @@ async def test_blocks_know_their_session_and_what_they_cost(mesh, client) -> Non
     blocks = [mesh.kvstore.host.find_block(key) for key in mesh_keys(mesh, tokens)]
     assert {block.session for block in blocks} == {""}
     answer = await client.completions.create(model="tiny", prompt=tokens[:320], max_tokens=1, extra_headers=SESSION)
-    # In pages of whoever computes the rest, or in the store.
+    # In pages of whoever computes the rest, all but the last token of it, or in the store.
     cached = answer.usage.model_extra["penstock"]["cached_tokens"]
-    assert cached["worker"] + cached["host"] == 19 * BLOCK
+    assert (cached["worker"], cached["host"]) in ((20 * BLOCK - 1, 0), (0, 19 * BLOCK))
     await until(lambda: [block.session for block in blocks[:19]] == [DIGEST] * 19, "it has heard of their use")
     assert {block.session for block in blocks[20:]} == {""}
     assert {len(block.namespace) for block in blocks} == {16}

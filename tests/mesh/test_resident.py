@@ -13,7 +13,7 @@ from penstock.router.bias import Bias
 from penstock.testing.mesh import MeshSetup
 from penstock.worker import rotation
 
-from .support import BLOCK, body_of, held, mesh_keys, prompt, settled, until
+from .support import BLOCK, body_of, held, in_pages, mesh_keys, prompt, settled, until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LONG = replace(SHORT, max_tokens=64)
@@ -88,8 +88,10 @@ async def test_the_next_turn_goes_to_the_worker_that_has_the_pages(meshes, tiny,
             ids, extra, second = await told(http, mesh, again)
             assert ids == (await oracle(again, SHORT)).ids
             assert second["decode"]["worker"] == first["decode"]["worker"]
-            assert second["reasons"]["resident_tokens"] == extra["cached_tokens"]["worker"] == blocks
-            assert second["reasons"]["uncached_tokens"] == extra["computed_tokens"] == len(again) - blocks
+            assert second["reasons"]["resident_tokens"] == blocks
+            assert second["reasons"]["uncached_tokens"] == len(again) - blocks
+            assert extra["cached_tokens"]["worker"] == in_pages(len(full) - 1) > blocks, "with the tail"
+            assert extra["computed_tokens"] == len(again) - in_pages(len(full) - 1)
             places.add(first["decode"]["worker"])
         assert len(places) == 2, "both workers have something"
 
@@ -117,7 +119,8 @@ async def test_prefill_and_decode_are_chosen_for_their_pages(meshes, tiny, http,
             ids, extra, third = await told(http, mesh, short)
             assert ids == (await oracle(short, SHORT)).ids
             assert (third["prefill"], third["decode"]["worker"]) == (None, first["decode"]["worker"])
-            assert third["reasons"]["resident_tokens"] == extra["cached_tokens"]["worker"] >= blocks
+            assert third["reasons"]["resident_tokens"] == (len(short) - 1) // BLOCK * BLOCK > blocks
+            assert extra["cached_tokens"]["worker"] == in_pages(len(short) - 1), "the long one begins with it"
 
 
 @pytest.mark.parametrize("aggregated", [False, True], ids=["disaggregated", "aggregated"])
@@ -172,7 +175,7 @@ async def test_the_store_keeps_what_is_hot_in_workers(meshes, tiny, http, oracle
             before = table.find(keys[-2]).used
             again, extra, _ = await told(http, mesh, hot)
             assert again == ids == (await oracle(hot, SHORT)).ids
-            assert extra["cached_tokens"]["worker"] == 104 * BLOCK
+            assert extra["cached_tokens"]["worker"] == len(hot) - 1
             await until(partial(used_since, before), "the store has heard of it")
             other = prompt(f"other/{number}", 30 * BLOCK)
             await told(http, mesh, other)
@@ -212,5 +215,5 @@ async def test_what_the_store_has_lost_is_published_again(meshes, tiny, http):
         await until(lambda: heard, "the store is told of uses")
         assert heard[0] == mesh_keys(mesh, tokens)[:19]
         _, extra, _ = await told(http, mesh, tokens)
-        assert extra["cached_tokens"]["worker"] == 19 * BLOCK
+        assert extra["cached_tokens"]["worker"] == len(tokens) - 1
         await settled(mesh, tokens)

@@ -15,7 +15,7 @@ from penstock.errors import NotFound
 from penstock.testing.mesh import MeshSetup
 from penstock.worker.serving.offering import Handoffs
 
-from .support import BLOCK, ask, body_of, prompt, settled, until
+from .support import BLOCK, ask, body_of, in_pages, prompt, settled, until
 
 PLAIN = SamplingParams(
     max_tokens=30, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(256, 260), -100.0)
@@ -85,7 +85,7 @@ async def test_prompts_at_block_borders(mesh, http, oracle, length):
         answer = await ask(http, mesh, tokens, PLAIN)
         assert answer.ids == expected.ids
         await settled(mesh, tokens[: length // BLOCK * BLOCK])
-    assert answer.cached == (length - 1) // BLOCK * BLOCK
+    assert answer.cached == in_pages(length - 1)
 
 
 async def test_streamed_and_whole_agree(mesh, http):
@@ -178,8 +178,8 @@ async def test_sessions_that_start_together_compute_their_common_prefix_once(mes
 
 
 async def test_the_next_turn_on_the_same_worker_moves_nothing(mesh, http):
-    """Its blocks are in the worker's pages: no store gives any, and none is stored again."""
-    tokens = prompt(f"turn/{mesh.url}", 10 * BLOCK + 5)
+    """Its blocks and its tail are in the worker's pages: no store gives any, and none is stored again."""
+    tokens = prompt(f"turn/{mesh.url}", 10 * BLOCK + 9)
     first = await ask(http, mesh, tokens, PLAIN, session="turn")
     full = [*tokens, *first.ids]
     await settled(mesh, full[: (len(full) - 1) // BLOCK * BLOCK])
@@ -190,11 +190,15 @@ async def test_the_next_turn_on_the_same_worker_moves_nothing(mesh, http):
         metrics = [served.metrics for served in (*mesh.prefill, *mesh.decode)]
         return [metric._value.get() for one in metrics for metric in (one.fetched, one.published)]
 
-    before = moved()
+    def prefilled():
+        return sum(served.worker.engine.stats().computed_tokens for served in mesh.prefill)
+
+    before, prefilled_before = moved(), prefilled()
     again = await ask(http, mesh, [*full, 1, 2, 3], replace(PLAIN, max_tokens=1), session="turn")
-    assert again.cached == len(full) // BLOCK * BLOCK
     resident = again.usage["penstock"]["cached_tokens"]["worker"]
-    if mesh.prefill:  # the turn may begin on the prefill worker, which never had the answer
-        assert resident >= 10 * BLOCK
+    if prefilled() > prefilled_before:  # the turn began on the prefill worker, which never had the answer
+        assert again.cached == (len(full) - 1) // BLOCK * BLOCK and resident >= 10 * BLOCK
     else:
+        assert again.cached == in_pages(len(full) - 1) == len(full) - 1
+    if not mesh.prefill:
         assert resident == again.cached and moved() == before

@@ -388,14 +388,20 @@ class Engine:
         return self._lane.call(in_turn, begun=begun)
 
     def _carry_out(self, runs: Sequence[Run]) -> Sequence[list[Chosen] | EngineError]:
-        """In the lane: computes a step, and finds out whether the blocks that it has filled may be shared."""
-        size = self.config.block_size
+        """In the lane: computes a step, and finds out whether others may use the blocks that it has filled, and the
+        tails that it has left."""
+        size, memory = self.config.block_size, self._runner.memory
         with self._pace.turn(runs):
             self._counters.begin(self._counters.predict(runs, self.checkpoint.config.hidden_size))
             answers = self._runner.step(runs)
-        for run in runs:
-            if run.shared and run.start // size < run.end // size:
-                run.sound = self._runner.memory.sound(run.pages[run.start // size : run.end // size])
+        for run, answer in zip(runs, answers, strict=True):
+            if not run.shared:
+                continue
+            first, last = run.start // size, run.end // size
+            if first < last:
+                run.sound = memory.sound(run.pages[first:last])
+            if run.concludes(answer) and run.sound:
+                run.tail_sound = not run.end % size or memory.sound_rows(run.pages[last], run.end % size)
         return answers
 
     def _hand_out(self) -> None:

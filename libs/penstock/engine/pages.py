@@ -2,17 +2,24 @@
 
 The pool hands out page numbers, counts the holds on each and knows their owners. It never touches the contents; others
 tell it when a page holds a full block, by its key. Such a page keeps its block when nobody holds it any more, until its
-room is needed. Page 0 is never handed out: it stays all zeros, so that padding can point somewhere harmless.
+room is needed. So does a tail: a page with the leading rows of a block that is not full, which others may copy. Page 0
+is never handed out: it stays all zeros, so that padding can point somewhere harmless.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock.engine.beginnings import Beginnings
 from penstock.engine.named import NamedPages, NameWatcher
+
+TAIL_SHARE = 16
+"""Tails that nobody holds may be one for so many blocks that nobody holds; when room is needed, those beyond that leave
+before a block does. If all of them did, none would outlive the next request, as a pool is full most of the time. A
+session needs one tail, which no store has, and many blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,10 @@ class PagePool:
     """Allocator of the pages 1..total. Ask with `can_allocate`, then `allocate`.
 
     Every hold is in an owner's name and is given back under that name; a page is free again when its last hold
-    is gone. A free page that has a key can be held again for what is in it, until it is allocated for something else.
-    Pages that were given back are handed out before others, and of those with a key only so many are kept: memory that
-    was never touched is touched as late as possible. Releasing a page that the owner does not hold fails an assertion.
+    is gone. A free page that has a key or a tail can be held again for what is in it, until it is allocated for
+    something else. Pages that were given back are handed out before others, and of those with something in them only
+    so many are kept: memory that was never touched is touched as late as possible. Releasing a page that the owner
+    does not hold fails an assertion.
     Not thread-safe: one thread owns the pool.
     """
 
@@ -49,8 +57,11 @@ class PagePool:
             raise ValueError(f"a pool needs at least one page, not {total}")
         self.total = total
         self._free = list(range(total, 0, -1))
-        """Those without a key."""
+        """Those without anything in them."""
         self._named = NamedPages(clock)
+        self._beginnings = Beginnings()
+        self._tails: OrderedDict[int, None] = OrderedDict()
+        """Tails that nobody holds, the one that was given back first before the others."""
         self._most_idle = total if most_idle is None else most_idle
         self.trimmer: Callable[[], None] = self.trim
         """Called whenever there are idle blocks over that number: has them leave, at once or soon."""
@@ -62,16 +73,17 @@ class PagePool:
     @property
     def free(self) -> int:
         """Pages that nobody holds."""
-        return len(self._free) + self._named.idle
+        return len(self._free) + len(self._tails) + self._named.idle
 
     def can_allocate(self, count: int) -> bool:
         return count <= self.free
 
     def allocate(self, owner: str, count: int) -> list[int]:
-        """Hands out `count` pages with one hold by `owner` on each; the owner must release them. Pages without a key
-        come first, then those whose block is worth least; none has a key afterwards."""
+        """Hands out `count` pages with one hold by `owner` on each; the owner must release them. Pages with nothing in
+        them come first, then tails beyond their share, then those whose block is worth least; none has a key or a tail
+        afterwards."""
         assert 0 <= count <= self.free, "ask can_allocate first"
-        pages = [self._free.pop() if self._free else self._named.evict() for _ in range(count)]
+        pages = [self._free.pop() if self._free else self._vacate() for _ in range(count)]
         for page in pages:
             assert self._refs[page] == 0, f"page {page} was free and held"
             self._refs[page] = 1
@@ -91,6 +103,14 @@ class PagePool:
         for page in pages:
             self._named.use(page)
         self._add(owner, pages)
+
+    def borrow(self, owner: str, page: int) -> None:
+        """One more hold by `owner`, who copies rows of the page: see `longest`."""
+        if page in self._named:
+            self._named.use(page)
+        else:
+            self._tails.pop(page, None)
+        self._add(owner, [page])
 
     def release(self, owner: str, pages: Iterable[int]) -> None:
         """Gives back one hold of `owner` on each of `pages`."""
@@ -115,11 +135,32 @@ class PagePool:
         self._refs[page] -= 1
         if self._refs[page] == 0:
             if not self._named.rest(page):
-                self._free.append(page)
+                self._rest(page)
             if self.over:
                 self.trimmer()
         elif self._refs[page] == 1:
             self._shared -= 1
+
+    def _rest(self, page: int) -> None:
+        """A page without a key is given back: its tail stays, unless another page has the same rows."""
+        if page in self._beginnings and not self._beginnings.repeated(page):
+            self._tails[page] = None
+            if len(self._tails) <= -(-self._most_idle // TAIL_SHARE):
+                return
+            page, _ = self._tails.popitem(last=False)
+        self._beginnings.remove(page)
+        self._free.append(page)
+
+    def _vacate(self) -> int:
+        """Takes away what is in the page that should go first, and returns the page."""
+        page = self._tails.popitem(last=False)[0] if self._spare_tails else self._named.evict()
+        self._beginnings.remove(page)
+        return page
+
+    @property
+    def _spare_tails(self) -> int:
+        """Tails that leave before the next block does."""
+        return max(0, len(self._tails) - self._named.idle // TAIL_SHARE)
 
     # Names
 
@@ -148,7 +189,7 @@ class PagePool:
     @property
     def unnamed(self) -> int:
         """Pages that can be allocated before a block leaves for one."""
-        return len(self._free)
+        return len(self._free) + self._spare_tails
 
     @property
     def over(self) -> int:
@@ -158,7 +199,9 @@ class PagePool:
     def trim(self, most: int | None = None) -> None:
         """Has idle blocks leave until as many are left as may stay, `most` of them at most."""
         for _ in range(self.over if most is None else min(most, self.over)):
-            self._free.append(self._named.evict())
+            page = self._named.evict()
+            self._beginnings.remove(page)
+            self._free.append(page)
 
     def name(self, page: int, key: bytes, parent: bytes, first_token: int) -> int:
         """Says that `page`, which is held, holds the block of `key` from now on, which follows that of `parent`;
@@ -175,8 +218,25 @@ class PagePool:
         return page in self._named
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Takes the keys of `pages`, so that nobody finds what is in them; holds stay."""
-        self._free.extend(page for page in pages if self._named.forget(page))
+        """Takes the keys and tails of `pages`, so that nobody finds what is in them; holds stay."""
+        for page in pages:
+            self._beginnings.remove(page)
+            if self._named.forget(page) or page in self._tails:
+                self._tails.pop(page, None)
+                self._free.append(page)
+
+    # Rows
+
+    def rows(self, page: int, parent: bytes, tokens: bytes) -> None:
+        """Says that the first rows of `page`, which is held, are those of `tokens` (see `packed`), which follow the
+        block of `parent`: all of a block that has its key, or a tail. Nobody writes to these rows while it is known."""
+        assert self._refs[page] > 0, f"page {page} is free and has no rows"
+        self._beginnings.put(page, parent, tokens)
+
+    def longest(self, parent: bytes, tokens: bytes) -> tuple[int, int]:
+        """(A page with the most leading rows of the block of `tokens` that follows that of `parent`, number of these
+        rows); no rows when there is none. `borrow` it before the next `allocate`."""
+        return self._beginnings.longest(parent, tokens)
 
     # Counts
 

@@ -34,14 +34,16 @@ class EngineStats:
     loading: int
     """Requests whose source is still working, including dropped requests."""
     queued_tokens: int
-    """Known tokens of waiting and running sequences whose KV steps have still to compute: those of a block that several
-    wait for once, those in pages and decode rows not at all."""
+    """Known tokens of waiting and running sequences whose KV steps have still to compute or to copy: those of a block
+    that several wait for once, those in pages that are shared and decode rows not at all."""
     free_pages: int
     total_pages: int
     resident_pages: int
     """Pages that hold a block under its key, whether a request uses it or not."""
     shared_pages: int
     """Pages that more than one request or sink holds."""
+    copied_tokens: int
+    """Tokens whose KV was copied from a page of another request, as their block was not there as a whole."""
     prefill_tokens_per_s: float
     """Moving average; 0 until measured."""
     decode_step_s: float
@@ -185,6 +187,7 @@ def collect(
         total_pages=lines.total_pages,
         resident_pages=lines.resident_pages,
         shared_pages=lines.shared_pages,
+        copied_tokens=lines.copied_tokens,
         prefill_tokens_per_s=counters.prefill_tokens_per_s,
         decode_step_s=counters.decode_step_s,
         step_cost=counters.fit.coefficients,

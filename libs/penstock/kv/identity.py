@@ -28,7 +28,8 @@ MAX_KEYS = 65_536
 """Most keys of one call to a store; more than any context, and far below a message's limit."""
 MAX_BATCH = 2_048
 """Most blocks of one Reserve or Commit: the store answers such a call in one step of its event loop."""
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
+"""Of a packed token."""
 _ROOT_TAG = b"penstock block chain v1"
 
 
@@ -50,7 +51,7 @@ def root_key(spec: KvSpec, namespace: bytes, adapter: str = "") -> bytes:
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The key of the block that holds `tokens` and follows the block named `parent`."""
-    return hashlib.sha256(parent + _packed(tokens)).digest()
+    return hashlib.sha256(parent + packed(tokens)).digest()
 
 
 def block_keys(root: bytes, tokens: Sequence[int], block_size: int) -> list[bytes]:
@@ -75,8 +76,8 @@ class Chain:
         done = len(self.keys) * self.block_size
         if len(tokens) - done < self.block_size:
             return
-        parent, ids = self.parent(len(self.keys)), _packed(tokens[done:])
-        step = _TOKEN_BYTES * self.block_size
+        parent, ids = self.parent(len(self.keys)), packed(tokens[done:])
+        step = TOKEN_BYTES * self.block_size
         for start in range(0, len(ids) - step + 1, step):
             parent = hashlib.sha256(parent + ids[start : start + step]).digest()
             self.keys.append(parent)
@@ -91,8 +92,8 @@ def extend_keys(root: bytes, known: Sequence[bytes], tokens: Sequence[int], bloc
     return Chain(root, block_size, tokens, known).keys
 
 
-def _packed(tokens: Sequence[int]) -> bytes:
-    """4 bytes each, little-endian."""
+def packed(tokens: Sequence[int]) -> bytes:
+    """As keys cover them: 4 bytes each, little-endian."""
     ids = array("I", tokens)
     if sys.byteorder == "big":
         ids.byteswap()

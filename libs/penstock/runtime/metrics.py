@@ -265,6 +265,8 @@ class WorkerMetrics(StoringMetrics):
     """Lent blocks that left their pages before the store had copied them."""
     SHARED = "penstock_shared_pages"
     """Pages that more than one request or sink holds."""
+    TAIL_TOKENS = "penstock_tail_tokens"
+    """Tokens of blocks that were not there as a whole whose KV was copied from another request's page."""
     PREEMPTIONS = "vllm:num_preemptions"
     DRAFT_FAULTS = "penstock_draft_faults"
     """Steps that waited for the draft service in vain."""
@@ -278,7 +280,17 @@ class WorkerMetrics(StoringMetrics):
     TURNS_GIVEN_UP = "penstock_turns_given_up"
     """Waits that ended because another worker's turn took far too long."""
     _TOTALS = frozenset(
-        {PREEMPTIONS, DRAFT_FAULTS, DRAFT_WAIT_S, LOOKUP_DEFECTS, TURNS, TURN_WAIT_S, TURNS_GIVEN_UP, UNSAVED}
+        {
+            TAIL_TOKENS,
+            PREEMPTIONS,
+            DRAFT_FAULTS,
+            DRAFT_WAIT_S,
+            LOOKUP_DEFECTS,
+            TURNS,
+            TURN_WAIT_S,
+            TURNS_GIVEN_UP,
+            UNSAVED,
+        }
     )
 
     def __init__(self) -> None:

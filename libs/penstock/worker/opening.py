@@ -139,6 +139,7 @@ def _figures(engine: Engine) -> dict[str, float]:
         WorkerMetrics.KV_USAGE: 1 - stats.free_pages / stats.total_pages,
         WorkerMetrics.RESIDENT: stats.resident_pages,
         WorkerMetrics.SHARED: stats.shared_pages,
+        WorkerMetrics.TAIL_TOKENS: stats.copied_tokens,
         WorkerMetrics.PREEMPTIONS: stats.preemptions,
         WorkerMetrics.DRAFT_FAULTS: stats.draft_failures,
         WorkerMetrics.DRAFT_WAIT_S: stats.drafts.waited_s,

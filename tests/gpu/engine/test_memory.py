@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,6 +88,22 @@ def test_a_page_is_read_after_the_step_that_computed_it(checkpoint):
         memory.data[2].fill_(value)
         memory.computed(wait=False)
         assert memoryview(memory.view(2)).cast("f")[0] == value
+
+
+def test_rows_of_a_page_are_copied_behind_the_step_that_computed_them(checkpoint):
+    """And looked at behind the copy, all on the stream of steps."""
+    memory = PageMemory(checkpoint.config, 4, 16, torch.bfloat16, CUDA, memory=CudaMemory(CUDA))
+    long = torch.randn(4096, 4096, device=CUDA)
+    for value in (1.0, 2.0, float("nan")):
+        for _ in range(20):
+            long = (long @ long).clamp_(-1, 1)
+        memory.data[3].fill_(9.0)
+        memory.data[2].fill_(value)
+        memory.copy_rows(2, 3, 5)
+        assert memory.sound_rows(3, 5) == math.isfinite(value)
+        assert torch.equal(memory.data[3, :, :, :5].isnan(), memory.data[2, :, :, :5].isnan())
+        assert torch.equal(memory.data[3, :, :, :5].nan_to_num(), memory.data[2, :, :, :5].nan_to_num())
+        assert not memory.data[3, :, :, 5:].any() and not memory.data[1].any()
 
 
 def test_another_process_reads_a_page_on_the_device(checkpoint):

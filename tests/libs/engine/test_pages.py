@@ -10,16 +10,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.pages import PagePool
+from penstock.engine.pages import TAIL_SHARE, PagePool
+from penstock.kv.identity import packed
 
 OWNERS = st.sampled_from(["a", "b", "c"])
 KEYS = st.sampled_from([b"x", b"xx", b"xy", b"xxx", b"xxy", b"y"])
 """Each block follows that of the key without its last letter."""
+PARENTS = st.sampled_from([b"", b"x"])
+TOKENS = st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=3).map(tuple)
 TOTAL = 7
 
 
+def common(one, other):
+    """Leading tokens in common."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
 class PoolMachine(RuleBasedStateMachine):
-    """`held` is the naive pool: (owner, page) -> holds; `named` are its names: key -> page."""
+    """`held` is the naive pool: (owner, page) -> holds; `named` are its names: key -> page; `rows` what others may
+    copy: page -> (key of the block before, tokens); `tails` the pages with rows and no name that nobody holds."""
 
     most_idle = None
 
@@ -28,7 +37,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.ticks = itertools.count()
         self.pool = PagePool(TOTAL, lambda: float(next(self.ticks)), most_idle=self.most_idle)
         self.held = Counter()
-        self.named = {}
+        self.named, self.rows, self.tails = {}, {}, []
 
     def pages(self):
         return {page for (_, page), count in self.held.items() if count}
@@ -42,11 +51,15 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.pool.can_allocate(count):
             return
         nameless, idle = TOTAL - len(self.pages()) - len(self.idle()), self.idle()
+        kept = max(0, min(len(self.tails), nameless - count))
         pages = self.pool.allocate(owner, count)
+        assert set(self.tails) - set(pages) == set(self.tails[len(self.tails) - kept :]), "the older ones go first"
+        self.tails = self.tails[len(self.tails) - kept :]
         assert len(set(pages)) == count and not set(pages) & self.pages()
         assert all(1 <= page <= TOTAL for page in pages)
         gone = {key for key in idle if self.named[key] in pages}
         assert len(gone) == max(0, count - nameless), "pages without a key go first"
+        self.rows = {page: rows for page, rows in self.rows.items() if page not in pages}
         assert not any(key[:-1] in gone for key in idle - gone), "none goes before the idle ones behind it"
         for key in gone:
             del self.named[key]
@@ -73,9 +86,29 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.share(owner, [page])
         self.held[owner, page] += 1
 
+    @precondition(lambda self: self.pages())
+    @rule(parent=PARENTS, tokens=TOKENS, data=st.data())
+    def say_rows(self, parent, tokens, data):
+        page = data.draw(st.sampled_from(sorted(self.pages())))
+        self.pool.rows(page, parent, packed(tokens))
+        self.rows[page] = parent, tokens
+
+    @rule(owner=OWNERS, parent=PARENTS, tokens=TOKENS, borrowed=st.booleans())
+    def longest(self, owner, parent, tokens, borrowed):
+        page, count = self.pool.longest(parent, packed(tokens))
+        found = [common(theirs, tokens) for before, theirs in self.rows.values() if before == parent]
+        assert count == max(found, default=0)
+        assert (common(self.rows[page][1], tokens) == count and self.rows[page][0] == parent) if count else page == 0
+        if count and borrowed:
+            self.pool.borrow(owner, page)
+            self.held[owner, page] += 1
+            self.tails = [tail for tail in self.tails if tail != page]
+
     @rule(page=st.integers(1, TOTAL))
     def forget(self, page):
         self.pool.forget([page])
+        self.rows.pop(page, None)
+        self.tails = [tail for tail in self.tails if tail != page]
         self.named = {key: other for key, other in self.named.items() if other != page}
 
     @precondition(lambda self: self.pages())
@@ -84,7 +117,22 @@ class PoolMachine(RuleBasedStateMachine):
         owner, page = data.draw(st.sampled_from(sorted(key for key, count in self.held.items() if count)))
         self.pool.release(owner, [page])
         self.held[owner, page] -= 1
+        if page not in self.pages() and page not in self.named.values() and page in self.rows:
+            self._rest(page)
         self._let_go()
+
+    def _rest(self, page):
+        """A tail is kept unless its rows are in another page too, and there are not more of them than may be."""
+        parent, tokens = self.rows[page]
+        others = [rows for other, rows in self.rows.items() if other != page]
+        if not any(before == parent and theirs[: len(tokens)] == tokens for before, theirs in others):
+            self.tails.append(page)
+        else:
+            del self.rows[page]
+        most = -(-(TOTAL if self.most_idle is None else self.most_idle) // TAIL_SHARE)
+        for gone in self.tails[: max(0, len(self.tails) - most)]:
+            self.tails.remove(gone)
+            del self.rows[gone]
 
     def _let_go(self):
         """Of the idle pages that are too many the pool has taken the names, those of the ends of chains first."""
@@ -93,7 +141,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(gone) == max(0, len(idle) - most)
         assert not any(key[:-1] in gone for key in idle - gone), "none goes before the idle ones behind it"
         for key in gone:
-            del self.named[key]
+            self.rows.pop(self.named.pop(key), None)
 
     @rule(owner=OWNERS, page=st.integers(1, TOTAL))
     def release_what_is_not_held(self, owner, page):
@@ -108,6 +156,8 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.hold("a", [page])
             with pytest.raises(AssertionError):
                 self.pool.name(page, b"z", b"", 0)
+            with pytest.raises(AssertionError):
+                self.pool.rows(page, b"", packed((1,)))
 
     @invariant()
     def same_numbers(self):
@@ -122,6 +172,13 @@ class PoolMachine(RuleBasedStateMachine):
             holds = sum(count for (name, _), count in self.held.items() if name == owner)
             assert self.pool.held_by(owner) == holds
             assert (owner in self.pool.owners()) == (holds > 0)
+
+    @invariant()
+    def same_tails(self):
+        assert list(self.pool._tails) == self.tails
+        rows = {page: (parent, packed(tokens)) for page, (parent, tokens) in self.rows.items()}
+        assert self.pool._beginnings._rows == rows
+        assert self.pool.unnamed == TOTAL - len(self.pages()) - len(self.idle())
 
     @invariant()
     def same_names(self):
@@ -174,6 +231,67 @@ def test_what_was_used_again_stays():
         seconds[0] += 1
     pool.allocate("c", 1)
     assert pool.find(b"once") is None and pool.find(b"often") is not None
+
+
+def tail(pool, number, parent=b"root"):
+    """The page of a tail that nobody holds."""
+    [page] = pool.allocate("tail", 1)
+    pool.rows(page, parent, packed((number,)))
+    pool.release("tail", [page])
+    return page
+
+
+def blocks(pool, count):
+    """So many blocks that nobody holds, none behind another."""
+    pages = pool.allocate("blocks", count)
+    for page in pages:
+        pool.name(page, b"%d" % page, b"", 0)
+    pool.release("blocks", pages)
+
+
+def test_a_tail_never_keeps_a_page_from_being_allocated():
+    pool = PagePool(TAIL_SHARE * 3)
+    for number in range(3):
+        tail(pool, number)
+    blocks(pool, pool.total - 3)
+    assert (pool.stats().resident, pool.free) == (pool.total - 3, pool.total)
+    assert len(pool.allocate("all", pool.total)) == pool.total
+    assert pool.stats().resident == 0 and pool.longest(b"root", packed((2,))) == (0, 0)
+
+
+def test_tails_beyond_their_share_leave_before_any_block_and_the_oldest_first():
+    """Of what nobody uses so many may be tails, the same share of what is left when blocks leave."""
+    pool = PagePool(TAIL_SHARE * 4)
+    tails = [tail(pool, number) for number in range(5)]
+    assert pool.longest(b"root", packed((0,))) == (0, 0), "as many as there may be in all are kept"
+    blocks(pool, TAIL_SHARE * 4 - 4)
+    there = [pool.longest(b"root", packed((number,)))[0] for number in range(5)]
+    assert there == [0, *tails[1:]] and pool.unnamed == 1
+    assert pool.allocate("a", 1) == [tails[1]], "three are the share of those blocks"
+    pool.allocate("a", TAIL_SHARE - 4)
+    assert pool.unnamed == 0 and len(pool._tails) == 3, "then the blocks worth least go"
+    pool.allocate("a", 2)
+    assert pool.unnamed == 0 and len(pool._tails) == 2
+
+
+def test_what_was_copied_from_is_kept_for_longer():
+    pool = PagePool(TAIL_SHARE * 2)
+    tails = [tail(pool, number) for number in range(2)]
+    pool.borrow("a", tails[0])
+    assert pool.free == pool.total - 1
+    pool.release("a", [tails[0]])
+    tail(pool, 2)
+    assert [pool.longest(b"root", packed((number,)))[1] for number in range(3)] == [1, 0, 1]
+
+
+def test_a_tail_that_another_page_has_too_is_not_kept():
+    pool = PagePool(TAIL_SHARE * 8)
+    short, equal, long = pool.allocate("a", 3)
+    pool.rows(short, b"root", packed((1, 2)))
+    pool.rows(equal, b"root", packed((1, 2, 3)))
+    pool.rows(long, b"root", packed((1, 2, 3)))
+    pool.release("a", [short, equal, long])
+    assert list(pool._tails) == [long]
 
 
 def test_bounds():

@@ -19,7 +19,7 @@ from penstock.engine.scheduling.live import new_live
 from penstock.engine.scheduling.plan import PromptRoom, Situation, StepLimits
 from penstock.engine.scheduling.plan import plan as plan_of
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.kv.identity import Chain
+from penstock.kv.identity import Chain, packed
 
 
 @dataclass
@@ -187,6 +187,116 @@ def test_none_waits_for_a_block_of_which_it_has_to_compute_the_last_token():
     assert rows_of(plan(LIMITS, 100, [], lives, {})) == [(1, 8, 0, 2), (2, 8, 0, 2)]
 
 
+def test_what_can_be_copied_takes_no_room():
+    line = [One(1, 20, 20), One(2, 20, 20), One(3, 20, 12), One(4, 30, 30)]
+    copyable = {1: 3, 2: 7, 3: 7, 4: 7}
+    made = plan(LIMITS, 100, [], line, {}, copyable=lambda live: copyable[live.ticket])
+    assert rows_of(made) == [(1, 17, 0, 3), (2, 13, 0, 3), (3, 2, 0, 3)]
+    assert [portion.copied for portion in made.portions] == [3, 7, 7]
+
+
+def begun(scheduler, *names, tokens, chained=True):
+    """Sequences with the same tokens, in the line."""
+    lives = []
+    for name in names:
+        chain = Chain(b"root", LIMITS.block_size, tokens) if chained else None
+        request = Request(str(name), tuple(tokens), SamplingParams(max_tokens=3, ignore_eos=True))
+        lives.append(new_live(request, name, frozenset(), chain=chain, now=float(name)))
+        scheduler.add(lives[-1])
+    return lives
+
+
+def stepped(scheduler):
+    """A step of them all: (ticket, first position, known tokens) of each."""
+    step = scheduler.next_step({})
+    made = [(live.ticket, live.run.start, live.run.known) for live in step]
+    answers = [[Chosen(0)] * live.run.samples for live in step]
+    for live, answer in zip(step, answers, strict=True):
+        live.run.tail_sound = live.run.concludes(answer)
+    for one in scheduler.commit(step, answers):
+        scheduler.drop(one.live)
+    return made
+
+
+def test_nobody_waits_for_a_tail():
+    """Those that begin together compute it, those that come later copy it."""
+    scheduler = Scheduler(LIMITS, PagePool(16))
+    begun(scheduler, 1, 2, 3, tokens=range(6))
+    assert stepped(scheduler) == [(1, 0, 6), (2, 0, 6), (3, 0, 6)]
+    begun(scheduler, 4, tokens=range(7))
+    assert stepped(scheduler)[3:] == [(4, 6, 1)]
+
+
+def test_those_who_waited_for_a_block_copy_the_tail_behind_it():
+    scheduler = Scheduler(LIMITS, PagePool(32))
+    begun(scheduler, 1, 2, 3, 4, tokens=range(21))
+    assert stepped(scheduler) == [(1, 0, 21)]
+    assert stepped(scheduler) == [(1, 21, 1), (2, 20, 1), (3, 20, 1), (4, 20, 1)]
+    assert scheduler.stats().copied_tokens == 12
+
+
+def test_the_page_to_copy_from_is_kept_during_the_step():
+    """However much room others take meanwhile."""
+    scheduler = Scheduler(LIMITS, pool := PagePool(8))
+    [first] = begun(scheduler, 1, tokens=range(14))
+    stepped(scheduler)
+    scheduler.drop(first)
+    assert pool.free == 8
+    begun(scheduler, 2, tokens=range(14))
+    step = scheduler.next_step({})
+    source = first_page(pool)
+    assert [live.run.source for live in step] == [source] and pool.holds(source) == 1
+    [loading] = begun(scheduler, 3, tokens=range(100, 200), chained=False)
+    scheduler.load_again(loading)
+    assert scheduler.room_for(loading, 0, 8) == 4, "one stays free for the sequence that runs"
+    assert source not in loading.pages
+    scheduler.commit(step, [[Chosen(0)]])
+    assert pool.holds(source) == 0 and pool.free == 2
+
+
+def test_a_step_that_fails_gives_the_page_back():
+    scheduler = Scheduler(LIMITS, pool := PagePool(8))
+    [first] = begun(scheduler, 1, tokens=range(14))
+    stepped(scheduler)
+    scheduler.drop(first)
+    [second] = begun(scheduler, 2, tokens=range(14))
+    for _ in range(2):
+        step = scheduler.next_step({})
+        assert (second.run.start, second.run.known, second.run.source) == (13, 1, first_page(pool))
+        scheduler.commit(step, [EngineError("this time")])
+        assert second.computed == 8 and pool.owners() == {second.owner}
+    scheduler.distrust(second)
+    assert pool.longest(second.chain.keys[0], packed(range(8, 13))) == (0, 0), "it may be what is damaged"
+
+
+def first_page(pool):
+    """The page that holds the tail of the first."""
+    return pool.longest(Chain(b"root", LIMITS.block_size, range(8)).keys[0], packed(range(8, 13)))[0]
+
+
+def test_a_chunk_may_end_inside_a_block_that_is_copied():
+    """Less room than is left behind the copy, and a page to copy from that is gone when the pages are there."""
+    scheduler = Scheduler(StepLimits(5, 2, 8), PagePool(4))
+    begun(scheduler, 1, tokens=range(15))
+    while scheduler.stats().running + scheduler.stats().waiting:
+        stepped(scheduler)
+    begun(scheduler, 2, tokens=[*range(12), *range(50, 58)])
+    assert stepped(scheduler) == [(2, 12, 5)]
+    assert stepped(scheduler) == [(2, 17, 3)]
+
+
+def test_a_page_to_copy_from_that_is_needed_itself():
+    """Its rows are computed after all, as far as there is room for them in the step."""
+    scheduler = Scheduler(StepLimits(32, 2, 8), pool := PagePool(3))
+    begun(scheduler, 1, tokens=range(6))
+    while scheduler.stats().running + scheduler.stats().waiting:
+        stepped(scheduler)
+    [live] = begun(scheduler, 2, tokens=[*range(6), *range(50, 65)])
+    assert scheduler.situation({}).copyable(live) == 6
+    assert stepped(scheduler) == [(2, 0, 15)]
+    assert stepped(scheduler) == [(2, 15, 6)] and pool.free == 0
+
+
 rooms = st.builds(
     PromptRoom,
     beside=st.none() | st.integers(0, 40),
@@ -296,7 +406,7 @@ class Play:
         self.limits = limits
         self.lives, self.ended, self.lent = [], set(), []
         self.arrivals = [self._live(ticket, *request) for ticket, request in enumerate(requests)]
-        self.repeated = 0
+        self.repeated = self.copied = 0
 
     def _live(self, ticket, prompt, output, loaded):
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
@@ -360,9 +470,11 @@ class Play:
         ], "also when it is the last again"
         self._check_pages()
         assert self.scheduler.stats().queued_tokens == self.queued()
-        for live in step:
-            self._check_run(live)
         answers = [self._answer(live) for live in step]
+        parts = list(zip(step, answers, strict=True))
+        for live, answer in Random(len(step)).sample(parts, len(parts)):  # halves may be computed one after the other
+            self._check_run(live, len(answer) - 1 if isinstance(answer, list) else 0)
+            live.run.tail_sound = live.run.concludes(answer)
         for live in step:
             if self.luck.random() < 0.01:
                 self._end(live)
@@ -417,17 +529,26 @@ class Play:
                 users[page].add(live.chain.keys[block] if shared else live.owner)
                 assert not shared or self.pool.find(live.chain.keys[block]) == page, "equal keys are one page"
         assert all(len(keys) == 1 for keys in users.values()), "who shares a page agrees on what is in it"
-        assert len({*users, *self.lent}) + self.pool.free == self.pool.total
+        borrowed = {live.run.source for live in self.lives if live.busy and live.run.source}
+        assert len({*users, *self.lent, *borrowed}) + self.pool.free == self.pool.total
 
-    def _check_run(self, live):
-        """What a run reads is there, and it writes to pages that are its own. Then it writes."""
+    def _check_run(self, live, accepted):
+        """What a run reads is there once it has copied its tail, and it writes to pages that are its own. Then it
+        writes, also what belongs to drafts that are not accepted."""
         run, size = live.run, self.limits.block_size
         kv = self._kv(live)
+        assert run.start - live.computed == (run.start % size if run.source else 0)
+        if run.source:
+            copied = {at: self.memory[run.source][at] for at in range(run.start % size)}
+            self.memory[live.pages[run.start // size]] = copied
+            self.copied += len(copied)
+            assert run.source != live.pages[run.start // size]
         for at in range(run.start):
             assert self.memory[live.pages[at // size]][at % size] == kv[at]
         written = live.pages[run.start // size : self.limits.pages_for(run.end)]
         assert not any(self.pool.named(page) for page in written), "no page is written while it has a key"
-        self._write(live, run.start, run.end, run.choice.drafts)
+        drafts = run.choice.drafts
+        self._write(live, run.start, run.end, (*drafts[: max(0, accepted)], *[9] * len(drafts[max(0, accepted) :])))
 
     def give_back(self):
         if self.lent and self.luck.random() < 0.5:
@@ -438,6 +559,7 @@ class Play:
         assert self.pool.free == self.pool.total and not self.pool.owners()
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.loading, stats.queued_tokens) == (0, 0, 0, 0)
+        assert stats.copied_tokens == self.copied
 
 
 @example(
@@ -505,7 +627,9 @@ def test_a_step_once_more_is_what_the_policy_would_plan(requests, size, spare, r
             assert found == [
                 (portion.ticket, portion.known, portion.new_pages, portion.drafts) for portion in expected.portions
             ]
-        assert all(live.run.start == live.computed and live.busy for live in step)
+        for live in step:
+            assert live.run.start - live.computed == (live.run.start % size if live.run.source else 0) and live.busy
+            play.copied += live.run.start - live.computed
         for one in play.scheduler.commit(step, [[Chosen(0)] * live.run.samples for live in step]):
             play._end(one.live)
     if len(requests) == 1 and requests[0][0] > 1 and room.alone is None:

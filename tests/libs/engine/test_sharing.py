@@ -22,6 +22,7 @@ SIZE = 16
 ROOT, OTHER = b"r" * 32, b"o" * 32
 PREFIX = tuple(random.Random(1).choices(range(256), k=300))
 SHARED = len(PREFIX) // SIZE * SIZE
+TAIL, LEAST = len(PREFIX) - SHARED, 4
 
 
 def agents(kit, count, prefix=PREFIX, **fields):
@@ -60,10 +61,11 @@ async def test_eight_that_start_together_compute_their_common_prefix_once(config
             kit.assert_same(one, other)
             assert sum(counts(other)) == len(request.prompt)
         assert counts(found[0]) == (0, 0, len(requests[0].prompt))
-        assert [answer.last.shared_tokens for answer in found[1:]] == [SHARED] * 7
+        assert [answer.last.shared_tokens for answer in found[1:]] == [len(PREFIX)] * 7
         stats = engine.stats()
-        own = sum(len(request.prompt) - SHARED for request in requests)
-        assert stats.computed_tokens == SHARED + own + 8 * 23, "the last rows are those of decoding"
+        own = sum(len(request.prompt) - len(PREFIX) for request in requests)
+        assert stats.computed_tokens == len(PREFIX) + own + 8 * 23, "the last rows are those of decoding"
+        assert stats.copied_tokens == 7 * TAIL
         assert stats.free_pages == stats.total_pages and stats.resident_pages > SHARED // SIZE
 
 
@@ -93,7 +95,7 @@ async def test_the_next_turn_computes_its_new_tokens_only(config, kit):
         [expected] = await apart(config, kit, [turn])
         [found] = await shared(engine, kit, [turn])
         kit.assert_same(expected, found)
-        assert found.last.shared_tokens == known // SIZE * SIZE
+        assert found.last.shared_tokens == known
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 48, 160])
@@ -108,7 +110,7 @@ async def test_the_same_prompt_again(config, kit, length):
                 kit.assert_same(expected, found)
                 assert sum(counts(found)) == length
                 if number:
-                    assert found.last.shared_tokens == (length - 1) // SIZE * SIZE
+                    assert found.last.shared_tokens == length - 1
 
 
 async def test_another_tenant_shares_nothing(config, kit):
@@ -144,7 +146,8 @@ class Stepwise:
 
 
 async def test_the_queue_is_what_steps_will_compute(config, kit):
-    """A common prefix counts once, what is in pages not at all, and so it is before each step."""
+    """A common prefix counts once, what is in pages not at all, and so it is before each step. What is copied counts
+    until then."""
     requests = agents(kit, 8, max_tokens=1)
     first = SHARED + sum(len(request.prompt) - SHARED for request in requests)
     ends = sum((len(request.prompt) - 1) % SIZE + 1 for request in requests)
@@ -155,16 +158,18 @@ async def test_the_queue_is_what_steps_will_compute(config, kit):
             before = engine.stats()
             step = next_step(*args)
             if step:
-                told.append((before.queued_tokens, before.computed_tokens))
+                told.append((before.queued_tokens, before.computed_tokens + before.copied_tokens))
             return step
 
         engine._scheduler.next_step = planned
         for expected in (first, ends):
             told.clear()
             await shared(engine, kit, [replace(one, id=f"{one.id} of {expected}") for one in requests])
-            end = engine.stats().computed_tokens
+            end = engine.stats().computed_tokens + engine.stats().copied_tokens
             assert [queued for queued, _ in told] == [end - before for _, before in told]
             assert told[0][0] == expected
+            again = [rows for request in requests if (rows := (len(request.prompt) - 1) % SIZE) >= LEAST]
+            assert engine.stats().copied_tokens == 7 * TAIL + (sum(again) if expected == ends else 0)
             assert engine.stats().queued_tokens == 0
 
 
@@ -193,7 +198,7 @@ async def test_the_next_one_takes_over_when_the_first_leaves(config, kit, during
         first, second = (reader.result().last for reader in readers[1:])
         chunk = config.max_batch_tokens
         assert first.shared_tokens in ([chunk] if during else [chunk, 2 * chunk]), "what was in its pages counts"
-        assert second.shared_tokens == SHARED
+        assert second.shared_tokens == len(PREFIX)
         assert sum(counts(readers[1].result())) == len(requests[1].prompt)
 
 
@@ -214,7 +219,7 @@ async def test_a_request_that_fails_holds_nobody_up(config, kit):
         assert isinstance(found[0], Exception)
         for one, other in zip(expected[1:], found[1:], strict=True):
             kit.assert_same(one, other)
-        assert found[2].last.shared_tokens == SHARED
+        assert found[2].last.shared_tokens == len(PREFIX)
 
 
 async def test_a_short_pool_and_a_common_prefix(config, kit):
@@ -261,7 +266,8 @@ async def test_a_source_shares_what_it_has_settled_and_takes_what_is_there(confi
             found = await kit.read(engine, request, source, second, chain(request))
             kit.assert_same(one, found)
             assert source.taken == (len(blocks) if number else 0)
-            assert counts(found) == (SHARED, 0, len(request.prompt) - SHARED)
+            copied = TAIL if number else 0
+            assert counts(found) == (SHARED, copied, len(request.prompt) - SHARED - copied)
             assert min(second.blocks) == (0 if number else len(blocks)), "the store may lack what was taken"
 
 

@@ -152,7 +152,7 @@ class Runner:
         After an error the caller may repeat the call with the same runs: it writes the same KV at the same places.
         """
         for run in runs:
-            self._clear_tail(run)
+            self._prepare(run)
         takes = self._takes(runs)
         order = runs if takes else arrange(runs)
         masks, features = self._masking.begin(order), self._features(order)
@@ -195,10 +195,13 @@ class Runner:
     def _takes(self, runs: Sequence[Run]) -> bool:
         return self._compiled is not None and self._compiled.takes(sum(run.tokens for run in runs))
 
-    def _clear_tail(self, run: Run) -> None:
-        """Zeroes the last page of a run that begins that page and does not fill it. Attention masks the rest, but a
-        masked NaN is still a NaN; and the page may leave the engine as a sequence's tail."""
+    def _prepare(self, run: Run) -> None:
+        """Copies what the run takes from another's page. Zeroes the last page of a run that begins that page and does
+        not fill it: attention masks the rest, but a masked NaN is still a NaN; and the page may leave the engine as a
+        sequence's tail."""
         size = self.memory.block_size
+        if run.source is not None:
+            self.memory.copy_rows(run.source, run.pages[run.start // size], run.start % size)
         filled = run.end % size
         if filled and run.end - filled >= run.start:
             self.memory.clear(run.pages[run.end // size])

@@ -11,6 +11,9 @@ the sink lets go.
 No block is computed twice: a sequence whose next block is computed in this step, by another before it, skips the step
 and has that block's page at the next one. It keeps its place, and none behind it in the line begins before it. Who
 computes is chosen anew for each step, so one that ends or has to wait holds nobody up.
+
+The leading tokens of its next block that a sequence can copy from another's page are not computed, and nobody waits for
+them: whoever begins while another computes them computes them too.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,11 @@ class Portion:
 
     ticket: int
     known: int
-    """Known tokens to compute, starting at the first one without KV."""
+    """Known tokens to compute, starting at the first one without KV that is not copied."""
     new_pages: int
     drafts: int = 0
+    copied: int = 0
+    """Known tokens before them that can be copied."""
 
 
 @dataclass(slots=True)
@@ -125,6 +130,9 @@ class Situation:
     """Not in line yet; a source is filling their pages."""
     drafts: Mapping[int, int] = field(default_factory=dict)
     """Proposed tokens at hand, by ticket."""
+    copyable: Callable[[Any], int] = lambda _live: 0
+    """How many tokens a sequence of the lines can copy instead of computing them: the leading ones of its next block,
+    never its last token."""
     holds: Callable[[int], int] = lambda _page: 1
     """How many hold a page: sequences, sinks and copies. It comes free when all have given it back."""
     stalled: bool = False
@@ -138,6 +146,7 @@ class _Planner:
     def __init__(self, situation: Situation) -> None:
         self.limits = situation.limits
         self.free = situation.free
+        self.copyable = situation.copyable
         self.holds = situation.holds
         self.given: Counter[int] = Counter()
         """Holds that sequences give back in this plan, by page."""
@@ -235,18 +244,20 @@ class _Planner:
         if most is not None:
             self.budget = min(self.budget, most)
 
-    def left(self, live: Schedulable) -> int:
-        """Known tokens that it has still to compute."""
-        return live.length if live.ticket in self.plan.strip else live.remaining
+    def left(self, live: Schedulable) -> tuple[int, int]:
+        """(Known tokens that it has still to compute, those before them that it can copy)."""
+        if live.ticket in self.plan.strip:
+            return live.length, 0
+        copied = self.copyable(live)
+        return live.remaining - copied, copied
 
-    def prefill(self, live: Schedulable, new_pages: int) -> None:
+    def prefill(self, live: Schedulable, new_pages: int, left: int, copied: int) -> None:
         if live.next_key is not None and live.ticket not in self.plan.strip:
             self.computed.add(live.next_key)
-        left = self.left(live)
         count = min(left, self.budget)
         self.budget -= count
         self.free -= new_pages
-        self.plan.portions.append(Portion(live.ticket, count, new_pages))
+        self.plan.portions.append(Portion(live.ticket, count, new_pages, copied=copied))
         self.whole = 0
         self.prompt_tokens += count
         if count == left and self.room.enough is not None and self.prompt_tokens >= self.room.enough:
@@ -264,11 +275,12 @@ class _Planner:
                     break
             if self.free - need < len(self.running):
                 return
-            if self.budget < self.left(live) <= self.whole:
-                self.budget = self.left(live)
+            left, copied = self.left(live)
+            if self.budget < left <= self.whole:
+                self.budget = left
             self.running.append(live)
             self.plan.admit.append(live.ticket)
-            self.prefill(live, need)
+            self.prefill(live, need, left, copied)
 
 
 def plan(situation: Situation) -> StepPlan:
@@ -290,7 +302,7 @@ def plan(situation: Situation) -> StepPlan:
     work.bound_prompts(bool(decoding))
     for live in list(work.running):
         if live.remaining > 1 and work.budget > 0 and not work.waits(live):
-            work.prefill(live, 0)
+            work.prefill(live, 0, *work.left(live))
     if not work.plan.preempt:
         work.admit(situation.stalled)
     return work.plan

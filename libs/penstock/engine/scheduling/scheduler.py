@@ -31,14 +31,16 @@ class SchedulerStats:
     waiting: int
     loading: int
     queued_tokens: int
-    """Known tokens of waiting and running sequences whose KV steps have still to compute: those of a block that several
-    wait for once, those in pages and decode rows not at all."""
+    """Known tokens of waiting and running sequences whose KV steps have still to compute or to copy: those of a block
+    that several wait for once, those in pages that are shared and decode rows not at all."""
     free_pages: int
     total_pages: int
     resident_pages: int
     """Pages that hold a block under its key, whether a sequence uses it or not."""
     shared_pages: int
     """Pages that more than one sequence or sink holds."""
+    copied_tokens: int
+    """Tokens whose KV steps have copied from a page of another sequence instead of computing it."""
     preemptions: int
     generated_tokens: int
     """Number of tokens that steps have generated."""
@@ -60,6 +62,7 @@ class Scheduler:
         self._running: list[Live] = []
         self._waiting: list[Live] = []
         self._loading: list[Live] = []
+        self._copied = 0
         self._preemptions = 0
         self._generated = 0
         self._decoding: list[Live] | None = None
@@ -77,6 +80,7 @@ class Scheduler:
             total_pages=pool.total,
             resident_pages=pool.resident,
             shared_pages=pool.shared,
+            copied_tokens=self._copied,
             preemptions=self._preemptions,
             generated_tokens=self._generated,
         )
@@ -225,15 +229,19 @@ class Scheduler:
             self._waiting.remove(by_ticket[ticket])
             insort(self._running, by_ticket[ticket], key=_by_place)
             self._progressed(by_ticket[ticket])
-        step, single = [], True
         for portion in made.portions:
-            live = by_ticket[portion.ticket]
             if portion.new_pages:
-                self._grow(live, portion.new_pages)
+                self._grow(by_ticket[portion.ticket], portion.new_pages)
+        step, single = [], True
+        for portion in made.portions:  # once all have their pages: none is taken from those to copy from
+            live = by_ticket[portion.ticket]
             assert not live.busy, f"{live.owner} is in two steps"
             assert live.named * self._limits.block_size <= live.computed, f"{live.owner} would write to a shared page"
             live.busy = True
-            live.run.aim(live.computed, portion.known, drafts[live.ticket][: portion.drafts] if portion.drafts else ())
+            source, rows = self._sharing.borrow(live) if portion.copied else (None, 0)
+            start = live.computed + rows
+            known = min(portion.known, live.length - start)
+            live.run.aim(start, known, drafts[live.ticket][: portion.drafts] if portion.drafts else (), source)
             single = single and live.run.tokens == 1
             step.append(live)
         self._decoding = step if single and len(step) == len(self._running) and not self._waiting else None
@@ -274,6 +282,7 @@ class Scheduler:
             waiting=self._waiting,
             loading=self._loading,
             drafts={ticket: len(tokens) for ticket, tokens in drafts.items()},
+            copyable=self._sharing.copyable,
             holds=self._pool.holds,
             stalled=stalled,
             room=room,
@@ -298,11 +307,16 @@ class Scheduler:
                     self._sharing.name(live, live.computed)
                 else:
                     live.chain = None
+                if live.run.tail_sound:
+                    self._sharing.leave_tail(live)
                 if live in self._outstanding:
                     self._progressed(live)
                 generated += len(answer)
                 if finish is not None:
                     ended.append(Ended(live, finish))
+            if live.run.source is not None:
+                self._copied += live.run.start % self._limits.block_size
+                self._pool.release(live.owner, (live.run.source,))
         self._generated += generated
         return ended
 

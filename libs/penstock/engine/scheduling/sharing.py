@@ -1,9 +1,13 @@
-"""Pages by content: a sequence's full blocks get their keys, and it takes the pages of blocks that are there."""
+"""Pages by content: a sequence's full blocks get their keys, and it takes the pages of blocks that are there.
+
+Where its next block is not there as a whole, but its leading tokens are, it copies their rows to a page of its own.
+"""
 
 from __future__ import annotations
 
 from penstock.engine.pages import PagePool
 from penstock.engine.scheduling.live import Live
+from penstock.kv.identity import packed
 
 
 class Sharing:
@@ -12,6 +16,8 @@ class Sharing:
     def __init__(self, pool: PagePool, block_size: int) -> None:
         self._pool = pool
         self._size = block_size
+        self._least = max(1, block_size // 4)
+        """Fewer tokens are computed: nearly all prompts have one or two in common."""
 
     def name(self, live: Live, tokens: int) -> None:
         """Gives the pages of the first `tokens` tokens their keys, as far as the blocks are full; nobody writes to them
@@ -24,8 +30,11 @@ class Sharing:
         changed = False
         for block in range(live.named, whole):
             page, first = live.pages[block], block * self._size
-            there = self._pool.name(page, chain.keys[block], chain.parent(block), first)
-            if there != page:
+            parent = chain.parent(block)
+            there = self._pool.name(page, chain.keys[block], parent, first)
+            if there == page:
+                self._pool.rows(page, parent, packed(live.tokens[first : first + self._size]))
+            else:
                 self._replace(live, block, [there])
                 changed = True
         live.named = whole
@@ -63,9 +72,43 @@ class Sharing:
             live.computed = (first + taken) * self._size
         return taken > 0
 
+    def leave_tail(self, live: Live) -> None:
+        """Lets others copy what the sequence's last page holds of a block that is not full, when the blocks before have
+        their keys. Its KV is computed, or loaded and intact, and finite."""
+        first = live.named * self._size
+        if live.chain is not None and first < live.computed < first + self._size:
+            rows = packed(live.tokens[first : live.computed])
+            self._pool.rows(live.pages[live.named], live.chain.parent(live.named), rows)
+
+    def copyable(self, live: Live) -> int:
+        """How many tokens of its next block the sequence can copy instead of computing them."""
+        return self._beginning(live)[1]
+
+    def borrow(self, live: Live) -> tuple[int | None, int]:
+        """Holds for the sequence the page from which it copies tokens of its next block; returns the page and how many
+        they are, None and 0 when there is none. The caller must release it."""
+        page, rows = self._beginning(live)
+        if not rows:
+            return None, 0
+        self._pool.borrow(live.owner, page)
+        return page, rows
+
+    def _beginning(self, live: Live) -> tuple[int, int]:
+        """(A page, leading tokens of the sequence's next block that are in it and need not be computed)."""
+        block, inside = divmod(live.computed, self._size)
+        if live.chain is None or inside or block > len(live.chain.keys):
+            return 0, 0
+        most = min(self._size, live.remaining) - 1
+        wanted = live.tokens[live.computed : live.computed + most]
+        page, rows = self._pool.longest(live.chain.parent(block), packed(wanted))
+        return (page, rows) if rows >= self._least else (0, 0)
+
     def forget(self, live: Live) -> None:
-        """Takes the keys of the sequence's pages, whose KV may be damaged."""
-        self._pool.forget(live.pages[: live.named])
+        """Takes the keys and tails of the sequence's pages, whose KV may be damaged, and of that which it copied from
+        in its last step."""
+        self._pool.forget(live.pages)
+        if live.run.source is not None:
+            self._pool.forget((live.run.source,))
 
     def _replace(self, live: Live, first: int, pages: list[int]) -> None:
         behind = first + len(pages)

@@ -169,6 +169,13 @@ class PageMemory:
         """Zeroes a page: its last owner may have been another tenant, and may have left NaN in it."""
         self.data[page].zero_()
 
+    def copy_rows(self, source: int, page: int, rows: int) -> None:
+        """Makes the first `rows` tokens of `page` those of `source`, and zeroes the others as `clear` does. Call it in
+        the thread that computes steps."""
+        kept = self.data[page]
+        kept[:, :, :rows] = self.data[source, :, :, :rows]
+        kept[:, :, rows:] = 0
+
     def view(self, page: int) -> memoryview:
         """The page's bytes, read-only: the page itself on the CPU, a copy otherwise."""
         if self._copies is not None:
@@ -211,8 +218,16 @@ class PageMemory:
             return all(self.finite(self._host[page].data) for page in pages)
         return bool(torch.isfinite(self.data[list(pages)]).all())
 
+    def sound_rows(self, page: int, rows: int) -> bool:
+        """Whether the first `rows` tokens of the page have finite numbers only. Call it in the thread that computes
+        steps."""
+        kept = self.data[page, :, :, :rows]
+        if self._host is not None:
+            return self.finite(kept.contiguous().view(torch.uint8).numpy().data)
+        return bool(torch.isfinite(kept).all())
+
     def finite(self, block: memoryview) -> bool:
-        """Whether a block in host memory holds finite numbers only. Callable from any thread."""
+        """Whether a block in host memory, or rows of one, holds finite numbers only. Callable from any thread."""
         if self._scaled:
             rows = np.frombuffer(block, np.uint8).reshape(-1, self.vectors.shape[1])
             scales = np.ascontiguousarray(rows[:, -self._heads[0] * SCALE_BYTES :]).view(np.float32)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.engine.sampling.choice import Choice
+from penstock.engine.sampling.choice import Choice, Chosen
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from penstock.engine.errors import EngineError
 
 
 @dataclass(slots=True)
@@ -34,8 +36,13 @@ class Run:
     """Number of tokens, drafts included; each is one row of the step."""
     end: int = field(init=False)
     """Position behind the last token's."""
+    source: int | None = field(init=False)
+    """The page whose first rows the step copies to the page of the run's first token, as many as are before that token
+    in its block; None: they are there, or the run begins with the block. The source keeps the rows during the step."""
     sound: bool = field(init=False)
     """False when a block that the step has filled, and that others may use, does not hold finite numbers only."""
+    tail_sound: bool = field(init=False)
+    """Whether the step has ended a prompt or a sequence, and all that the last page holds of it is finite."""
     samples: int = field(init=False)
     """How many of its last tokens are sampled after: 0 while known tokens are left for later steps."""
     features: Tensor | None = field(init=False)
@@ -44,16 +51,28 @@ class Run:
     def __post_init__(self) -> None:
         self.aim(self.start, self.known, self.choice.drafts)
 
-    def aim(self, start: int, known: int, drafts: tuple[int, ...]) -> None:
+    def aim(self, start: int, known: int, drafts: tuple[int, ...], source: int | None = None) -> None:
         """Chooses the tokens: `known` ones from position `start` on, and the drafts behind them."""
-        self.start, self.known = start, known
-        self.sound = True
+        self.start, self.known, self.source = start, known, source
+        self.sound, self.tail_sound = True, False
         self.features = None
         choice = self.choice
         choice.drafts = drafts
         self.tokens = known + len(drafts)
         self.end = start + self.tokens
         self.samples = 1 + len(drafts) if start + known == len(choice.tokens) else 0
+
+    def concludes(self, answer: Sequence[Chosen] | EngineError) -> bool:
+        """Whether the step, which gave `answer`, has ended a prompt or the sequence."""
+        if not isinstance(answer, list) or not answer:
+            return False
+        if self.known > 1 or self.source is not None:
+            return True
+        choice = self.choice
+        for chosen in answer:
+            if chosen.token in choice.stops:
+                return True
+        return len(choice.tokens) + len(answer) >= choice.prompt_length + choice.params.max_tokens
 
     @property
     def ids(self) -> Sequence[int]:
