@@ -31,8 +31,9 @@ class DraftCosts:
 
     def step(self, sequences: int, context: int) -> StepSeconds:
         """Of the next step; all 0 before the like was measured."""
-        base, sequence, token, verify, row, _ = self._fit(sequences).known
-        return StepSeconds(base + sequence * sequences + token * context, verify, row)
+        fit = self._fit(sequences)
+        *_, verify, row, _ = fit.known
+        return StepSeconds(fit.expected((1.0, sequences, context, False, 0, 0)), verify, row)
 
     def ahead(self, sequences: int) -> float:
         """Seconds by which a step is longer for each sequence that is drafted for meanwhile."""
