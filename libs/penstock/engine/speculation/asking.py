@@ -7,7 +7,7 @@ proposer is asked. Guesses are compared with what came whether they were verifie
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from penstock.engine.config import EngineConfig
@@ -40,6 +40,8 @@ class _Choice:
     guess: Guess = NOTHING
     forced: int = 0
     """How many leading ones its grammar forces."""
+    instead: float = 0.0
+    """Tokens that are hoped for without it, where it is the drafter's."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,12 @@ class Speculation:
         self._plain_steps = 0
         """Decoding steps since the last one with drafts."""
         self._patience = _TRIAL_EVERY
+        self._step = FREE
+        """What is expected of the step."""
+        self._token_s = 0.0
+        """Seconds of the step for each token that is hoped for without the drafter."""
+        self._rows = 0
+        """Drafts of the drafter that the step verifies."""
 
     @property
     def asked(self) -> int:
@@ -128,7 +136,8 @@ class Speculation:
             return {}
         count = len(decoding)
         writers = [self._writers[live.ticket] for live in decoding]
-        step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
+        self._step = step = FREE if self._always else self._costs.step(count, sum(live.length for live in decoding))
+        self._rows = 0
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
         if not self._always and (new or not (trial or step.pays(count))):
@@ -149,6 +158,8 @@ class Speculation:
             writer.choice = choice
             if length:
                 drafts[writer.live.ticket] = choice.guess.tokens[:length]
+                if choice.proposer == MODEL:
+                    self._rows += max(0, length - choice.forced)
         return drafts
 
     def learn(self, live: Live, drafted: int, accepted: int) -> None:
@@ -159,11 +170,15 @@ class Speculation:
         forced = min(writer.choice.forced, drafted)
         for account in (writer.account, self._counters.drafts):
             account.count(((GRAMMAR, forced), (writer.choice.proposer, drafted - forced)), accepted)
+        if self._ahead is not None and writer.choice.proposer == MODEL:
+            self._ahead.balance.pay(-self._token_s * (accepted - writer.choice.instead))
 
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""
         drafts = sum(run.tokens - run.known for run in runs)
         self._plain_steps = 0 if drafts else self._plain_steps + 1
+        if self._ahead is not None:
+            self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
         self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
 
     def _rest(self, writers: Sequence[_Writer]) -> None:
@@ -186,6 +201,7 @@ class Speculation:
             return
         sequences = _aheads(writers)
         beside = self._beside(writers, step)
+        self._token_s = step.plain / (len(writers) + sum(beside.local))
         self._ahead.look_back(sequences)
         self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
         waited_s = await self._ahead.wait(sequences, beside, idle)
@@ -213,7 +229,9 @@ class Speculation:
         if looked.tokens:
             options.append(_Choice(LOOKUP, self._legal(writer.live, _joined(sure, looked)), len(forced)))
         if self._ahead is not None and writer.ahead is not None:
-            options += self._option(MODEL, writer, self._usable(self._ahead.offer(writer.ahead, room)), sure)
+            instead = max(map(_hope, options))
+            offered = self._option(MODEL, writer, self._usable(self._ahead.offer(writer.ahead, room)), sure)
+            options += [replace(option, instead=instead) for option in offered]
         if writer.headed is not None:
             options += self._option(HEAD, writer, writer.headed.believed, sure)
         return max(options, key=_hope)

@@ -200,6 +200,11 @@ class DraftClient:
         judged, sequence.judged = sequence.judged, (0, 0)
         return judged
 
+    @property
+    def delay_s(self) -> float:
+        """Most drafts come within so many seconds."""
+        return self._delay.usual_s
+
     def expected(self, id: str, count: int = 1) -> float:
         """Seconds by which so many drafts are there most often; inf while the service is away, says nothing, or takes
         too long, and for more than were asked for."""
