@@ -19,7 +19,7 @@ from penstock.engine.stats import Counters
 
 from .made_up_time import run
 
-PROMPT, VOCABULARY = 100, 97
+PROMPT, VOCABULARY, HELD_UP = 100, 97, 15.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class World:
     """One token of the drafter, for all sequences."""
     accepted: float = 0.9
     noise: float = 0.1
+    held_up: float = 0.0
+    """How many of the steps the machine holds up, by `HELD_UP` ms."""
     most: int = 16
 
     def seconds(self, sequences: int, drafts: int, ahead: int) -> float:
@@ -306,6 +308,7 @@ class Decoding:
         drafts = await policy.ask(lives, lambda: None)
         seconds = world.seconds(len(lives), sum(map(len, drafts.values())), policy.asked)
         seconds *= self.noise.uniform(1 - noise, 1 + noise)
+        seconds += HELD_UP / 1e3 * (self.noise.random() < world.held_up)
         await asyncio.sleep(seconds)
         made = 0
         for live in lives:
@@ -341,7 +344,7 @@ def speeds(phases: Sequence[Phase], make, answer: int = 256) -> list[float]:
 
 def plain(world: World) -> float:
     """Tokens per second without drafts."""
-    return world.sequences / world.seconds(world.sequences, 0, 0)
+    return world.sequences / (world.seconds(world.sequences, 0, 0) + world.held_up * HELD_UP / 1e3)
 
 
 def best(world: World, tokens: int, answer: int = 256) -> float:

@@ -86,6 +86,11 @@ def test_a_link_that_jitters_costs_nothing():
         assert ratios(Phase(embedded(accepted, 10, jitter=2.0), LONG))[0] > WORST
 
 
+@pytest.mark.parametrize("accepted, delay, least", [(0.95, 0, 2.0), (0.95, 10, 1.3), (0.8, 2, 1.2), (0.0, 2, WORST)])
+def test_steps_that_the_machine_holds_up_are_no_cost_of_drafts(accepted, delay, least):
+    assert ratios(Phase(embedded(accepted, delay, held_up=0.05), 2 * LONG))[0] > least
+
+
 def test_two_streams_are_served_at_once():
     assert ratios(Phase(embedded(0.95, 10, sequences=2), LONG))[0] > 1.3
     assert ratios(Phase(embedded(0.1, 10, sequences=2), LONG))[0] > WORST

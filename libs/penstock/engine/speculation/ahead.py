@@ -7,7 +7,6 @@ on the same cores, as long as it has not cost more than it has saved.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log
@@ -74,7 +73,7 @@ class RunningAhead:
         self._drafter = drafter
         self.asked = 0
         """Sequences for which it drafts during the step."""
-        self.balance = Balance()
+        self._balance = Balance()
         self._costs = costs
         self._counters = counters
         self._timeout_s = timeout_s
@@ -91,12 +90,17 @@ class RunningAhead:
         self._check = 0
         """Steps for which it still rests, to learn what it costs."""
 
+    @property
+    def open(self) -> bool:
+        """Whether it may be asked: it has not cost more than it has saved."""
+        return self._balance.open
+
     def begin(self, live: Live) -> Ahead:
         """Of a new sequence; the drafter can get ready, if it is worth it lately. `forget` ends it."""
         request = live.request
         terms = DraftTerms(request.sampling, len(request.prompt), live.stops, request.owner, request.session)
         ahead = Ahead(live, terms)
-        if live.draftable and self.balance.open and self._worth_it:
+        if live.draftable and self.open and self._worth_it:
             self._drafter.tell([ahead.ask])
         return ahead
 
@@ -124,7 +128,8 @@ class RunningAhead:
         if beside.seconds.plain and not self._works(beside.seconds.plain):
             self.rest(sequences)
             return
-        began = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         depths = [
             self._depth(ahead, room, beside, local)
             for ahead, room, local in zip(sequences, rooms, beside.local, strict=True)
@@ -133,11 +138,11 @@ class RunningAhead:
         for ahead, room, depth in zip(sequences, rooms, depths, strict=True):
             ahead.depth = depth or (min(_TRIAL_DEPTH, room) if self._trial else 0)
         self._tell(sequences, [self._wanted(ahead, beside.seconds) for ahead in sequences])
-        self.balance.pay(time.perf_counter() - began)
+        self._balance.pay(loop.time() - began)
 
     def _works(self, plain_s: float) -> bool:
         """Whether it may be asked in this step."""
-        if not self.balance.open:
+        if not self.open:
             return False
         self._untried += 1
         self._trial = max(0, self._trial - 1)
@@ -168,7 +173,7 @@ class RunningAhead:
         except TimeoutError:
             self._counters.draft_failures += 1
         waited_s = loop.time() - began
-        self.balance.pay(waited_s)
+        self._balance.pay(waited_s)
         return waited_s
 
     def offer(self, ahead: Ahead, room: int) -> Guess:
@@ -177,6 +182,10 @@ class RunningAhead:
             return Guess()
         return self._guess(ahead, tuple(ahead.at_hand(self._drafter)[:room]))
 
+    def brought(self, seconds: float) -> None:
+        """Its drafts of a sequence have saved so many seconds."""
+        self._balance.pay(-seconds)
+
     def stepped(self, seconds: float, step: StepSeconds, sequences: int, rows: int, others: int) -> None:
         """A step of so many sequences took `seconds` where `step` was expected. It verified `rows` of its drafts, and
         `others`. What took more than twice as long as expected is not its doing."""
@@ -184,8 +193,8 @@ class RunningAhead:
             return
         if self.asked or rows:
             expected_s = step.of(rows + others) + self._costs.ahead(sequences) * self.asked
-            self.balance.pay(min(seconds, 2 * expected_s) - step.of(others))
-        self.balance.step(step.plain)
+            self._balance.pay(min(seconds, 2 * expected_s) - step.of(others))
+        self._balance.step(step.plain)
 
     def _guess(self, ahead: Ahead, tokens: tuple[int, ...]) -> Guess:
         return ahead.trust.corrected(Guess(tokens, (self._rate.chance,) * len(tokens)))

@@ -29,7 +29,8 @@ _FIRST_STEPS = 4
 _TRIAL_EVERY, _LONGEST_PAUSE = 64, 1024
 """Decoding steps without drafts after which some are verified, to learn what they cost now: at first, and at most. They
 double."""
-_TRIAL_DRAFTS = 4
+_TRIAL_DRAFTS, _TRIAL_STEPS = 4, 16
+"""How many, and for how many steps they are looked for: a drafter's come some steps later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Speculation:
         self._rows = 0
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
-        if not self._always and (new or not (trial or step.pays(count))):
+        if not self._always and (new or not (trial or step.pays(count)) or not self._may_propose(decoding)):
             self._rest(writers)
             return {}
         self._look(writers, step)
@@ -152,7 +153,9 @@ class Speculation:
         if any(lengths):
             self._patience = _TRIAL_EVERY
         elif trial:
-            lengths, self._patience = _some(reaches), min(2 * self._patience, _LONGEST_PAUSE)
+            lengths = _some(reaches)
+            if any(lengths) or self._plain_steps >= self._patience + _TRIAL_STEPS:
+                self._patience = min(2 * self._patience, _LONGEST_PAUSE)
         drafts: dict[int, tuple[int, ...]] = {}
         for writer, choice, length in zip(writers, choices, lengths, strict=True):
             writer.choice = choice
@@ -171,7 +174,7 @@ class Speculation:
         for account in (writer.account, self._counters.drafts):
             account.count(((GRAMMAR, forced), (writer.choice.proposer, drafted - forced)), accepted)
         if self._ahead is not None and writer.choice.proposer == MODEL:
-            self._ahead.balance.pay(-self._token_s * (accepted - writer.choice.instead))
+            self._ahead.brought(self._token_s * (accepted - writer.choice.instead))
 
     def timed(self, seconds: float, runs: Sequence[Run]) -> None:
         """A step of these runs, none of them of a prompt, took `seconds`."""
@@ -180,6 +183,12 @@ class Speculation:
         if self._ahead is not None:
             self._ahead.stepped(seconds, self._step, len(runs), self._rows, drafts - self._rows)
         self._costs.learn(seconds, len(runs), sum(run.start for run in runs), drafts, self.asked)
+
+    def _may_propose(self, decoding: Sequence[Live]) -> bool:
+        """Whether there may be any drafts."""
+        if self._looking is not None or self._heading is not None or (self._ahead is not None and self._ahead.open):
+            return True
+        return any(live.guide is not None for live in decoding)
 
     def _rest(self, writers: Sequence[_Writer]) -> None:
         if self._ahead is not None:

@@ -9,6 +9,10 @@ _UNITS = (1.0, 16.0, 16_384.0, 1.0, 8.0, 4.0)
 """Of the step itself, its sequences, the tokens of their context, whether it verifies any drafts, how many, and how
 many sequences are drafted for meanwhile."""
 
+_FIRST_STEPS, _OUTLIER = 4, 2.0
+"""After so many steps, one that takes more than so many times what is expected counts as no longer: what holds up a
+machine now and then is no cost of drafts."""
+
 
 class DraftCosts:
     """Seconds of decoding steps, as a linear function of what they compute, of one for each magnitude of the batch: a
@@ -22,8 +26,12 @@ class DraftCosts:
     def learn(self, seconds: float, sequences: int, context: int, drafts: int, ahead: int) -> None:
         """A step of `sequences` sequences with `context` tokens together took `seconds`. It verified `drafts` drafts,
         and a drafter that may be on the same cores drafted for `ahead` sequences meanwhile."""
-        self._steps[sequences.bit_length()] = self.steps(sequences) + 1
-        self._fit(sequences).add(seconds, (1.0, sequences, context, drafts > 0, drafts, ahead))
+        steps, fit = self.steps(sequences), self._fit(sequences)
+        quantities = (1.0, sequences, context, drafts > 0, drafts, ahead)
+        if steps >= _FIRST_STEPS:
+            seconds = min(seconds, _OUTLIER * fit.expected(quantities))
+        self._steps[sequences.bit_length()] = steps + 1
+        fit.add(seconds, quantities)
 
     def steps(self, sequences: int) -> int:
         """How many steps were seen of that magnitude."""

@@ -257,9 +257,12 @@ class DraftClient:
             if sequence is None:
                 continue
             hungry = sequence.after == after and 0 < len(sequence.ready) < sequence.ask.k
+            before = sequence.after
             sequence.take(after, length, own)
-            if sequence.ready and sequence.since is not None:
-                self._delay.learn(now - sequence.since)
+            answer = sequence.after > before
+            if sequence.since is not None and (answer or sequence.ready):
+                if answer:  # what has only caught up with the text says nothing of the way there and back
+                    self._delay.learn(now - sequence.since)
                 sequence.since = None
             elif hungry and own:
                 self._delay.learn_pace(len(own), now - sequence.fed)
