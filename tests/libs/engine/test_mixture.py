@@ -118,3 +118,10 @@ def test_a_drafter_that_changes_is_left_and_found_again(name):
     found = ratios(Phase(well, LONG), Phase(ill, LONG), Phase(well, 1000), Phase(well, LONG))
     assert found[1] > WORST
     assert found[2] > WORST and found[3] > 0.9 * found[0], "a thousand tokens later it is used as before"
+
+
+def test_drafts_that_were_too_dear_to_verify_are_tried_again():
+    """Each took as long as a step; nobody knows that it does no more until some are verified."""
+    well, dear = embedded(0.9, 1), embedded(0.9, 1, row=4.0)
+    found = ratios(Phase(well, 1000), Phase(dear, 2 * LONG), Phase(well, LONG), Phase(well, LONG))
+    assert found[1] > WORST and found[3] > 0.8 * found[0]

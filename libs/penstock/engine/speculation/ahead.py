@@ -20,9 +20,9 @@ from penstock.engine.speculation.guess import Guess
 from penstock.engine.speculation.trust import DraftRate, Trust
 from penstock.engine.stats import Counters
 
-_TRIAL_EVERY, _TRIAL = 128, 4
+_TRIAL_EVERY, _LONGEST_TRIAL_EVERY, _TRIAL = 128, 512, 4
 """After how many steps it is asked for sequences, too, for which it seems not worth it, and for how many beside those
-in which an answer comes."""
+in which an answer comes. The first doubles while it is worth it for none."""
 _LONGEST_TRIAL = 32
 _TRIAL_DEPTH = 4
 _CHECK_EVERY, _LONGEST_CHECK_EVERY, _CHECK = 64, 1024, 3
@@ -80,6 +80,7 @@ class RunningAhead:
         self._rate = DraftRate()
         self._worth_it = True
         """For some sequence of the last step."""
+        self._trial_every = _TRIAL_EVERY
         self._untried = 0
         """Steps since a trial began."""
         self._trial = 0
@@ -122,9 +123,9 @@ class RunningAhead:
         if self.asked:
             self._tell(sequences, [0] * len(sequences))
 
-    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside) -> None:
+    def tell(self, sequences: Sequence[Ahead], rooms: Sequence[int], beside: StepBeside, trial: bool) -> None:
         """Says how far the sequences are, and how far it is to be ahead of them; `rooms` are the most drafts of each in
-        a step."""
+        a step. In a trial some are wanted of each, whatever they are worth."""
         if beside.seconds.plain and not self._works(beside.seconds.plain):
             self.rest(sequences)
             return
@@ -136,7 +137,7 @@ class RunningAhead:
         ]
         self._worth_it = any(depths)
         for ahead, room, depth in zip(sequences, rooms, depths, strict=True):
-            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if self._trial else 0)
+            ahead.depth = depth or (min(_TRIAL_DEPTH, room) if trial or self._trial else 0)
         self._tell(sequences, [self._wanted(ahead, beside.seconds) for ahead in sequences])
         self._balance.pay(loop.time() - began)
 
@@ -146,7 +147,10 @@ class RunningAhead:
             return False
         self._untried += 1
         self._trial = max(0, self._trial - 1)
-        if self._untried >= _TRIAL_EVERY:
+        if self._worth_it:
+            self._trial_every = _TRIAL_EVERY
+        if self._untried >= self._trial_every:
+            self._trial_every = min(2 * self._trial_every, _LONGEST_TRIAL_EVERY)
             answer = ceil(2 * self._drafter.delay_s / plain_s)
             self._untried, self._trial = 0, min(_TRIAL + answer, _LONGEST_TRIAL)
         if self.asked:

@@ -141,11 +141,13 @@ class Speculation:
         self._rows = 0
         trial = self._plain_steps >= self._patience
         new = self._costs.steps(count) < _FIRST_STEPS
-        if not self._always and (new or not (trial or step.pays(count)) or not self._may_propose(decoding)):
+        if not self._always and (
+            new or not (trial or step.pays(count, count * self._most)) or not self._may_propose(decoding)
+        ):
             self._rest(writers)
             return {}
         self._look(writers, step)
-        await self._run_ahead(writers, step, idle)
+        await self._run_ahead(writers, step, trial, idle)
         await self._head(writers, step, idle)
         choices = [self._chosen(writer) for writer in writers]
         reaches = [choice.guess.reach for choice in choices]
@@ -205,14 +207,16 @@ class Speculation:
             writer.looked.look_back(live.tokens)
             self._looking.look(live, writer.looked, forced, self._room(live) - len(forced), token_s)
 
-    async def _run_ahead(self, writers: Sequence[_Writer], step: StepSeconds, idle: Callable[[], None]) -> None:
+    async def _run_ahead(
+        self, writers: Sequence[_Writer], step: StepSeconds, trial: bool, idle: Callable[[], None]
+    ) -> None:
         if self._ahead is None:
             return
         sequences = _aheads(writers)
         beside = self._beside(writers, step)
         self._token_s = step.plain / (len(writers) + sum(beside.local))
         self._ahead.look_back(sequences)
-        self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside)
+        self._ahead.tell(sequences, [self._room(writer.live) for writer in writers], beside, trial)
         waited_s = await self._ahead.wait(sequences, beside, idle)
         for account in (self._counters.drafts, *(writer.account for writer in writers)):
             account.waited_s += waited_s
